@@ -1,6 +1,7 @@
-"""Report of this rank's place in the world, as JSON: `python -m hvdtrain.core.rank_report PORTS`.
+"""Report of this rank's place in the world, as JSON.
 
-PORTS are a free one, and one at which the process that asks listens, if it does. Others are told.
+`python -m hvdtrain.core.rank_report PORT,PORT,... [PORT]`: ports that are free, of which one
+becomes the rank's, and one at which the process that asks listens, if it does. All ranks are told.
 
 A process of its own, because the rank itself must be left without MPI: the program that it runs
 may use an MPI, threads or forks of its own.
@@ -11,11 +12,13 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Sequence
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import HvdtrainError
 
-__all__ = ["main"]
+__all__ = ["distinct_addresses", "main"]
 
 
 def main() -> None:
@@ -24,18 +27,43 @@ def main() -> None:
     topology = context.current().topology
     on_one_host = len(set(topology.hostnames)) == 1
     host = "127.0.0.1" if on_one_host else socket.gethostname()
-    every = allgather_object([f"{host}:{port}" for port in sys.argv[1:]], "addresses")
+    offer = [f"{host}:{port}" for port in sys.argv[1].split(",")]
+    control = [f"{host}:{port}" for port in sys.argv[2:]]
+    every = allgather_object((offer, control), "addresses")
     report = {
         "rank": topology.rank,
         "size": topology.size,
         "local_rank": topology.local_rank,
         "local_size": topology.local_size,
         "node": topology.node,
-        "addresses": [addresses[0] for addresses in every],
-        "control_addresses": [address for addresses in every for address in addresses[1:]],
+        "addresses": distinct_addresses([offer for offer, _ in every]),
+        "control_addresses": [address for _, control in every for address in control],
     }
     context.shutdown()
     print(json.dumps(report), flush=True)
+
+
+def distinct_addresses(offers: Sequence[Sequence[str]]) -> list[str]:
+    """Return one address of each rank, no two alike (local; all ranks compute the same).
+
+    Ranks of a host draw ports without knowing of one another, so that some draw the same.
+
+    Args:
+        offers: addresses that each rank offers, best first.
+
+    Raises:
+        HvdtrainError: other ranks have taken all that a rank offers.
+    """
+    taken: dict[str, int] = {}
+    for rank, offer in enumerate(offers):
+        found = next((address for address in offer if address not in taken), None)
+        if found is None:
+            raise HvdtrainError(
+                f"rank {rank}: other ranks of its host have drawn its {len(offer)} free ports too: "
+                "start the job again"
+            )
+        taken[found] = rank
+    return list(taken)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,14 @@ from hvdtrain.errors import UsageError
 __all__ = [
     "ClusterRank",
     "RankFacts",
+    "check_roles",
     "jax_variables",
     "parse_roles",
     "tensorflow_config",
     "torch_variables",
 ]
 
+# Few enough digits that the list of roles fits into memory.
 _COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")
 
@@ -99,15 +101,14 @@ def jax_variables(place: ClusterRank) -> dict[str, str]:
     }
 
 
-def parse_roles(text: str, size: int) -> list[str]:
+def parse_roles(text: str) -> list[str]:
     """Return the role of each rank: "chief:1,worker:2" is chief, worker, worker.
 
     Args:
         text: roles with their numbers of ranks, separated by commas.
-        size: number of ranks.
 
     Raises:
-        UsageError: a role is unknown or has no number, or the numbers do not add up to the size.
+        UsageError: a role is unknown or has no number, or too many ranks have it.
     """
     roles: list[str] = []
     for part in text.split(","):
@@ -116,11 +117,23 @@ def parse_roles(text: str, size: int) -> list[str]:
             known = ", ".join(_ROLES)
             raise UsageError(f"--roles: {part!r} must be one of {known}, a colon, and a number")
         roles += [role] * int(count)
-    if len(roles) != size:
-        raise UsageError(f"--roles {text} are {len(roles)} ranks, but there are {size}")
     if roles.count("chief") > 1 or roles.count("evaluator") > 1:
         raise UsageError(f"--roles {text}: there can be one chief and one evaluator only")
     return roles
+
+
+def check_roles(roles: Sequence[str], size: int) -> None:
+    """Check that each rank has a role.
+
+    Args:
+        roles: from parse_roles().
+        size: number of ranks.
+
+    Raises:
+        UsageError: there are more or fewer ranks.
+    """
+    if len(roles) != size:
+        raise UsageError(f"--roles are of {len(roles)} ranks, but there are {size}")
 
 
 def tensorflow_config(place: ClusterRank, roles: Sequence[str]) -> str:

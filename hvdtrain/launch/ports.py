@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-__all__ = ["free_port"]
+__all__ = ["free_port", "free_ports"]
 
 _LOWEST = 15_000
 _TRIALS = 100
@@ -16,21 +16,45 @@ _KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(host: str = "") -> int:
-    """Return a port of this host on which no process listens (local).
-
-    It is drawn below the range from which the kernel gives out ports, so that no connection takes
-    it before the server is there. Where that range begins too low, it is one of the kernel's.
+    """Return a port of this host on which no process listens (local): one of free_ports.
 
     Args:
         host: address of this host; by default all.
+
+    Raises:
+        OSError: none is free.
     """
+    return free_ports(1, host)[0]
+
+
+def free_ports(count: int, host: str = "") -> list[int]:
+    """Return different ports of this host on which no process listens (local).
+
+    They are drawn below the range from which the kernel gives out ports, so that no connection
+    takes them before the servers are there. Where that range begins too low, they are of the
+    kernel's.
+
+    Args:
+        count: how many.
+        host: address of this host; by default all.
+
+    Raises:
+        OSError: there are not so many.
+    """
+    with ExitStack() as stack:
+        return [_bound_port(host, stack) for _ in range(count)]
+
+
+def _bound_port(host: str, stack: ExitStack) -> int:
+    """Return a free port, which is bound until the stack is closed."""
     highest = _LOWEST
     with suppress(OSError, ValueError, IndexError):
         highest = int(_KERNELS_RANGE.read_text().split()[0])
     draw = random.SystemRandom()  # seeds of a program must not give all ranks the same port
     ports = [draw.randrange(_LOWEST, highest) for _ in range(_TRIALS)] if highest > _LOWEST else []
     for port in [*ports, 0]:
-        with socket.socket() as probe, suppress(OSError):  # which never listens
+        probe = stack.enter_context(socket.socket())  # which never listens
+        with suppress(OSError):
             probe.bind((host, port))
             found: int = probe.getsockname()[1]
             return found

@@ -13,9 +13,11 @@ from mpis import MPICH, OPEN_MPI_4
 from ranks import launch, run_ranks
 from tensorflow_environment import keras_variables, tensorflow_python
 
-from hvdtrain.errors import UsageError
+from hvdtrain.core.rank_report import distinct_addresses
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
+    check_roles,
     jax_variables,
     parse_roles,
     tensorflow_config,
@@ -109,7 +111,7 @@ def test_the_configuration_of_tensorflow() -> None:
     workers = json.loads(tensorflow_config(place(2), ["worker"] * 3))
     assert workers["cluster"] == {"worker": ["a:1", "a:2", "b:3"]}
     assert workers["task"] == {"type": "worker", "index": 2}
-    roles = parse_roles("chief:1,ps:1,evaluator:1", 3)
+    roles = parse_roles("chief:1,ps:1,evaluator:1,worker:0")
     cluster = {"chief": ["a:1"], "ps": ["a:2"]}
     for rank, role in enumerate(("chief", "ps", "evaluator")):
         found = json.loads(tensorflow_config(place(rank), roles))
@@ -119,7 +121,7 @@ def test_the_configuration_of_tensorflow() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("worker:2", "are 2 ranks, but there are 3"),
+        ("worker:2", "are of 2 ranks, but there are 3"),
         ("worker", "must be one of chief, worker, ps, evaluator, a colon, and a number"),
         ("boss:3", "'boss:3' must be one of"),
         ("chief:2,worker:1", "one chief"),
@@ -128,7 +130,37 @@ def test_the_configuration_of_tensorflow() -> None:
 )
 def test_roles_that_do_not_fit(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        parse_roles(text, 3)
+        check_roles(parse_roles(text), 3)
+
+
+def test_ranks_of_a_host_that_draw_the_same_ports() -> None:
+    offers = [["a:1", "a:2", "a:3"], ["a:1", "a:2"], ["b:1", "b:2"], ["a:2", "a:1", "a:4"]]
+    assert distinct_addresses(offers) == ["a:1", "a:2", "b:1", "a:4"]
+    with pytest.raises(HvdtrainError, match="rank 2: other ranks of its host"):
+        distinct_addresses([["a:1"], ["a:2"], ["a:2", "a:1"]])
+
+
+def test_a_script_that_only_one_rank_has(tmp_path: Path) -> None:
+    """Nobody waits for the rank without it."""
+    script = tmp_path / "ends.py"
+    script.write_text("print('ran')")
+    other = [":", "-np", "1", sys.executable, "-P", *EXEC, str(script)]
+    with launch([*EXEC, str(tmp_path / "missing.py"), *other], 1) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("missing.py: name an existing script") == 1
+
+
+def test_a_module_and_its_arguments(tmp_path: Path) -> None:
+    """Options after -m NAME are the module's, and those of Python reach it."""
+    (tmp_path / "written.py").write_text(
+        "import sys; print(sys.flags.optimize, sys.argv[1:], flush=True)"
+    )
+    words = ["--lr", "0.1", "--roles", "x", "--print", "--local_rank"]
+    env = {"PYTHONPATH": str(tmp_path)}
+    done = run_ranks(["-O", *EXEC, "--local-rank", "-m", "written", *words], 1, env=env)
+    assert done.stdout == f"1 {['--local-rank=0', *words]}\n"
 
 
 def test_a_script_of_ddp(tmp_path: Path) -> None:
@@ -219,6 +251,8 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
     [
         ([], "which script?"),
         (["no.py"], "there is no file no.py"),
+        (["-m"], "which module?"),
+        (["--rols", "x:1"], "No such option: --rols"),
         (["--roles", "x:1", "--print"], "x:1"),
     ],
 )

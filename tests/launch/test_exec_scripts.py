@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from hvdtrain.launch.scripts.accelerate import (
     Settings,
     accelerate_variables,
     default_file,
+    has_gpu,
     read_file,
     remarks,
 )
 from hvdtrain.launch.scripts.chief import has_waiting_ranks
+from hvdtrain.launch.scripts.script import Script
 
 EXEC = ["-m", "hvdtrain", "exec"]
 # As torch.distributed.launch had it.
@@ -72,20 +75,19 @@ for _ in range(10):
 coordinator.join()
 print(f"total {total.numpy()}", flush=True)
 """
+# The chief ends when the others run, with the exit code of its argument.
 WAITING = """
-import json, os, time
-
-if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
-    print("the chief is done", flush=True)
-else:
-    time.sleep(3600)
-"""
-FAILING_CHIEF = """
 import json, os, sys, time
+from pathlib import Path
 
-if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
-    sys.exit(7)
-time.sleep(3600)
+task, folder = json.loads(os.environ["TF_CONFIG"])["task"]["type"], Path(__file__).parent
+if task != "chief":
+    (folder / f"{task}.runs").touch()
+    time.sleep(3600)
+while len(list(folder.glob("*.runs"))) < 2:
+    time.sleep(0.01)
+print("the chief is done", flush=True)
+sys.exit(int(sys.argv[1]))
 """
 MULTI_WORKER = """
 import keras, numpy, tf_keras
@@ -130,11 +132,18 @@ def test_accelerate_without_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_accelerate_that_trains_every_rank_alone_is_said(tmp_path: Path) -> None:
-    script = tmp_path / "accelerated.py"
-    script.write_text(ACCELERATE)
-    env = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "false"}
-    done = run_ranks([*EXEC, str(script)], 2, env=env)
+@pytest.mark.parametrize("program", [["FOLDER/accelerated.py"], ["-m", "accelerated"]])
+def test_accelerate_that_trains_every_rank_alone_is_said(
+    program: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "accelerated.py").write_text(ACCELERATE)
+    env = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "ACCELERATE_USE_CPU": "false",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split()]),
+    }
+    words = [word.replace("FOLDER", str(tmp_path)) for word in program]
+    done = run_ranks([*EXEC, *words], 2, env=env)
     assert sorted(done.stdout.splitlines()) == ["1 no 1.0 __main__"] * 2
     assert done.stderr.count("2 models are trained instead of one") == 1
 
@@ -152,7 +161,10 @@ def test_settings_of_accelerate(tmp_path: Path) -> None:
     path = tmp_path / "accelerate" / "default_config.yaml"
     assert default_file({"HF_HOME": str(tmp_path)}) is None
     path.parent.mkdir()
-    path.write_text("mixed_precision: no\nnum_processes: 2\nuse_cpu: true\n")
+    path.write_text(
+        "distributed_type: NO\ndowncast_bf16: 'no'\nmachine_rank: 0\nmixed_precision: no\n"
+        "num_processes: 2\nuse_cpu: true\n"
+    )
     assert default_file({"HF_HOME": str(tmp_path)}) == path
     found = read_file(path)
     assert found == Settings(path, 2, True, "no")
@@ -162,6 +174,56 @@ def test_settings_of_accelerate(tmp_path: Path) -> None:
     assert remarks(found, 2, gpu=False) == []
     (said,) = remarks(Settings(path, use_cpu=True, mixed_precision="fp16"), 2, gpu=False)
     assert "mixed_precision: fp16 needs a GPU" in said
+
+
+def test_settings_of_accelerate_that_are_not_passed_on(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(
+        "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\ndeepspeed_config: {}\n"
+        "dynamo_config:\n  dynamo_backend: INDUCTOR\nnum_processes: -1\n"
+    )
+    (said,) = remarks(read_file(path), 2, gpu=True)
+    assert "distributed_type: FSDP, fsdp_config, dynamo_config: not passed on" in said
+
+
+def test_a_gpu_that_torch_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "dri" / "renderD128").touch()
+    assert not has_gpu({}, tmp_path)  # torch is built for the CPU
+    torch = tmp_path / "path" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (torch / "version.py").write_text("cuda = '13.0'\nhip = None\nxpu = None\n")
+    monkeypatch.syspath_prepend(torch.parent)
+    assert has_gpu({}, tmp_path)
+    assert not has_gpu({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)
+    assert not has_gpu({}, tmp_path / "dri")
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("import torch, accelerate.utils", True),
+        ("try:\n    from transformers import Trainer\nexcept ImportError:\n    pass", True),
+        ("import accelerated", False),
+        ("from .accelerate import x", False),
+        ('"""\nimport accelerate\n"""', False),
+        ("import accelerate as", False),
+    ],
+)
+def test_what_imports_accelerate(
+    text: str, uses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__main__.py").write_text(text)
+    (package / "train.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    words: list[list[str]] = [[str(package / "train.py")], ["-m", "package"]]
+    words.append(["-m", "package.train"])
+    assert [Script.parse(program).uses_accelerate() for program in words] == [uses] * 3
+    assert not Script.parse(["-m", "package.missing"]).uses_accelerate()
 
 
 @pytest.mark.parametrize(
@@ -185,7 +247,7 @@ def test_a_job_ends_with_its_chief(tmp_path: Path) -> None:
     """Whatever its workers and servers wait for."""
     script = tmp_path / "waits.py"
     script.write_text(WAITING)
-    done = run_ranks([*EXEC, "--roles", "ps:1,chief:1,worker:1", str(script)], 3)
+    done = run_ranks([*EXEC, "--roles", "ps:1,chief:1,worker:1", str(script), "0"], 3)
     assert done.stdout == "the chief is done\n"
     assert "the chief has ended: 2 ranks (worker and ps)" in done.stderr
 
@@ -207,8 +269,8 @@ def test_a_job_with_parameter_servers_ends_with_its_chief(tmp_path: Path) -> Non
 
 def test_a_chief_that_fails_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
-    script.write_text(FAILING_CHIEF)
-    with launch([*EXEC, "--roles", "ps:1,worker:1,chief:1", str(script)], 3) as job:
+    script.write_text(WAITING)
+    with launch([*EXEC, "--roles", "ps:1,worker:1,chief:1", str(script), "7"], 3) as job:
         done = job.wait(60)
         job.assert_nothing_left()
     assert done.returncode == 7
@@ -216,8 +278,8 @@ def test_a_chief_that_fails_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_which_jobs_end_with_a_chief() -> None:
-    assert has_waiting_ranks("chief:1, worker:2,ps:1")
-    assert not any(has_waiting_ranks(roles) for roles in ("chief:1,worker:2", "ps:1", None))
+    assert has_waiting_ranks(["chief", "worker", "worker", "ps"])
+    assert not any(has_waiting_ranks(roles) for roles in (["chief", "worker"], ["ps"], []))
 
 
 @pytest.mark.soak

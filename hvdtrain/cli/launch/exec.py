@@ -13,26 +13,30 @@ from typing import NoReturn
 
 import click
 
+from hvdtrain.cli.launch.refusal import refuse_locally
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
+    check_roles,
     jax_variables,
     parse_roles,
     tensorflow_config,
     torch_variables,
 )
-from hvdtrain.launch.ports import free_port
+from hvdtrain.launch.ports import free_ports
 from hvdtrain.launch.scripts import accelerate, chief
-from hvdtrain.launch.scripts.watched import uses_accelerate
+from hvdtrain.launch.scripts.script import Script
 
 __all__ = ["command"]
 
+# Ranks of a host that draw the same port take another one of these.
+_PORTS = 8
 
-# Arguments after the script belong to it.
-@click.command(context_settings={"allow_interspersed_args": False})
+
+# Options end before the script, or -m; all that follows belongs to it.
+@click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 @click.option("--roles", help="Of the ranks, for TF_CONFIG: chief:1,worker:2 (default: workers).")
 @click.option("--print", "only_print", is_flag=True, help="Print the variables and leave.")
-@click.option("-m", "module", help="Run a module by its name, as `python -m` does.")
 @click.option("passed", "--local_rank", flag_value="--local_rank", help="Pass it to the script.")
 @click.option("passed", "--local-rank", flag_value="--local-rank", help="The same, as torch >= 2.")
 @click.option(
@@ -42,11 +46,17 @@ __all__ = ["command"]
     type=click.Path(path_type=Path),
     help="Of `accelerate config`; scripts that import Accelerate get the default one.",
 )
-@click.argument("arguments", metavar="[SCRIPT] [ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "arguments",
+    metavar="[SCRIPT | -m MODULE] [ARGUMENTS]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+)
+@click.pass_context
 def command(
+    ctx: click.Context,
     roles: str | None,
     only_print: bool,
-    module: str | None,
     passed: str | None,
     settings_file: Path | None,
     arguments: tuple[str, ...],
@@ -57,36 +67,58 @@ def command(
     Accelerate and Lightning, TF_CONFIG for tf.distribute, and JAX_COORDINATOR_ADDRESS and
     KERAS_DISTRIBUTION_* for JAX and Keras.
     """
-    if module is None and not arguments and not only_print:
-        raise UsageError("which script? Name one, or a module with -m, or pass --print")
-    if module is None and arguments and not os.path.isfile(arguments[0]):
-        raise UsageError(f"there is no file {arguments[0]}: name an existing script")
-    watched = module is None and bool(arguments) and uses_accelerate(arguments[0])
-    named = settings_file or (accelerate.default_file(os.environ) if watched else None)
-    settings = None if named is None else accelerate.read_file(named)
+    if arguments and arguments[0].startswith("-") and arguments[0] != "-m":
+        raise click.NoSuchOption(arguments[0].partition("=")[0], ctx=ctx)
+    try:  # files that are missing on one host are an error of some ranks only
+        named = None if roles is None else parse_roles(roles)
+        script = Script.parse(arguments) if arguments or not only_print else None
+        _run(script, named, only_print, passed, settings_file)
+    except UsageError as error:
+        refuse_locally(f"{socket.gethostname()}: {error}")
+
+
+def _run(
+    script: Script | None,
+    named: list[str] | None,
+    only_print: bool,
+    passed: str | None,
+    settings_file: Path | None,
+) -> None:
+    watched = script is not None and script.uses_accelerate()
+    found = settings_file or (accelerate.default_file(os.environ) if watched else None)
+    settings = None if found is None else accelerate.read_file(found)
     # Ranks that wait for the chief's end need its address before they run their scripts.
-    listening = chief.listen() if chief.has_waiting_ranks(roles) and not only_print else None
+    waiting = named is not None and chief.has_waiting_ranks(named) and not only_print
+    listening = chief.listen(os.environ) if waiting else None
     place = _report_rank(listening)
-    names = parse_roles(roles or f"worker:{place.size}", place.size)
-    variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, names)}
-    variables |= jax_variables(place)
+    roles = named or ["worker"] * place.size
+    check_roles(roles, place.size)
     gpu = accelerate.has_gpu(os.environ)
-    found = accelerate.accelerate_variables(settings, gpu)
-    variables |= {name: value for name, value in found.items() if name not in os.environ}
-    if only_print:
+    variables = _variables(place, roles, accelerate.accelerate_variables(settings, gpu))
+    if only_print or script is None:
         click.echo("".join(f"{name}={value}\n" for name, value in variables.items()), nl=False)
         return
     if settings is not None and place.rank == 0:
         for remark in accelerate.remarks(settings, place.size, gpu):
             click.echo(f"hvdtrain: {remark}", err=True)
-    words = _words(module, arguments, watched, None if passed is None else (passed, place))
+    local_rank = None if passed is None else f"{passed}={place.local_rank}"
+    words = script.command(local_rank, watched)
     if listening is None:
         _become(words, variables)
-    sys.exit(_run_role(words, variables, names, place, listening))
+    sys.exit(_run_role(words, variables, roles, place, listening))
+
+
+def _variables(
+    place: ClusterRank, roles: Sequence[str], of_accelerate: dict[str, str]
+) -> dict[str, str]:
+    variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, roles)}
+    variables |= jax_variables(place)
+    return variables | {n: value for n, value in of_accelerate.items() if n not in os.environ}
 
 
 def _report_rank(listening: socket.socket | None) -> ClusterRank:
-    command = [sys.executable, "-m", "hvdtrain.core.rank_report", str(free_port())]
+    ports = ",".join(str(port) for port in free_ports(_PORTS))
+    command = [sys.executable, "-m", "hvdtrain.core.rank_report", ports]
     if listening is not None:
         command.append(str(listening.getsockname()[1]))
     # MPICH's ranks reach their launcher through an inherited descriptor, named in a variable.
@@ -94,21 +126,6 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
     if done.returncode != 0:
         sys.exit(done.returncode)
     return ClusterRank.from_facts(json.loads(done.stdout.splitlines()[-1]))
-
-
-def _words(
-    module: str | None,
-    arguments: Sequence[str],
-    watched: bool,
-    passed: tuple[str, ClusterRank] | None,
-) -> list[str]:
-    """Return the command line of the script, with its local rank first if it wants that."""
-    program = ["-m", module] if module is not None else [arguments[0]]
-    rest = arguments if module is not None else arguments[1:]
-    if watched:
-        program = ["-m", "hvdtrain.launch.scripts.watched", *program]
-    local = [] if passed is None else [f"{passed[0]}={passed[1].local_rank}"]
-    return [sys.executable, *program, *local, *rest]
 
 
 def _run_role(

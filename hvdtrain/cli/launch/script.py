@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from importlib.machinery import PathFinder
-from typing import NoReturn
 
 import click
 
-from hvdtrain.errors import EXIT_USAGE
+from hvdtrain.cli.launch.refusal import refuse_locally
 from hvdtrain.horovod.names import on_path
-from hvdtrain.world import promised_world
+from hvdtrain.launch.scripts.interpreter import interpreter_options
 
 __all__ = ["command"]
 
 _FOLDER = on_path.__path__[0]
-# Head start of rank 0 in reporting an error that all ranks have; the launcher then ends the others.
-_HEAD_START_SECONDS = 5.0
 
 
 # Arguments after the script belong to it.
@@ -34,11 +30,11 @@ def command(as_horovod: bool, script: str, arguments: tuple[str, ...]) -> None:
     in the Python processes that it starts.
     """
     if not os.path.exists(script):
-        _refuse(f"no script {script} on {socket.gethostname()}: name an existing file")
+        refuse_locally(f"no script {script} on {socket.gethostname()}: name an existing file")
     environ = dict(os.environ)
     if as_horovod or not _horovod_is_installed():
         environ["PYTHONPATH"] = _python_path(environ.get("PYTHONPATH"))
-    words = [sys.executable, *_interpreter_options(), script, *arguments]
+    words = [sys.executable, *interpreter_options(), script, *arguments]
     os.execve(sys.executable, words, environ)
 
 
@@ -55,18 +51,3 @@ def _horovod_is_installed() -> bool:
     return (
         spec is not None and spec.origin is not None
     )  # a namespace package has a spec without an origin
-
-
-def _interpreter_options() -> list[str]:
-    """Return the options between `python` and `-m hvdtrain`, or the installed command."""
-    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
-    return options[:-2] if options[-2:-1] == ["-m"] else options[:-1]
-
-
-def _refuse(message: str) -> NoReturn:
-    """Report an error once and exit, without waiting for ranks that may not have it."""
-    promised = promised_world(os.environ)
-    if promised is not None and promised.rank > 0:
-        time.sleep(_HEAD_START_SECONDS)
-    click.echo(f"hvdtrain: {message}", err=True)
-    sys.exit(EXIT_USAGE)

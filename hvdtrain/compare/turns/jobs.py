@@ -25,7 +25,7 @@ from hvdtrain.launch.cluster_environment import (
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.mpirun import mpirun_command
-from hvdtrain.launch.ports import free_port
+from hvdtrain.launch.ports import free_ports
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
 
@@ -118,7 +118,7 @@ def _commands(
         return
     roles = strategy.roles(ranks)
     size = len(roles)
-    addresses = tuple(f"{LOOPBACK}:{free_port(LOOPBACK)}" for _ in roles)
+    addresses = tuple(f"{LOOPBACK}:{port}" for port in free_ports(size, LOOPBACK))
     for rank in range(size):
         place = ClusterRank(rank, size, rank, size, 0, addresses)
         variables = torch_variables(place) | jax_variables(place)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+import runpy
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from glob import glob
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,20 @@ __all__ = ["Settings", "accelerate_variables", "default_file", "has_gpu", "read_
 
 USE_CPU, MIXED_PRECISION = "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"
 
-# Of NVIDIA, AMD, WSL, Intel and others.
-_DEVICES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/dri/renderD*", "/dev/accel/*")
+# Names in /dev of what torch may be built for, by names in torch.version.
+_DEVICES: Mapping[str, tuple[str, ...]] = {
+    "cuda": ("nvidia[0-9]*", "dxg"),
+    "hip": ("kfd",),
+    "xpu": ("dri/renderD*",),
+}
+# Settings that are followed, or that MPI's launcher decides.
+_FOLLOWED = {"mixed_precision", "num_processes", "use_cpu"}
+_OF_THE_LAUNCHER = {
+    *("compute_environment", "debug", "distributed_type", "enable_cpu_affinity", "gpu_ids"),
+    *("machine_rank", "main_process_ip", "main_process_port", "main_training_function"),
+    *("mpirun_config", "num_machines", "rdzv_backend", "same_network"),
+}
+_PLAIN_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU")
 
 
 @dataclass(frozen=True)
@@ -29,12 +42,14 @@ class Settings:
         num_processes: number of ranks that it asks for; None if it does not say.
         use_cpu: whether GPUs are left alone.
         mixed_precision: "no", "fp16", "bf16" or "fp8"; None if it does not say.
+        others: settings for which the script has to ask itself, as "KEY: VALUE" or KEY.
     """
 
     source: Path
     num_processes: int | None = None
     use_cpu: bool = False
     mixed_precision: str | None = None
+    others: tuple[str, ...] = ()
 
 
 def default_file(environ: Mapping[str, str]) -> Path | None:
@@ -67,11 +82,14 @@ def read_file(path: Path) -> Settings:
         _count(path, found),
         found.get("use_cpu") is True,
         _precision(found.get("mixed_precision")),
+        tuple(_others(found)),
     )
 
 
 def _count(path: Path, found: Mapping[str, Any]) -> int | None:
     count = found.get("num_processes")
+    if count == -1:  # Accelerate's own default
+        return None
     if count is not None and (not isinstance(count, int) or count < 1):
         raise UsageError(f"{path}: num_processes: {count!r} must be an integer of at least 1")
     return count
@@ -82,11 +100,39 @@ def _precision(value: object) -> str | None:
     return None if value is None else "no" if value is False else str(value)
 
 
-def has_gpu(environ: Mapping[str, str]) -> bool:
-    """Return whether this host has a GPU, or another accelerator, that a script may use."""
+def _others(found: Mapping[str, Any]) -> Iterator[str]:
+    kind = found.get("distributed_type")
+    # An unquoted `NO` is a boolean of YAML.
+    if kind and kind not in _PLAIN_TYPES:
+        yield f"distributed_type: {kind}"
+    for key, value in found.items():
+        # `downcast_bf16: 'no'` is in every file.
+        if value and value != "no" and key not in _FOLLOWED | _OF_THE_LAUNCHER:
+            yield str(key)
+
+
+def has_gpu(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Return whether this host has a GPU that the installed torch can use.
+
+    torch is not imported, which takes seconds: what it is built for is read from its version.
+
+    Args:
+        environ: environment variables.
+        devices: folder of device files.
+    """
     if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
-    return any(glob(pattern) for pattern in _DEVICES)
+    spec = PathFinder.find_spec("torch")
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    if version is None or not version.is_file():
+        return False
+    built = runpy.run_path(str(version))
+    return any(
+        any(devices.glob(pattern))
+        for name, patterns in _DEVICES.items()
+        if built.get(name)
+        for pattern in patterns
+    )
 
 
 def accelerate_variables(settings: Settings | None, gpu: bool) -> dict[str, str]:
@@ -126,5 +172,10 @@ def remarks(settings: Settings, size: int, gpu: bool) -> list[str]:
     if not gpu and settings.mixed_precision == "fp16":
         found.append(
             f"{settings.source}: mixed_precision: fp16 needs a GPU: write bf16 or no for the CPU"
+        )
+    if settings.others:
+        found.append(
+            f"{settings.source}: {', '.join(settings.others)}: not passed on: give Accelerator() "
+            "these settings in the script, or use accelerate launch"
         )
     return found

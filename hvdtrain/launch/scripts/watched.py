@@ -1,33 +1,21 @@
 """Run a script that uses Accelerate, and say if it forgets the other ranks.
 
 `python -m hvdtrain.launch.scripts.watched SCRIPT ARGUMENT...` is `python SCRIPT ARGUMENT...` with a
-thread that waits for Accelerate's state.
+thread that waits for Accelerate's state; SCRIPT may be -m MODULE.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
-__all__ = ["is_lonely", "main", "uses_accelerate"]
+__all__ = ["is_lonely", "main"]
 
-_USES = re.compile(r"^\s*(?:from|import)\s+(?:accelerate|transformers)\b", re.MULTILINE)
 _PERIOD_SECONDS = 0.2
-
-
-def uses_accelerate(script: str) -> bool:
-    """Return whether a script imports Accelerate, or transformers, whose Trainer does."""
-    try:
-        text = Path(script).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return _USES.search(text) is not None
 
 
 def is_lonely(environ: Mapping[str, str]) -> bool | None:
@@ -59,15 +47,18 @@ def _watch(environ: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Run the script that the arguments name."""
+    """Run the script or module that the arguments name."""
     del sys.argv[0]
-    script = sys.argv[0]
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.abspath(script))
     if os.environ.get("RANK") == "0":  # one rank speaks for all
         watch = threading.Thread(target=_watch, args=[dict(os.environ)], daemon=True)
         watch.start()
-    runpy.run_path(script, run_name="__main__")
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        return
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import random
 import socket
 from pathlib import Path
 
-from hvdtrain.launch.ports import free_port
+from hvdtrain.launch.ports import free_port, free_ports
 
 
 def test_a_port_below_those_of_connections() -> None:
@@ -20,3 +20,4 @@ def test_a_port_below_those_of_connections() -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         assert free_port("127.0.0.1") != port
+    assert len(set(free_ports(200, "127.0.0.1"))) == 200
