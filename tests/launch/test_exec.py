@@ -252,7 +252,7 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
         ([], "which script?"),
         (["no.py"], "there is no file no.py"),
         (["-m"], "which module?"),
-        (["--rols", "x:1"], "No such option: --rols"),
+        (["--rols", "x:1"], "No such option '--rols'"),
         (["--roles", "x:1", "--print"], "x:1"),
     ],
 )
