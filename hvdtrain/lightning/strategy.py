@@ -176,8 +176,10 @@ class HvdStrategy(ParallelStrategy):
         def complete() -> Any:
             loss = closure()
             reduction.complete()
-            # Its line search compares losses, which must be those of all ranks.
-            return self.reduce(loss) if isinstance(optimizer, torch.optim.LBFGS) else loss
+            if not isinstance(optimizer, torch.optim.LBFGS):
+                return loss
+            # Its line search compares losses, which must be those of all samples.
+            return self.reduce(loss * self._weight)
 
         with reduction.stepping():
             result = super().optimizer_step(optimizer, complete, model, **kwargs)
