@@ -247,13 +247,24 @@ class HvdStrategy(ParallelStrategy):
             if id(optimizer) in self._reductions:
                 optimizer.flush()
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Give the optimizers back as they are, because other ranks may go on (local)."""
+        self._unwrap_optimizers()
+
     def teardown(self) -> None:
-        """Give the model its own layers and the Trainer its own optimizers again (local)."""
+        """Give the model its own layers and the Trainer its own optimizers again.
+
+        With sharded=True the optimizers then have their whole state: where ranks share no memory,
+        that is collective, but not after an exception.
+        """
         super().teardown()
-        self.optimizers = [unwrap(optimizer) for optimizer in self.optimizers]
-        self._reductions.clear()
+        self._unwrap_optimizers()
         if isinstance(self._layer_sync, HvdSyncBatchNorm) and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
+
+    def _unwrap_optimizers(self) -> None:
+        self.optimizers = [unwrap(optimizer) for optimizer in self.optimizers]
+        self._reductions.clear()
 
 
 def _fits(trainer: Any) -> bool:
