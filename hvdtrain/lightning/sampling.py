@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -53,7 +53,7 @@ class TrainingSampler(DistributedSampler[Any]):
         replaced: Lightning's sampler.
         batch_size: samples of a rank per batch.
         drop_last: whether a short last batch is left out.
-        first: function that returns the first batch that is not done yet.
+        loop: Lightning's loop over epochs.
     """
 
     def __init__(
@@ -61,12 +61,13 @@ class TrainingSampler(DistributedSampler[Any]):
         replaced: DistributedSampler[Any],
         batch_size: int,
         drop_last: bool,
-        first: Callable[[], int],
+        loop: Any,
     ) -> None:
         size, rank, shuffle = replaced.num_replicas, replaced.rank, replaced.shuffle
         super().__init__(replaced.dataset, size, rank, shuffle, replaced.seed)
-        self.set_epoch(replaced.epoch)
-        self._first = first
+        self._start = _next_batch(loop)
+        # Workers ask for samples before Lightning tells the epoch.
+        self.set_epoch(self._start[0])
         self._whole = batch_size * size
         samples = len(cast(Any, self.dataset))
         self._samples = samples - samples % self._whole if drop_last else samples
@@ -80,8 +81,8 @@ class TrainingSampler(DistributedSampler[Any]):
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of the batches that are not done yet."""
         order = self._order()
-        first = self._first()
-        for batch in range(first if first < self._batches else 0, self._batches):
+        epoch, first = self._start
+        for batch in range(first if self.epoch == epoch else 0, self._batches):
             whole = order[batch * self._whole : min((batch + 1) * self._whole, self._samples)]
             yield from whole[self.rank :: self.num_replicas] or whole[:1]
 
@@ -120,24 +121,25 @@ def divide_training(loader: object, trainer: Any) -> object:
         return loader
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         return loader
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    # Workers ask for samples before Lightning tells the epoch.
-    loader.sampler.set_epoch(_next_epoch(trainer.fit_loop))
-    sampler = TrainingSampler(
-        loader.sampler, loader.batch_size, loader.drop_last, lambda: int(progress.current.ready)
-    )
+    sampler = TrainingSampler(loader.sampler, loader.batch_size, loader.drop_last, trainer.fit_loop)
     update = load_utilities("data")._update_dataloader
     divided: object = update(loader, sampler)
     return divided
 
 
-def _next_epoch(loop: Any) -> int:
-    """Return the epoch of the next batch; a checkpoint may be of the last batch of the one before.
+def _next_batch(loop: Any) -> tuple[int, int]:
+    """Return the epoch of the batch with which training begins or goes on, and its number there.
+
+    A checkpoint may be of the end of a batch, even the last one, which is processed but not
+    completed, or of an exception in a batch that is then begun anew.
 
     Args:
         loop: Lightning's loop over epochs.
     """
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
-    open_epoch = epochs.total.processed == epochs.total.started - 1
-    over = loop.restarting and open_epoch and batches.is_last_batch
-    return int(epochs.current.processed) + bool(over)
+    epoch, batch = int(epochs.current.processed), int(batches.current.processed)
+    if not loop.restarting or epochs.total.processed != epochs.total.started - 1:
+        return epoch, 0
+    if batches.is_last_batch and batch == batches.current.ready:
+        return epoch + 1, 0
+    return epoch, batch

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import lightning.pytorch as pl
@@ -43,6 +46,16 @@ def fit(model: pl.LightningModule, data: TensorDataset, **how: Any) -> pl.Traine
 def weights(model: torch.nn.Module) -> list[float]:
     """Return all weights of a model."""
     return torch.cat([p.detach().double().flatten() for p in model.parameters()]).tolist()
+
+
+def shared_folder() -> Path:
+    """Return a new folder, the same on all ranks."""
+    return Path(hvd.broadcast_object(mkdtemp() if hvd.rank() == 0 else None))
+
+
+def all_of(numbers: Iterable[int]) -> list[int]:
+    """Return the numbers of all ranks, sorted."""
+    return sorted(chain.from_iterable(hvd.allgather_object([int(n) for n in numbers])))
 
 
 class Regression(pl.LightningModule):
