@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from hvdtrain.data.sampling.sharding import steps_per_epoch
 from hvdtrain.lightning.library import load_utilities
 
-__all__ = ["TrainingSampler", "divide_training", "omit_padding", "silence_warnings"]
+__all__ = ["TrainingSampler", "divide_training", "omit_padding", "silence_warnings", "weight_of"]
 
 # What Lightning says of its own samplers.
 _UNTRUE = (
@@ -49,6 +49,10 @@ class TrainingSampler(DistributedSampler[Any]):
     The order is that of DistributedSampler, which repeats samples instead. A rank that has no
     sample of a short last batch gets one for the sake of its shape, with weight 0.
 
+    Where training has several loaders it does what DistributedSampler does: their batches may
+    differ in size, so no weight of a loss is right. How many there are is known only when they are
+    used.
+
     Args:
         replaced: Lightning's sampler.
         batch_size: samples of a rank per batch.
@@ -65,6 +69,7 @@ class TrainingSampler(DistributedSampler[Any]):
     ) -> None:
         size, rank, shuffle = replaced.num_replicas, replaced.rank, replaced.shuffle
         super().__init__(replaced.dataset, size, rank, shuffle, replaced.seed)
+        self._replaced, self._loop = replaced, loop
         self._start = _next_batch(loop)
         # Workers ask for samples before Lightning tells the epoch.
         self.set_epoch(self._start[0])
@@ -74,12 +79,26 @@ class TrainingSampler(DistributedSampler[Any]):
         self._batches = steps_per_epoch(self._samples, self._whole)
         self._length = sum(max(1, self._count(batch)) for batch in range(self._batches))
 
+    @property
+    def _divides(self) -> bool:
+        """Whether training has one loader."""
+        loaders = self._loop._combined_loader
+        return loaders is not None and len(loaders.flattened) == 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which determines the order."""
+        super().set_epoch(epoch)
+        self._replaced.set_epoch(epoch)
+
     def __len__(self) -> int:
         """Return the number of indices of an epoch."""
-        return self._length
+        return self._length if self._divides else len(self._replaced)
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of the batches that are not done yet."""
+        if not self._divides:
+            yield from self._replaced
+            return
         order = self._order()
         epoch, first = self._start
         for batch in range(first if self.epoch == epoch else 0, self._batches):
@@ -92,6 +111,8 @@ class TrainingSampler(DistributedSampler[Any]):
         Args:
             batch: number of the batch in its epoch.
         """
+        if not self._divides:
+            return 1.0
         return self._count(batch) * self.num_replicas / self._global_count(batch)
 
     def _global_count(self, batch: int) -> int:
@@ -125,6 +146,17 @@ def divide_training(loader: object, trainer: Any) -> object:
     update = load_utilities("data")._update_dataloader
     divided: object = update(loader, sampler)
     return divided
+
+
+def weight_of(batch: int, trainer: Any) -> float:
+    """Return the factor of this rank's mean loss with which the ranks' average is exact (local).
+
+    Args:
+        batch: number of the batch in its epoch.
+        trainer: the Trainer, which knows the loaders.
+    """
+    sampler = getattr(trainer.fit_loop._combined_loader.flattened[0], "sampler", None)
+    return sampler.weight(batch) if isinstance(sampler, TrainingSampler) else 1.0
 
 
 def _next_batch(loop: Any) -> tuple[int, int]:

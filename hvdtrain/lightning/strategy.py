@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,10 +18,10 @@ from hvdtrain.lightning.metrics import synchronize_metrics
 from hvdtrain.lightning.optimizers import unwrap, wrap
 from hvdtrain.lightning.reduction import Reduction
 from hvdtrain.lightning.sampling import (
-    TrainingSampler,
     divide_training,
     omit_padding,
     silence_warnings,
+    weight_of,
 )
 from hvdtrain.lightning.sync_batch_norm import HvdSyncBatchNorm
 
@@ -198,10 +198,8 @@ class HvdStrategy(ParallelStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Note the weight of this rank's part of a short last batch."""
-        sampler = getattr(self.lightning_module.trainer.train_dataloader, "sampler", None)
         averages = not any(optimizer.exchanges_weights for optimizer in self.optimizers)
-        weighs = averages and isinstance(sampler, TrainingSampler)
-        self._weight = cast(Any, sampler).weight(batch_idx) if weighs else 1.0
+        self._weight = weight_of(batch_idx, self.lightning_module.trainer) if averages else 1.0
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return a tensor reduced over all ranks, or anything else as it is (collective)."""

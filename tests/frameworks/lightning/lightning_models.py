@@ -100,6 +100,14 @@ class Regression(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
 
+class Several(Regression):
+    """A network that is trained on a batch of each loader."""
+
+    def training_step(self, batches: Any, index: int) -> torch.Tensor:
+        step = super().training_step
+        return torch.stack([step(batch, index) for batch in batches]).sum()
+
+
 class Adversaries(Regression):
     """Two optimizers, stepped by hand, one of them on accumulated gradients."""
 

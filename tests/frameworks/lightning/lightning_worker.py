@@ -18,6 +18,7 @@ from lightning_models import (
     Normalized,
     Regression,
     Searching,
+    Several,
     all_of,
     fit,
     loader,
@@ -83,6 +84,22 @@ def uneven() -> Any:
         fit(model, regression(samples))
         found.append([weights(model), sorted(set(all_of(model.seen)))])
     return found
+
+
+def listed() -> Any:
+    """A list of one loader is used as that loader; several are used as Lightning uses them."""
+    one, several, data = Several(), Several(), regression(29)
+    how = {**QUIET, "strategy": "hvdtrain", "max_epochs": 2}
+    pl.Trainer(**how).fit(one, [loader(data)])
+    assert sorted(set(all_of(one.seen))) == list(range(29))
+    pl.Trainer(**how).fit(several, [loader(data), loader(data)])
+    sampler: DistributedSampler[Any] = DistributedSampler(data, hvd.size(), hvd.rank())
+    wanted = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        wanted += [*sampler] * 2
+    assert sorted(several.seen) == sorted(wanted)
+    return weights(one)
 
 
 def manual() -> Any:
@@ -218,7 +235,7 @@ def communication() -> Any:
 CASES: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
-        *(training, alone, accumulation, dropped, uneven, manual, line_search, sharing),
+        *(training, alone, accumulation, dropped, uneven, listed, manual, line_search, sharing),
         *(weight_exchange, batch_norm, precision, resuming, interrupted, evaluation, communication),
     )
 }

@@ -10,7 +10,16 @@ from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("lightning_worker.py")
 CASES = [
-    *("training", "accumulation", "dropped", "uneven", "manual", "line_search", "sharing"),
+    *(
+        "training",
+        "accumulation",
+        "dropped",
+        "uneven",
+        "listed",
+        "manual",
+        "line_search",
+        "sharing",
+    ),
     *("batch_norm", "precision", "resuming", "interrupted", "evaluation", "communication"),
     "weight_exchange",
 ]
