@@ -14,17 +14,14 @@ from hvdtrain.lightning.library import load_utilities
 
 __all__ = ["TrainingSampler", "divide_training", "omit_padding", "silence_warnings", "weight_of"]
 
-# What Lightning says of its own samplers.
-_UNTRUE = (
-    "Using `DistributedSampler` with the dataloaders",
-    "You're resuming from a checkpoint that ended before the epoch ended",
-)
+# Warnings of Lightning that are true of its own samplers only.
+_EVALUATING = "Using `DistributedSampler` with the dataloaders"
+_RESUMING = "You're resuming from a checkpoint that ended before the epoch ended"
 
 
 def silence_warnings() -> None:
-    """Silence warnings that are not true of these samplers (local)."""
-    for message in _UNTRUE:
-        warnings.filterwarnings("ignore", message=message)
+    """Silence what is not true of evaluation where no samples are repeated (local)."""
+    warnings.filterwarnings("ignore", message=_EVALUATING)
 
 
 def omit_padding(loader: object) -> None:
@@ -58,6 +55,9 @@ class TrainingSampler(DistributedSampler[Any]):
         batch_size: samples of a rank per batch.
         drop_last: whether a short last batch is left out.
         loop: Lightning's loop over epochs.
+
+    Attributes:
+        replaced: Lightning's sampler.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class TrainingSampler(DistributedSampler[Any]):
     ) -> None:
         size, rank, shuffle = replaced.num_replicas, replaced.rank, replaced.shuffle
         super().__init__(replaced.dataset, size, rank, shuffle, replaced.seed)
-        self._replaced, self._loop = replaced, loop
+        self.replaced, self._loop = replaced, loop
         self._start = _next_batch(loop)
         # Workers ask for samples before Lightning tells the epoch.
         self.set_epoch(self._start[0])
@@ -88,16 +88,16 @@ class TrainingSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which determines the order."""
         super().set_epoch(epoch)
-        self._replaced.set_epoch(epoch)
+        self.replaced.set_epoch(epoch)
 
     def __len__(self) -> int:
         """Return the number of indices of an epoch."""
-        return self._length if self._divides else len(self._replaced)
+        return self._length if self._divides else len(self.replaced)
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of the batches that are not done yet."""
         if not self._divides:
-            yield from self._replaced
+            yield from self.replaced
             return
         order = self._order()
         epoch, first = self._start
@@ -138,13 +138,17 @@ def divide_training(loader: object, trainer: Any) -> object:
         loader: anything; a loader with a sampler or batches of the user's is not changed.
         trainer: the Trainer, which knows what is done of an epoch.
     """
-    if not isinstance(loader, DataLoader) or type(loader.sampler) is not DistributedSampler:
+    sampler = loader.sampler if isinstance(loader, DataLoader) else None
+    if isinstance(sampler, TrainingSampler):  # of another Trainer that had this CombinedLoader
+        sampler = sampler.replaced
+    if not isinstance(loader, DataLoader) or type(sampler) is not DistributedSampler:
         return loader
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         return loader
-    sampler = TrainingSampler(loader.sampler, loader.batch_size, loader.drop_last, trainer.fit_loop)
+    warnings.filterwarnings("ignore", message=_RESUMING)
+    own = TrainingSampler(sampler, loader.batch_size, loader.drop_last, trainer.fit_loop)
     update = load_utilities("data")._update_dataloader
-    divided: object = update(loader, sampler)
+    divided: object = update(loader, own)
     return divided
 
 

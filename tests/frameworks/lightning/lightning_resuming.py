@@ -10,9 +10,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.utilities import CombinedLoader
 from lightning_models import (
     QUIET,
     Regression,
+    Several,
     all_of,
     fit,
     loader,
@@ -87,3 +89,19 @@ def interrupted() -> Any:
             fit(Breaking(step), regression(), **how)
         states.append(resume(folder / f"{step}.ckpt", 2))
     return weights(model), states
+
+
+def limited() -> Any:
+    """Go on after parts of epochs, with loaders that another Trainer has used."""
+    folder = shared_folder()
+    how = {**QUIET, "strategy": "hvdtrain", "max_epochs": 2, "limit_train_batches": 5}
+    kept = ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)
+    loaders = CombinedLoader([loader(regression(), num_workers=2)])
+    model = Several()
+    pl.Trainer(**{**how, "enable_checkpointing": True}, callbacks=[kept]).fit(model, loaders)
+    for step in (5, 8):
+        resumed = Several(seed=5)
+        (path,) = folder.glob(f"*step={step}.ckpt")
+        pl.Trainer(**how).fit(resumed, loaders, ckpt_path=path)
+        assert weights(resumed) == pytest.approx(weights(model), rel=1e-12), step
+    return weights(model)

@@ -26,7 +26,7 @@ from lightning_models import (
     shared_folder,
     weights,
 )
-from lightning_resuming import interrupted, resuming
+from lightning_resuming import interrupted, limited, resuming
 from shared_launch import run_each
 from torch.utils.data import DistributedSampler
 
@@ -236,7 +236,16 @@ CASES: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
         *(training, alone, accumulation, dropped, uneven, listed, manual, line_search, sharing),
-        *(weight_exchange, batch_norm, precision, resuming, interrupted, evaluation, communication),
+        *(
+            weight_exchange,
+            batch_norm,
+            precision,
+            resuming,
+            interrupted,
+            limited,
+            evaluation,
+            communication,
+        ),
     )
 }
 

@@ -20,7 +20,15 @@ CASES = [
         "line_search",
         "sharing",
     ),
-    *("batch_norm", "precision", "resuming", "interrupted", "evaluation", "communication"),
+    *(
+        "batch_norm",
+        "precision",
+        "resuming",
+        "interrupted",
+        "limited",
+        "evaluation",
+        "communication",
+    ),
     "weight_exchange",
 ]
 WARM = "torch torchmetrics lightning.pytorch"
