@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -12,19 +12,16 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from hvdtrain.data.sampling.sharding import steps_per_epoch
 from hvdtrain.lightning.library import load_utilities
 
-__all__ = ["TrainingSampler", "divide_training", "omit_padding", "silence_warnings"]
+__all__ = ["TrainingSampler", "divide_training", "omit_padding", "silence_warnings", "weight_of"]
 
-# What Lightning says of its own samplers.
-_UNTRUE = (
-    "Using `DistributedSampler` with the dataloaders",
-    "You're resuming from a checkpoint that ended before the epoch ended",
-)
+# Warnings of Lightning that are true of its own samplers only.
+_EVALUATING = "Using `DistributedSampler` with the dataloaders"
+_RESUMING = "You're resuming from a checkpoint that ended before the epoch ended"
 
 
 def silence_warnings() -> None:
-    """Silence warnings that are not true of these samplers (local)."""
-    for message in _UNTRUE:
-        warnings.filterwarnings("ignore", message=message)
+    """Silence what is not true of evaluation where no samples are repeated (local)."""
+    warnings.filterwarnings("ignore", message=_EVALUATING)
 
 
 def omit_padding(loader: object) -> None:
@@ -49,11 +46,18 @@ class TrainingSampler(DistributedSampler[Any]):
     The order is that of DistributedSampler, which repeats samples instead. A rank that has no
     sample of a short last batch gets one for the sake of its shape, with weight 0.
 
+    Where training has several loaders it does what DistributedSampler does: their batches may
+    differ in size, so no weight of a loss is right. How many there are is known only when they are
+    used.
+
     Args:
         replaced: Lightning's sampler.
         batch_size: samples of a rank per batch.
         drop_last: whether a short last batch is left out.
-        first: function that returns the first batch that is not done yet.
+        loop: Lightning's loop over epochs.
+
+    Attributes:
+        replaced: Lightning's sampler.
     """
 
     def __init__(
@@ -61,27 +65,43 @@ class TrainingSampler(DistributedSampler[Any]):
         replaced: DistributedSampler[Any],
         batch_size: int,
         drop_last: bool,
-        first: Callable[[], int],
+        loop: Any,
     ) -> None:
         size, rank, shuffle = replaced.num_replicas, replaced.rank, replaced.shuffle
         super().__init__(replaced.dataset, size, rank, shuffle, replaced.seed)
-        self.set_epoch(replaced.epoch)
-        self._first = first
+        self.replaced, self._loop = replaced, loop
+        self._start = _next_batch(loop)
+        # Workers ask for samples before Lightning tells the epoch.
+        self.set_epoch(self._start[0])
         self._whole = batch_size * size
         samples = len(cast(Any, self.dataset))
         self._samples = samples - samples % self._whole if drop_last else samples
         self._batches = steps_per_epoch(self._samples, self._whole)
         self._length = sum(max(1, self._count(batch)) for batch in range(self._batches))
 
+    @property
+    def _divides(self) -> bool:
+        """Whether training has one loader."""
+        loaders = self._loop._combined_loader
+        return loaders is not None and len(loaders.flattened) == 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which determines the order."""
+        super().set_epoch(epoch)
+        self.replaced.set_epoch(epoch)
+
     def __len__(self) -> int:
         """Return the number of indices of an epoch."""
-        return self._length
+        return self._length if self._divides else len(self.replaced)
 
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of the batches that are not done yet."""
+        if not self._divides:
+            yield from self.replaced
+            return
         order = self._order()
-        first = self._first()
-        for batch in range(first if first < self._batches else 0, self._batches):
+        epoch, first = self._start
+        for batch in range(first if self.epoch == epoch else 0, self._batches):
             whole = order[batch * self._whole : min((batch + 1) * self._whole, self._samples)]
             yield from whole[self.rank :: self.num_replicas] or whole[:1]
 
@@ -91,6 +111,8 @@ class TrainingSampler(DistributedSampler[Any]):
         Args:
             batch: number of the batch in its epoch.
         """
+        if not self._divides:
+            return 1.0
         return self._count(batch) * self.num_replicas / self._global_count(batch)
 
     def _global_count(self, batch: int) -> int:
@@ -116,28 +138,44 @@ def divide_training(loader: object, trainer: Any) -> object:
         loader: anything; a loader with a sampler or batches of the user's is not changed.
         trainer: the Trainer, which knows what is done of an epoch.
     """
-    if not isinstance(loader, DataLoader) or type(loader.sampler) is not DistributedSampler:
+    sampler = loader.sampler if isinstance(loader, DataLoader) else None
+    if isinstance(sampler, TrainingSampler):  # of another Trainer that had this CombinedLoader
+        sampler = sampler.replaced
+    if not isinstance(loader, DataLoader) or type(sampler) is not DistributedSampler:
         return loader
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         return loader
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    # Workers ask for samples before Lightning tells the epoch.
-    loader.sampler.set_epoch(_next_epoch(trainer.fit_loop))
-    sampler = TrainingSampler(
-        loader.sampler, loader.batch_size, loader.drop_last, lambda: int(progress.current.ready)
-    )
+    warnings.filterwarnings("ignore", message=_RESUMING)
+    own = TrainingSampler(sampler, loader.batch_size, loader.drop_last, trainer.fit_loop)
     update = load_utilities("data")._update_dataloader
-    divided: object = update(loader, sampler)
+    divided: object = update(loader, own)
     return divided
 
 
-def _next_epoch(loop: Any) -> int:
-    """Return the epoch of the next batch; a checkpoint may be of the last batch of the one before.
+def weight_of(batch: int, trainer: Any) -> float:
+    """Return the factor of this rank's mean loss with which the ranks' average is exact (local).
+
+    Args:
+        batch: number of the batch in its epoch.
+        trainer: the Trainer, which knows the loaders.
+    """
+    sampler = getattr(trainer.fit_loop._combined_loader.flattened[0], "sampler", None)
+    return sampler.weight(batch) if isinstance(sampler, TrainingSampler) else 1.0
+
+
+def _next_batch(loop: Any) -> tuple[int, int]:
+    """Return the epoch of the batch with which training begins or goes on, and its number there.
+
+    A checkpoint may be of the end of a batch, even the last one, which is processed but not
+    completed, or of an exception in a batch that is then begun anew.
 
     Args:
         loop: Lightning's loop over epochs.
     """
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
-    open_epoch = epochs.total.processed == epochs.total.started - 1
-    over = loop.restarting and open_epoch and batches.is_last_batch
-    return int(epochs.current.processed) + bool(over)
+    epoch, batch = int(epochs.current.processed), int(batches.current.processed)
+    if not loop.restarting or epochs.total.processed != epochs.total.started - 1:
+        return epoch, 0
+    if batches.is_last_batch and batch == batches.current.ready:
+        return epoch + 1, 0
+    return epoch, batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,10 +18,10 @@ from hvdtrain.lightning.metrics import synchronize_metrics
 from hvdtrain.lightning.optimizers import unwrap, wrap
 from hvdtrain.lightning.reduction import Reduction
 from hvdtrain.lightning.sampling import (
-    TrainingSampler,
     divide_training,
     omit_padding,
     silence_warnings,
+    weight_of,
 )
 from hvdtrain.lightning.sync_batch_norm import HvdSyncBatchNorm
 
@@ -176,8 +176,10 @@ class HvdStrategy(ParallelStrategy):
         def complete() -> Any:
             loss = closure()
             reduction.complete()
-            # Its line search compares losses, which must be those of all ranks.
-            return self.reduce(loss) if isinstance(optimizer, torch.optim.LBFGS) else loss
+            if not isinstance(optimizer, torch.optim.LBFGS):
+                return loss
+            # Its line search compares losses, which must be those of all samples.
+            return self.reduce(loss * self._weight)
 
         with reduction.stepping():
             result = super().optimizer_step(optimizer, complete, model, **kwargs)
@@ -196,10 +198,8 @@ class HvdStrategy(ParallelStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Note the weight of this rank's part of a short last batch."""
-        sampler = getattr(self.lightning_module.trainer.train_dataloader, "sampler", None)
         averages = not any(optimizer.exchanges_weights for optimizer in self.optimizers)
-        weighs = averages and isinstance(sampler, TrainingSampler)
-        self._weight = cast(Any, sampler).weight(batch_idx) if weighs else 1.0
+        self._weight = weight_of(batch_idx, self.lightning_module.trainer) if averages else 1.0
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return a tensor reduced over all ranks, or anything else as it is (collective)."""
@@ -245,13 +245,24 @@ class HvdStrategy(ParallelStrategy):
             if id(optimizer) in self._reductions:
                 optimizer.flush()
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Give the optimizers back as they are, because other ranks may go on (local)."""
+        self._unwrap_optimizers()
+
     def teardown(self) -> None:
-        """Give the model its own layers and the Trainer its own optimizers again (local)."""
+        """Give the model its own layers and the Trainer its own optimizers again.
+
+        With sharded=True the optimizers then have their whole state: where ranks share no memory,
+        that is collective, but not after an exception.
+        """
         super().teardown()
-        self.optimizers = [unwrap(optimizer) for optimizer in self.optimizers]
-        self._reductions.clear()
+        self._unwrap_optimizers()
         if isinstance(self._layer_sync, HvdSyncBatchNorm) and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
+
+    def _unwrap_optimizers(self) -> None:
+        self.optimizers = [unwrap(optimizer) for optimizer in self.optimizers]
+        self._reductions.clear()
 
 
 def _fits(trainer: Any) -> bool:

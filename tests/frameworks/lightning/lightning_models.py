@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import lightning.pytorch as pl
@@ -45,6 +48,16 @@ def weights(model: torch.nn.Module) -> list[float]:
     return torch.cat([p.detach().double().flatten() for p in model.parameters()]).tolist()
 
 
+def shared_folder() -> Path:
+    """Return a new folder, the same on all ranks."""
+    return Path(hvd.broadcast_object(mkdtemp() if hvd.rank() == 0 else None))
+
+
+def all_of(numbers: Iterable[int]) -> list[int]:
+    """Return the numbers of all ranks, sorted."""
+    return sorted(chain.from_iterable(hvd.allgather_object([int(n) for n in numbers])))
+
+
 class Regression(pl.LightningModule):
     """A network whose second branch is used for some batches only, and for some by one rank."""
 
@@ -85,6 +98,14 @@ class Regression(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Several(Regression):
+    """A network that is trained on a batch of each loader."""
+
+    def training_step(self, batches: Any, index: int) -> torch.Tensor:
+        step = super().training_step
+        return torch.stack([step(batch, index) for batch in batches]).sum()
 
 
 class Adversaries(Regression):

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from itertools import chain
-from pathlib import Path
-from tempfile import mkdtemp
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
+from lightning.pytorch.plugins import MixedPrecision
 from lightning_models import (
     QUIET,
     Adversaries,
     Normalized,
     Regression,
     Searching,
+    Several,
+    all_of,
     fit,
     loader,
     regression,
+    shared_folder,
     weights,
 )
+from lightning_resuming import interrupted, limited, resuming
 from shared_launch import run_each
 from torch.utils.data import DistributedSampler
 
 import hvdtrain.torch as hvd
 from hvdtrain.lightning import HvdStrategy
-
-
-def shared_folder() -> Path:
-    """Return a new folder, the same on all ranks."""
-    return Path(hvd.broadcast_object(mkdtemp() if hvd.rank() == 0 else None))
-
-
-def all_of(numbers: Iterable[int]) -> list[int]:
-    """Return the numbers of all ranks, sorted."""
-    return sorted(chain.from_iterable(hvd.allgather_object([int(n) for n in numbers])))
 
 
 def training() -> Any:
@@ -95,6 +86,22 @@ def uneven() -> Any:
     return found
 
 
+def listed() -> Any:
+    """A list of one loader is used as that loader; several are used as Lightning uses them."""
+    one, several, data = Several(), Several(), regression(29)
+    how = {**QUIET, "strategy": "hvdtrain", "max_epochs": 2}
+    pl.Trainer(**how).fit(one, [loader(data)])
+    assert sorted(set(all_of(one.seen))) == list(range(29))
+    pl.Trainer(**how).fit(several, [loader(data), loader(data)])
+    sampler: DistributedSampler[Any] = DistributedSampler(data, hvd.size(), hvd.rank())
+    wanted = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        wanted += [*sampler] * 2
+    assert sorted(several.seen) == sorted(wanted)
+    return weights(one)
+
+
 def manual() -> Any:
     model = Adversaries()
     fit(model, regression())
@@ -102,8 +109,9 @@ def manual() -> Any:
 
 
 def line_search() -> Any:
+    """Five samples are left for the last batch of all ranks."""
     model = Searching()
-    fit(model, regression(84))
+    fit(model, regression(89))
     return weights(model)
 
 
@@ -167,37 +175,6 @@ def precision() -> Any:
     return found
 
 
-class CountingIO(TorchCheckpointIO):
-    """Counts what this rank writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = 0
-
-    def save_checkpoint(self, *args: Any, **how: Any) -> None:
-        self.written += 1
-        super().save_checkpoint(*args, **how)
-
-
-def resuming() -> Any:
-    """Stop in the middle of an epoch and at its end, and go on where it was."""
-    folder = shared_folder()
-    kept = pl.callbacks.ModelCheckpoint(folder, every_n_train_steps=4, save_top_k=-1)
-    files = CountingIO()
-    how = {"enable_checkpointing": True, "max_epochs": 3, "plugins": [files]}
-    model = Regression()
-    fit(model, regression(), callbacks=[kept], **how)
-    assert (files.written > 0) == (hvd.rank() == 0), files.written
-    states = []
-    for step, workers in ((12, 0), (16, 2)):
-        (path,) = folder.glob(f"*step={step}.ckpt")
-        resumed = Regression(seed=5)
-        trainer = pl.Trainer(**{**QUIET, "strategy": "hvdtrain", "max_epochs": 3})
-        trainer.fit(resumed, loader(regression(), num_workers=workers), ckpt_path=path)
-        states.append([weights(resumed), all_of(resumed.seen)])
-    return weights(model), states
-
-
 class Measured(Regression):
     """A network with a metric of torchmetrics, which the strategy tells of the ranks."""
 
@@ -258,8 +235,17 @@ def communication() -> Any:
 CASES: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
-        *(training, alone, accumulation, dropped, uneven, manual, line_search, sharing),
-        *(weight_exchange, batch_norm, precision, resuming, evaluation, communication),
+        *(training, alone, accumulation, dropped, uneven, listed, manual, line_search, sharing),
+        *(
+            weight_exchange,
+            batch_norm,
+            precision,
+            resuming,
+            interrupted,
+            limited,
+            evaluation,
+            communication,
+        ),
     )
 }
 

@@ -10,8 +10,26 @@ from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("lightning_worker.py")
 CASES = [
-    *("training", "accumulation", "dropped", "uneven", "manual", "line_search", "sharing"),
-    *("batch_norm", "precision", "resuming", "evaluation", "communication", "weight_exchange"),
+    *(
+        "training",
+        "accumulation",
+        "dropped",
+        "uneven",
+        "listed",
+        "manual",
+        "line_search",
+        "sharing",
+    ),
+    *(
+        "batch_norm",
+        "precision",
+        "resuming",
+        "interrupted",
+        "limited",
+        "evaluation",
+        "communication",
+    ),
+    "weight_exchange",
 ]
 WARM = "torch torchmetrics lightning.pytorch"
 LAUNCHES = {
@@ -60,9 +78,12 @@ def test_each_sample_is_used_once_an_epoch(np: int) -> None:
 
 
 @pytest.mark.parametrize("np", [1, 2, pytest.param(3, marks=pytest.mark.soak)])
-def test_training_goes_on_in_the_middle_of_an_epoch(np: int) -> None:
-    for expected, states in LAUNCHES[np].results("resuming"):
+@pytest.mark.parametrize(("case", "steps"), [("resuming", [12, 12, 16]), ("interrupted", [12, 15])])
+def test_training_goes_on_with_the_next_batch(np: int, case: str, steps: list[int]) -> None:
+    """Three epochs of eight batches, of which the last one has six samples."""
+    left = [270 - 12 * step + 6 * (step // 8) for step in steps]
+    for expected, states in LAUNCHES[np].results(case):
         for found, seen in states:
-            assert close(found, expected, "resuming")
+            assert close(found, expected, case)
             assert max(map(seen.count, range(90))) <= 2
-        assert [len(seen) for _, seen in states] == [270 - 90 - 4 * 12, 90]
+        assert [len(seen) for _, seen in states] == left
