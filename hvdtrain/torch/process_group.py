@@ -9,18 +9,16 @@ DDP and all that is built on it then reduce on hvdtrain's ranks. It takes tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import Work
-from torch.futures import Future
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.process_group_work import OperationThread, Tensors
 from hvdtrain.types import ReduceOp
 
 __all__ = ["HvdProcessGroup"]
@@ -32,30 +30,8 @@ _OPERATIONS = {
     "MAX": hvd.Max,
     "PRODUCT": hvd.Product,
 }
-Tensors = Sequence[torch.Tensor]
 # Its methods are declared with all forms that Python may call, of which C++ uses one.
 _PROCESS_GROUP: Any = distributed.ProcessGroup
-
-
-class _Submitted(Work):
-    """An operation that the thread of a group runs; waiting for it raises what it has raised."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._future: Future[list[torch.Tensor]] = Future()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is done: hvdtrain watches ranks that are late, and ends jobs by itself."""
-        self._future.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        """Return whether it is done."""
-        return self._future.done()
-
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """Return the future of its results."""
-        return self._future
 
 
 class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
@@ -69,9 +45,8 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
 
     def __init__(self, name: str) -> None:
         super().__init__(hvd.rank(), hvd.size())
-        self._rank, self._size, self._name = hvd.rank(), hvd.size(), name
-        self._count = 0
-        self._thread = ThreadPoolExecutor(1, "hvdtrain-process-group")
+        self._rank, self._size = hvd.rank(), hvd.size()
+        self._operations = OperationThread(name)
 
     def size(self) -> int:
         """Return the number of ranks."""
@@ -87,7 +62,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Wait for what has been submitted, and take no more."""
-        self._thread.shutdown()
+        self._operations.shutdown()
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         """Reduce each tensor in place."""
@@ -97,7 +72,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for number, tensor in enumerate(tensors):
                 hvd.allreduce_(tensor, name=f"{name}.{number}", op=op)
 
-        return self._submit("allreduce", run, tensors)
+        return self._operations.submit("allreduce", run, tensors)
 
     allreduce_coalesced = allreduce
 
@@ -110,7 +85,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             if self._rank == opts.rootRank:
                 tensors[0].copy_(reduced)
 
-        return self._submit("reduce", run, tensors)
+        return self._operations.submit("reduce", run, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         """Overwrite a tensor with that of one rank."""
@@ -118,7 +93,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         def run(name: str) -> None:
             hvd.broadcast_(tensors[0], opts.rootRank if opts else 0, name)
 
-        return self._submit("broadcast", run, tensors)
+        return self._operations.submit("broadcast", run, tensors)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         """Write the tensors of all ranks into a list."""
@@ -128,7 +103,9 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, row in zip(outputs[0], gathered, strict=True):
                 output.copy_(row.view_as(output))
 
-        return self._submit("allgather", run, [tensor for row in outputs for tensor in row])
+        return self._operations.submit(
+            "allgather", run, [tensor for row in outputs for tensor in row]
+        )
 
     def all_gather_single(
         self, output: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None
@@ -138,7 +115,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         def run(name: str) -> None:
             output.view(-1).copy_(hvd.allgather(input_tensor.reshape(-1), name))
 
-        return self._submit("allgather", run, [output])
+        return self._operations.submit("allgather", run, [output])
 
     _allgather_base = all_gather_single
 
@@ -150,7 +127,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, row in zip(outputs[0] if outputs else (), gathered, strict=False):
                 output.copy_(row.view_as(output))
 
-        return self._submit("gather", run, inputs)
+        return self._operations.submit("gather", run, inputs)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         """Give each rank one of the tensors of one rank."""
@@ -162,7 +139,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
                 torch.stack([tensor.reshape(-1) for tensor in inputs[0]], out=every)
             mine.copy_(hvd.broadcast_(every, opts.rootRank, name)[self._rank].view_as(mine))
 
-        return self._submit("scatter", run, outputs)
+        return self._operations.submit("scatter", run, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         """Give each rank its part of the reduced tensors."""
@@ -178,7 +155,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             parts = input_tensor.reshape(self._size, -1)
             output.copy_(hvd.reducescatter(parts, name, op=op).view_as(output))
 
-        return self._submit("reducescatter", run, [output])
+        return self._operations.submit("reducescatter", run, [output])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -194,7 +171,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             ):
                 output.copy_(part.view_as(output))
 
-        return self._submit("alltoall", run, outputs)
+        return self._operations.submit("alltoall", run, outputs)
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks."""
@@ -202,26 +179,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         def run(name: str) -> None:
             hvd.allreduce(torch.zeros(1), name=name)
 
-        return self._submit("barrier", run, [])
-
-    def _submit(self, kind: str, run: Callable[[str], None], result: Tensors) -> Any:
-        """Run an operation in the thread, and return what torch.distributed waits for."""
-        self._count += 1
-        name = f"{self._name}.{kind}.{self._count}"
-        submitted = _Submitted()
-        future = submitted.get_future()
-
-        def work() -> None:
-            try:
-                with torch.no_grad():
-                    run(name)
-            except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]
-            else:
-                future.set_result(list(result))
-
-        self._thread.submit(work)
-        return submitted
+        return self._operations.submit("barrier", run, [])
 
 
 def _operation(options: Any) -> ReduceOp:
