@@ -10,7 +10,7 @@ from ranks import launch
 from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
-CASES = ["reductions", "movements", "objects", "data_parallel"]
+CASES = ["reductions", "movements", "parts", "several", "objects", "data_parallel"]
 LAUNCHES = {
     1: SharedLaunch(WORKER, 1, CASES, warm="torch"),
     2: SharedLaunch(WORKER, 2, [*CASES, "refusals"], warm="torch"),
