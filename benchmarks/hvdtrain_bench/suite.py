@@ -30,9 +30,6 @@ from hvdtrain_bench.scaling.scheme import AVERAGE
 
 __all__ = ["Paper", "Suite"]
 
-# How much ranks differ is noisy in turns as short as those of other benchmarks.
-_PROFILE_STEPS = 3
-
 
 @dataclass(frozen=True)
 class Paper:
@@ -177,10 +174,7 @@ class Suite:
 
     def _profiles(self, paper: Paper) -> list[Result]:
         models = () if paper.works else self.settings.models
-        steps = _PROFILE_STEPS * self.settings.steps_per_turn
-        settings = replace(
-            self.settings, models=models, exchanges=paper.schemes, steps_per_turn=steps
-        )
+        settings = replace(self.settings, models=models, exchanges=paper.schemes)
         return [self._measure("profile", ranks, settings) for ranks in self._counts()]
 
     def _counts(self) -> Sequence[int]:

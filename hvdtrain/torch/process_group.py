@@ -9,53 +9,26 @@ DDP and all that is built on it then reduce on hvdtrain's ranks. It takes tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import Work
-from torch.futures import Future
 
 import hvdtrain.torch as hvd
-from hvdtrain.errors import UnsupportedError
-from hvdtrain.types import ReduceOp
+from hvdtrain.errors import MismatchError
+from hvdtrain.torch.process_group_limits import missing, reduction_of, require_all_ranks
+from hvdtrain.torch.process_group_work import OperationThread, Tensors
 
 __all__ = ["HvdProcessGroup"]
 
-_OPERATIONS = {
-    "SUM": hvd.Sum,
-    "AVG": hvd.Average,
-    "MIN": hvd.Min,
-    "MAX": hvd.Max,
-    "PRODUCT": hvd.Product,
-}
-Tensors = Sequence[torch.Tensor]
+_OTHERS_HAVE_IT = (
+    "use all_to_all_single() with splits, or a group of a backend that has it, such as "
+    "torch.distributed.new_group(backend='gloo')"
+)
 # Its methods are declared with all forms that Python may call, of which C++ uses one.
 _PROCESS_GROUP: Any = distributed.ProcessGroup
-
-
-class _Submitted(Work):
-    """An operation that the thread of a group runs; waiting for it raises what it has raised."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._future: Future[list[torch.Tensor]] = Future()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait until it is done: hvdtrain watches ranks that are late, and ends jobs by itself."""
-        self._future.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        """Return whether it is done."""
-        return self._future.done()
-
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """Return the future of its results."""
-        return self._future
 
 
 class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
@@ -69,9 +42,9 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
 
     def __init__(self, name: str) -> None:
         super().__init__(hvd.rank(), hvd.size())
-        self._rank, self._size, self._name = hvd.rank(), hvd.size(), name
-        self._count = 0
-        self._thread = ThreadPoolExecutor(1, "hvdtrain-process-group")
+        self._rank, self._size = hvd.rank(), hvd.size()
+        self._operations = OperationThread(name)
+        self._group_name = name
 
     def size(self) -> int:
         """Return the number of ranks."""
@@ -85,32 +58,40 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         """Return the name of the backend."""
         return "hvdtrain"
 
+    def setGroupName(self, name: str) -> None:
+        """Take the name by which torch.distributed finds the group for functional collectives."""
+        self._group_name = name
+
+    def getGroupName(self) -> str:
+        """Return that name."""
+        return self._group_name
+
     def shutdown(self) -> None:
         """Wait for what has been submitted, and take no more."""
-        self._thread.shutdown()
+        self._operations.shutdown()
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         """Reduce each tensor in place."""
-        op = _operation(opts)
+        op = reduction_of(opts)
 
         def run(name: str) -> None:
             for number, tensor in enumerate(tensors):
                 hvd.allreduce_(tensor, name=f"{name}.{number}", op=op)
 
-        return self._submit("allreduce", run, tensors)
+        return self._operations.submit("allreduce", run, tensors)
 
     allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Any:
         """Reduce a tensor, for one rank."""
-        op = _operation(opts)
+        op = reduction_of(opts)
 
         def run(name: str) -> None:
             reduced = hvd.allreduce(tensors[0], name=name, op=op)
             if self._rank == opts.rootRank:
                 tensors[0].copy_(reduced)
 
-        return self._submit("reduce", run, tensors)
+        return self._operations.submit("reduce", run, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         """Overwrite a tensor with that of one rank."""
@@ -118,7 +99,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         def run(name: str) -> None:
             hvd.broadcast_(tensors[0], opts.rootRank if opts else 0, name)
 
-        return self._submit("broadcast", run, tensors)
+        return self._operations.submit("broadcast", run, tensors)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         """Write the tensors of all ranks into a list."""
@@ -128,19 +109,31 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, row in zip(outputs[0], gathered, strict=True):
                 output.copy_(row.view_as(output))
 
-        return self._submit("allgather", run, [tensor for row in outputs for tensor in row])
+        return self._operations.submit(
+            "allgather", run, [tensor for row in outputs for tensor in row]
+        )
 
     def all_gather_single(
         self, output: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None
     ) -> Any:
         """Write the tensors of all ranks into one."""
-
-        def run(name: str) -> None:
-            output.view(-1).copy_(hvd.allgather(input_tensor.reshape(-1), name))
-
-        return self._submit("allgather", run, [output])
+        return self.all_gather_single_coalesced([output], [input_tensor], opts)
 
     _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        """Do the same for several tensors."""
+
+        def run(name: str) -> None:
+            gathered = hvd.grouped_allgather([tensor.reshape(-1) for tensor in inputs], name)
+            for output, found in zip(outputs, gathered, strict=True):
+                output.view(-1).copy_(found)
+
+        return self._operations.submit("allgather", run, outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         """Write the tensors of all ranks into a list on one rank."""
@@ -150,7 +143,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, row in zip(outputs[0] if outputs else (), gathered, strict=False):
                 output.copy_(row.view_as(output))
 
-        return self._submit("gather", run, inputs)
+        return self._operations.submit("gather", run, inputs)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         """Give each rank one of the tensors of one rank."""
@@ -162,7 +155,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
                 torch.stack([tensor.reshape(-1) for tensor in inputs[0]], out=every)
             mine.copy_(hvd.broadcast_(every, opts.rootRank, name)[self._rank].view_as(mine))
 
-        return self._submit("scatter", run, outputs)
+        return self._operations.submit("scatter", run, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         """Give each rank its part of the reduced tensors."""
@@ -172,15 +165,25 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         self, output: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None
     ) -> Any:
         """Give each rank its part of a reduced tensor."""
-        op = _operation(opts)
-
-        def run(name: str) -> None:
-            parts = input_tensor.reshape(self._size, -1)
-            output.copy_(hvd.reducescatter(parts, name, op=op).view_as(output))
-
-        return self._submit("reducescatter", run, [output])
+        return self.reduce_scatter_single_coalesced([output], [input_tensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Any:
+        """Do the same for several tensors."""
+        op = reduction_of(opts)
+
+        def run(name: str) -> None:
+            parts = [tensor.reshape(self._size, -1) for tensor in inputs]
+            reduced = hvd.grouped_reducescatter(parts, name, op=op)
+            for output, part in zip(outputs, reduced, strict=True):
+                output.copy_(part.view_as(output))
+
+        return self._operations.submit("reducescatter", run, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         """Send each rank a tensor."""
@@ -194,7 +197,37 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             ):
                 output.copy_(part.view_as(output))
 
-        return self._submit("alltoall", run, outputs)
+        return self._operations.submit("alltoall", run, outputs)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input_tensor: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Any:
+        """Send each rank a part of a tensor, by default an equal one."""
+
+        def run(name: str) -> None:
+            sent = list(input_splits) or _equal_parts(input_tensor, self._size)
+            wanted = list(output_splits) or _equal_parts(output, self._size)
+            received, rows = hvd.alltoall(input_tensor, sent, name)
+            if rows.tolist() != wanted:
+                raise MismatchError(
+                    f"[rank {self._rank}/{self._size}] alltoall {name!r}: ranks sent "
+                    f"{rows.tolist()} rows, and this one has room for {wanted}: give "
+                    "output_split_sizes what the others have as input_split_sizes for this rank"
+                )
+            output.copy_(received.view_as(output))
+
+        return self._operations.submit("alltoall", run, [output])
+
+    alltoall_base = all_to_all_single
+
+    send = missing("send()", _OTHERS_HAVE_IT)
+    recv = recv_anysource = missing("recv()", _OTHERS_HAVE_IT)
+    allgather_coalesced = missing("all_gather_coalesced()", "call all_gather() for each tensor")
 
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks."""
@@ -202,44 +235,17 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         def run(name: str) -> None:
             hvd.allreduce(torch.zeros(1), name=name)
 
-        return self._submit("barrier", run, [])
-
-    def _submit(self, kind: str, run: Callable[[str], None], result: Tensors) -> Any:
-        """Run an operation in the thread, and return what torch.distributed waits for."""
-        self._count += 1
-        name = f"{self._name}.{kind}.{self._count}"
-        submitted = _Submitted()
-        future = submitted.get_future()
-
-        def work() -> None:
-            try:
-                with torch.no_grad():
-                    run(name)
-            except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]
-            else:
-                future.set_result(list(result))
-
-        self._thread.submit(work)
-        return submitted
+        return self._operations.submit("barrier", run, [])
 
 
-def _operation(options: Any) -> ReduceOp:
-    name = "SUM" if options is None else options.reduceOp.op.name
-    if name not in _OPERATIONS:
-        raise UnsupportedError(f"backend hvdtrain reduces by {', '.join(_OPERATIONS)}, not {name}")
-    return _OPERATIONS[name]
+def _equal_parts(tensor: torch.Tensor, size: int) -> list[int]:
+    return [len(tensor) // size] * size
 
 
 def _create(_: Any, rank: int, size: int, timeout: timedelta) -> HvdProcessGroup:
     """Return the group that init_process_group() or new_group() asks for (collective)."""
     hvd.init()
-    if (rank, size) != (hvd.rank(), hvd.size()):
-        raise UnsupportedError(
-            f"{hvd.rank()}/{hvd.size()}: backend hvdtrain has groups of all ranks in their order "
-            f"only, and this is {rank} of {size}: start ranks by `python -m hvdtrain exec`, and "
-            "give a group of fewer ranks another backend"
-        )
+    require_all_ranks(rank, size)
     global _groups
     _groups += 1
     return HvdProcessGroup(f"process group {_groups}")

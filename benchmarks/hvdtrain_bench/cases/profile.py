@@ -31,7 +31,7 @@ from hvdtrain_bench.cases.trainer import Trainer, bare, bare_optimizer, first_we
 from hvdtrain_bench.harness.periods import SHARDED, period_of
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import PROFILE_STEPS, Settings
 from hvdtrain_bench.harness.turns import Contender, take_turns
 from hvdtrain_bench.scaling.paper import jitter_seconds
 from hvdtrain_bench.scaling.predictions import HVDTRAIN
@@ -125,7 +125,8 @@ def _measure_model(
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
         step = partial(_repeat, trainer.step, periods[name])
         contenders.append(Contender(name, peers.library, trainer.restart, step, _pass, meets=True))
-    turns = take_turns(ranks, contenders, settings.repeats, 0.0, settings.steps_per_turn)
+    steps = PROFILE_STEPS * settings.steps_per_turn
+    turns = take_turns(ranks, contenders, settings.repeats, 0.0, steps)
     about = {"model": key, "title": model.title, "samples": model.batch}
     seconds = {
         name: [value / periods[name] for value in values] for name, values in turns.seconds.items()

@@ -14,6 +14,7 @@ __all__ = [
     "FITTED",
     "MODELS",
     "OPTIMIZERS",
+    "PROFILE_STEPS",
     "QUICK",
     "TASKS",
     "Settings",
@@ -26,6 +27,8 @@ OPTIMIZERS = ("sgd", "adam")
 FITTED = ("mlp", "mnist-cnn")
 TASKS = ("digits", "text", "text-decay", "mnist-cnn")
 EXCHANGES = ("half:type=bf16", "nbit:bits=1", "powersgd:rank=4", "topk:ratio=0.01", "local:steps=8")
+# How much ranks differ is noisy in turns as short as those of other benchmarks.
+PROFILE_STEPS = 3  # for each of steps_per_turn
 
 # Durations on two cores, for the estimate that is printed.
 _START_SECONDS = 6.0
@@ -153,9 +156,10 @@ def estimated_seconds(kind: str, settings: Settings) -> float:
         return _START_SECONDS + repeats * steps * sum(
             map(_STEP_SECONDS.__getitem__, settings.models)
         )
-    calls = settings.steps_per_turn + 1
     if kind == "profile":
+        calls = PROFILE_STEPS * settings.steps_per_turn + 1
         steps = calls * (2 + sum(turn_steps(text, 1) for text in settings.exchanges))
     else:
+        calls = settings.steps_per_turn + 1
         steps = calls * len(settings.batches) * len(settings.optimizers) * _STEP_WAYS
     return _START_SECONDS + repeats * steps * sum(map(_STEP_SECONDS.__getitem__, settings.models))

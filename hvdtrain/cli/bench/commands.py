@@ -40,7 +40,7 @@ def command() -> None:
 
     Peers are Horovod (where it is installed), DDP and gloo of PyTorch, and mpi4py. Every result
     is checked. Medians, ratios and their spread are printed, and a difference within the noise is
-    called so. It starts ranks itself: about 10 minutes for all on two cores, with --quick one.
+    called so. It starts ranks itself: about 13 minutes for all on two cores, with --quick one.
     """
 
 

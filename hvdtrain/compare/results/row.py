@@ -82,22 +82,47 @@ def make_rows(outcomes: list[Outcome], ranks: int) -> list[Row]:
     base = rows[0].step
     if base is None:
         return rows
-    ratios = [None if row.step is None else ratio_to(base, row.step) for row in rows]
-    # The first one is the same code as itself: its ratio is 1.
-    same = [one.contender.title == outcomes[0].contender.title for one in outcomes]
-    noise = noise_of([ratio for ratio, own in zip(ratios, same, strict=True) if own and ratio])
-    others = zip(rows[1:], ratios[1:], same[1:], strict=True)
-    return [rows[0], *(_judged(row, ratio, own, noise) for row, ratio, own in others)]
+    own = _own_ratios(outcomes, rows)
+    noise = noise_of(list(own.values()))
+    title = outcomes[0].contender.title
+    others = zip(outcomes[1:], rows[1:], strict=True)
+    return [
+        rows[0],
+        *(
+            _judged(row, base, outcome.contender.title == title, own.get(row.label), noise)
+            for outcome, row in others
+        ),
+    ]
 
 
-def _judged(row: Row, ratio: Ratio | None, same: bool, noise: float) -> Row:
-    """Return the row with its ratio, and what can be said of it."""
-    if ratio is None:
+def _own_ratios(outcomes: list[Outcome], rows: list[Row]) -> dict[str, Ratio]:
+    """Return the ratio of each contender that takes part again to its first time, by label."""
+    firsts: dict[str, Timing] = {}
+    found = {}
+    for outcome, row in zip(outcomes, rows, strict=True):
+        if row.step is not None:
+            first = firsts.setdefault(outcome.contender.title, row.step)
+            if row.step is not first:
+                found[row.label] = ratio_to(first, row.step)
+    return found
+
+
+def _judged(row: Row, base: Timing, is_base: bool, own: Ratio | None, noise: float) -> Row:
+    """Return the row with its ratio to the base, and what can be said of it.
+
+    Args:
+        row: contender.
+        base: time of the first contender.
+        is_base: whether both are the same code.
+        own: ratio to the first time that the same code takes part; None if this is the first.
+        noise: largest ratio without a meaning.
+    """
+    if row.step is None:
         return row
-    if not same:
-        return replace(row, ratio=ratio, verdict=judge(ratio, noise))
-    notes = (*row.notes, noise_text(ratio, noise))
-    return replace(row, ratio=ratio, verdict=judge_same(ratio), notes=notes)
+    ratio = ratio_to(base, row.step)
+    verdict = judge_same(ratio) if is_base else judge(ratio, noise)
+    notes = row.notes if own is None else (*row.notes, noise_text(own, noise))
+    return replace(row, ratio=ratio, verdict=verdict, notes=notes)
 
 
 def _timing(outcome: Outcome) -> Timing:

@@ -34,8 +34,8 @@ def _in_node(script: Script, node: ast.AST) -> Iterator[Found]:
             if each.arg in _COUNTS and not named and _is_device_count(script, each.value):
                 yield Found(each.value, f"{each.arg} is the number of GPUs of this node")
     elif isinstance(node, ast.BinOp) and last_name(node.right) not in _COUNTS:
-        what = _scaled(node)
-        if what and _is_device_count(script, node.right) and not _is_of_node(script):
+        counts = _is_device_count(script, node.right) and not _is_of_node(script)
+        if counts and (what := _scaled(node)):
             yield Found(node, f"the {what} depends on the number of GPUs of this node")
 
 

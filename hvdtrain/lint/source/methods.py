@@ -4,76 +4,119 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeAlias
 
 from hvdtrain.lint.source.names import Names
 from hvdtrain.lint.source.tree import Function, Tree, last_name, path_of
-from hvdtrain.lint.source.values import Values
 
 __all__ = ["Methods"]
 
 _MOST_BASES = 10
+_Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Methods:
-    """Finds what calls run; a method only where the text tells the class of its owner.
+    """Finds what calls run: functions where Python finds them, methods by the class of their owner.
 
     Args:
         tree: the script.
         names: its imports.
-        values: its assignments.
+        origins: returns the expressions that a name leads to; see Values.
     """
 
-    def __init__(self, tree: Tree, names: Names, values: Values) -> None:
+    def __init__(
+        self, tree: Tree, names: Names, origins: Callable[[ast.expr], list[ast.expr]]
+    ) -> None:
         self._tree = tree
         self._names = names
-        self._values = values
-        self._functions: dict[str, list[Function]] = defaultdict(list)
-        self._methods: dict[ast.AST, dict[str, Function]] = defaultdict(dict)
-        for function in tree.functions:
-            owner = tree.parent(function)
-            if isinstance(owner, ast.ClassDef):
-                self._methods[owner][function.name] = function
-            else:
-                self._functions[function.name].append(function)
-        classes = [node for node in tree.nodes if isinstance(node, ast.ClassDef)]
-        self._classes = {node.name: node for node in classes}
+        self._origins = origins
+        self._defined: dict[tuple[ast.AST, str], list[_Definition]] = defaultdict(list)
+        self._of_any_class: dict[str, list[Function]] = defaultdict(list)
+        for node in tree.nodes:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                holder = self._holder(node)
+                self._defined[holder, node.name].append(node)
+                if isinstance(holder, ast.ClassDef) and not isinstance(node, ast.ClassDef):
+                    self._of_any_class[node.name].append(node)
 
     def called(self, call: ast.Call) -> list[Function]:
         """Return the functions of the script that a call may run; none if that is not certain."""
-        if self._names.is_of_import(call.func):
+        function = call.func
+        if self._names.is_of_import(function):
             return []
-        if isinstance(call.func, ast.Attribute):
-            return self._of_owner(call.func.value, call.func.attr)
-        name = last_name(call)
-        return self._method(self._classes.get(name), "__init__") or self._functions.get(name, [])
+        if isinstance(function, ast.Attribute):
+            return self._of_owner(function.value, function.attr)
+        found: list[Function] = []
+        for each in self._visible(function) if isinstance(function, ast.Name) else []:
+            found += self._method(each, "__init__") if isinstance(each, ast.ClassDef) else [each]
+        return found
+
+    def likely_called(self, call: ast.Call) -> list[Function]:
+        """Return the same; for an owner of which nothing is known, the only method of that name."""
+        found = self.called(call)
+        if found or not self._has_unknown_owner(call.func):
+            return found
+        named = self._of_any_class.get(last_name(call), [])
+        return named if len(named) == 1 else []
+
+    def passes_self(self, call: ast.Call) -> bool:
+        """Return whether a call names the class of a method, as in Base.__init__(self)."""
+        function = call.func
+        return isinstance(function, ast.Attribute) and self._class_of(function.value) is not None
+
+    def _has_unknown_owner(self, function: ast.expr) -> bool:
+        if not isinstance(function, ast.Attribute) or self._names.is_of_import(function):
+            return False
+        owner = function.value
+        if path_of(owner) in ("self", "cls") or self._class_of(owner):
+            return False
+        return all(isinstance(each, (ast.Name, ast.Attribute)) for each in self._origins(owner))
 
     def _of_owner(self, owner: ast.expr, name: str) -> list[Function]:
         if path_of(owner) in ("self", "cls"):
             return self._method(self._class_around(owner), name)
-        if isinstance(owner, ast.Name) and owner.id in self._classes:
-            return self._method(self._classes[owner.id], name)
-        origins = [each for each in self._values.origins(owner) if not _is_none(each)]
+        if known := self._class_of(owner):
+            return self._method(known, name)
+        origins = [each for each in self._origins(owner) if not _is_none(each)]
         found: list[Function] = []
         for origin in origins:
-            made = origin.func if isinstance(origin, ast.Call) else None
-            known = self._classes.get(made.id) if isinstance(made, ast.Name) else None
+            known = self._class_of(origin.func) if isinstance(origin, ast.Call) else None
             if known is None:
                 return []
             found += self._method(known, name)
         return list(dict.fromkeys(found))
 
+    def _visible(self, name: ast.Name) -> list[_Definition]:
+        """Return what a name stands for; Python does not look into the classes around it."""
+        scope = self._tree.scope(name)
+        while (scope, name.id) not in self._defined and not isinstance(scope, ast.Module):
+            scope = self._tree.scope(scope)
+        return self._defined.get((scope, name.id), [])
+
+    def _class_of(self, node: ast.expr) -> ast.ClassDef | None:
+        """Return the class of the script that a name stands for, if it is one for certain."""
+        found = self._visible(node) if isinstance(node, ast.Name) else []
+        return found[0] if len(found) == 1 and isinstance(found[0], ast.ClassDef) else None
+
     def _class_around(self, node: ast.AST) -> ast.ClassDef | None:
         around = self._tree.ancestors(node)
         return next((each for each in around if isinstance(each, ast.ClassDef)), None)
+
+    def _holder(self, node: _Definition) -> ast.AST:
+        """Return the class, the function or the module whose name a definition is."""
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+        return next(each for each in self._tree.ancestors(node) if isinstance(each, kinds))
 
     def _method(self, owner: ast.ClassDef | None, name: str, depth: int = 0) -> list[Function]:
         """Return a method of a class or of its bases in the script."""
         if owner is None or depth > _MOST_BASES:
             return []
-        if name in self._methods.get(owner, ()):
-            return [self._methods[owner][name]]
+        own = self._defined.get((owner, name), [])
+        if functions := [each for each in own if not isinstance(each, ast.ClassDef)]:
+            return functions[-1:]  # Python keeps the last one
         for base in owner.bases:
-            found = self._method(self._classes.get(last_name(base)), name, depth + 1)
+            found = self._method(self._class_of(base), name, depth + 1)
             if found:
                 return found
         return []

@@ -6,8 +6,9 @@ import ast
 import re
 from collections.abc import Callable
 
+from hvdtrain.lint.source.methods import Methods
 from hvdtrain.lint.source.names import HVD, Names
-from hvdtrain.lint.source.tree import Tree, last_name, path_of, words_in
+from hvdtrain.lint.source.tree import Function, Tree, last_name, path_of, words_in
 from hvdtrain.lint.source.values import Values
 
 __all__ = ["Ranks"]
@@ -46,12 +47,13 @@ class Ranks:
         tree: the script.
         names: its imports.
         values: its assignments.
+        methods: what its calls run.
     """
 
-    def __init__(self, tree: Tree, names: Names, values: Values) -> None:
+    def __init__(self, tree: Tree, names: Names, values: Values, methods: Methods) -> None:
         self._names = names
         self._values = values
-        self._functions = {function.name: function for function in tree.functions}
+        self._methods = methods
         self._tree = tree
         self._asked: set[tuple[str, str | None]] = set()
 
@@ -189,8 +191,7 @@ class Ranks:
     def _is_main(self, node: ast.expr) -> bool:
         """Return whether a flag is true on some ranks only."""
         if isinstance(node, ast.Call):
-            name = last_name(node)
-            return name in _MAIN_NAMES or self._returns_test(name)
+            return last_name(node) in _MAIN_NAMES or self._returns_test(node)
         if not isinstance(node, (ast.Name, ast.Attribute)):
             return False
         if last_name(node) in _MAIN_NAMES:
@@ -217,10 +218,11 @@ class Ranks:
             return self.branches(value.test)[0] and len({bool(f.value) for f in flags}) == 2  # type: ignore[attr-defined]
         return not isinstance(value, (ast.Name, ast.Attribute)) and self.branches(value)[0]
 
-    def _returns_test(self, name: str) -> bool:
-        function = self._functions.get(name)
-        if function is None:
-            return False
+    def _returns_test(self, call: ast.Call) -> bool:
+        called = self._methods.likely_called(call)
+        return bool(called) and all(self._is_test_of_rank(function) for function in called)
+
+    def _is_test_of_rank(self, function: Function) -> bool:
         returned = [
             node.value
             for node in self._tree.own(function)

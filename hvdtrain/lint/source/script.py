@@ -33,9 +33,10 @@ class Script:
     def __init__(self, module: ast.Module) -> None:
         self.tree = Tree(module)
         self.names = Names(self.tree)
-        self.values = Values(self.tree, self.names)
-        self.ranks = Ranks(self.tree, self.names, self.values)
-        self.methods = Methods(self.tree, self.names, self.values)
+        self.values = Values(self.tree)
+        self.methods = Methods(self.tree, self.names, self.values.origins)
+        self.values.add_arguments(self.methods)
+        self.ranks = Ranks(self.tree, self.names, self.values, self.methods)
         self.calls = Calls(self.tree, self.names, self.methods)
         self.guards = Guards(self.tree, self.ranks, self.calls)
 

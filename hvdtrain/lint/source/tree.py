@@ -12,6 +12,8 @@ __all__ = ["Function", "Scope", "Tree", "last_name", "path_of", "words_in"]
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+
 
 class Tree:
     """A module's nodes.
@@ -23,7 +25,18 @@ class Tree:
     def __init__(self, module: ast.Module) -> None:
         self.module = module
         self.nodes = list(_in_order(module))
-        self._parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self._scopes: dict[ast.AST, Scope] = {module: module}
+        # What holds a node, and its child that leads there, as within() yields them.
+        self._places: dict[ast.AST, tuple[ast.AST, ast.AST]] = {}
+        for node in self.nodes:
+            scope = node if isinstance(node, _SCOPES) else self._scopes[node]
+            # The terms of a long sum are as deep inside one another as there are terms.
+            outside = self._places.get(node) if isinstance(node, ast.BinOp) else None
+            for child in ast.iter_child_nodes(node):
+                self._parents[child] = node
+                self._scopes[child] = scope
+                self._places[child] = outside or (node, child)
 
     @cached_property
     def calls(self) -> list[ast.Call]:
@@ -49,20 +62,18 @@ class Tree:
 
     def scope(self, node: ast.AST) -> Scope:
         """Return the function whose body holds `node`, or the module."""
-        for found in self.ancestors(node):
-            if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
-                return found
-        return self.module
+        return self._scopes[node]
 
     def within(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """Yield pairs of what holds `node` and which of its children leads there, in its scope."""
-        child = node
-        for found in self.ancestors(node):
-            if isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
-                yield found, child
-                return
-            yield found, child
-            child = found
+        """Yield pairs of what holds `node` and which of its children leads there, in its scope.
+
+        Sums, products and the like are left out: what they hold runs if they run.
+        """
+        place = self._places.get(node)
+        while place is not None:
+            yield place
+            holder = place[0]
+            place = None if isinstance(holder, _SCOPES) else self._places.get(holder)
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
         """Return the loops of its own scope that repeat `node`, innermost first."""
@@ -78,7 +89,7 @@ class Tree:
         """Return the statement that `node` is, or is part of."""
         if isinstance(node, ast.stmt):
             return node
-        return next((found for found in self.ancestors(node) if isinstance(found, ast.stmt)), None)
+        return next((found for found, _ in self.within(node) if isinstance(found, ast.stmt)), None)
 
     def before(self, node: ast.AST) -> Iterator[ast.stmt]:
         """Yield the statements of the blocks around `node` that come before it, in its scope."""

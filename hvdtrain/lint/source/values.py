@@ -6,8 +6,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from hvdtrain.lint.source.names import Names
-from hvdtrain.lint.source.tree import Function, Tree, last_name, path_of
+from hvdtrain.lint.source.methods import Methods
+from hvdtrain.lint.source.tree import Function, Tree, path_of
 
 __all__ = ["Values"]
 
@@ -19,10 +19,9 @@ class Values:
 
     Args:
         tree: the script.
-        names: its imports.
     """
 
-    def __init__(self, tree: Tree, names: Names) -> None:
+    def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._of_name: dict[tuple[ast.AST, str], list[ast.expr]] = defaultdict(list)
         self._of_path: dict[str, list[ast.expr]] = defaultdict(list)
@@ -36,17 +35,18 @@ class Values:
         for node in tree.nodes:
             for target, value in _assigned(node):
                 self._add(target, value)
-        by_name: dict[str, list[Function]] = defaultdict(list)
         for function in tree.functions:
             self._parameters[function] = {each.arg for each in _all_parameters(function)}
-            owner = tree.parent(function)
-            is_init = function.name == "__init__" and isinstance(owner, ast.ClassDef)
-            by_name[owner.name if is_init else function.name].append(function)  # type: ignore[union-attr]
-        for call in tree.calls:
-            for function in by_name.get(last_name(call), []):
-                if names.is_of_import(call.func):
-                    continue
-                for name, value in _bound(function, call, tree):
+
+    def add_arguments(self, methods: Methods) -> None:
+        """Take what calls give to the functions of the script for values of their parameters.
+
+        Args:
+            methods: what calls run, by the values known so far.
+        """
+        for call in self._tree.calls:
+            for function in methods.likely_called(call):
+                for name, value in _bound(function, call, self._tree, methods):
                     self._of_name[function, name].append(value)
 
     def is_parameter(self, node: ast.Name) -> bool:
@@ -114,9 +114,12 @@ def _all_parameters(function: Function) -> list[ast.arg]:
     return found + [each for each in (arguments.vararg, arguments.kwarg) if each]
 
 
-def _bound(function: Function, call: ast.Call, tree: Tree) -> Iterator[tuple[str, ast.expr]]:
+def _bound(
+    function: Function, call: ast.Call, tree: Tree, methods: Methods
+) -> Iterator[tuple[str, ast.expr]]:
     positional = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-    if isinstance(tree.parent(function), ast.ClassDef) and positional[:1] in (["self"], ["cls"]):
+    implied = {"cls"} if methods.passes_self(call) else {"cls", "self"}
+    if isinstance(tree.parent(function), ast.ClassDef) and implied.intersection(positional[:1]):
         positional = positional[1:]
     if not any(isinstance(each, ast.Starred) for each in call.args):
         yield from zip(positional, call.args, strict=False)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from shared_launch import run_each
 from torch import distributed
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdtrain.torch as hvd
@@ -83,6 +85,51 @@ def movements() -> None:
     distributed.barrier()
 
 
+def parts() -> None:
+    """Rank r sends rank s r + s rows, then two to each; a rank without room for them says so."""
+    rank, size = hvd.rank(), hvd.size()
+    counts = [rank + other for other in range(size)]
+    sent = torch.cat([torch.full([n, 2], 10 * rank + other) for other, n in enumerate(counts)])
+    mine = torch.empty_like(sent)
+    distributed.all_to_all_single(mine, sent, counts, counts)
+    wanted = [torch.full([n, 2], 10 * other + rank) for other, n in enumerate(counts)]
+    assert torch.equal(mine, torch.cat(wanted))
+    sent = torch.arange(2 * size).add(100 * rank)
+    mine = torch.empty_like(sent)
+    work = distributed.all_to_all_single(mine, sent, async_op=True)
+    work.wait()
+    firsts = [100 * other + 2 * rank for other in range(size)]
+    assert mine.tolist() == [number for first in firsts for number in (first, first + 1)]
+    if size > 1:
+        few = [len(mine) - size + 1, *[1] * (size - 1)]
+        with pytest.raises(MismatchError, match=rf"ranks sent \[2.*has room for \[{few[0]}, 1"):
+            distributed.all_to_all_single(mine, sent, few)
+
+
+def several() -> None:
+    """Several tensors as one operation, as functional collectives call all of theirs."""
+    rank, size = hvd.rank(), hvd.size()
+    tensors = every([2, 3], torch.float64)
+    with _coalescing_manager():
+        wholes = [torch.empty(2 * size, 3, dtype=torch.float64) for _ in range(2)]
+        for factor, whole in enumerate(wholes, 1):
+            distributed.all_gather_into_tensor(whole, tensors[rank] * factor)
+    assert all(torch.equal(w, torch.cat(tensors) * n) for n, w in enumerate(wholes, 1))
+    with _coalescing_manager():
+        mine = [torch.empty(2, 3, dtype=torch.float64) for _ in range(2)]
+        for factor, part in enumerate(mine, 1):
+            distributed.reduce_scatter_tensor(part, torch.cat(tensors) * factor)
+    assert all(torch.equal(part, tensors[rank] * size * n) for n, part in enumerate(mine, 1))
+    group = distributed.group.WORLD
+    assert group is not None
+    found = functional.all_gather_tensor(tensors[rank], 0, group)
+    assert torch.equal(found, torch.cat(tensors))
+    found = functional.reduce_scatter_tensor(torch.cat(tensors), "sum", 0, group)
+    assert torch.equal(found, tensors[rank] * size)
+    found = functional.all_to_all_single(torch.cat(tensors), None, None, group)
+    assert torch.equal(found, tensors[rank].repeat(size, 1))
+
+
 def objects() -> None:
     rank, size = hvd.rank(), hvd.size()
     found: list[object] = [None] * size
@@ -99,6 +146,15 @@ def refusals() -> None:
         distributed.all_reduce(torch.zeros(1 + hvd.rank()))
     with pytest.raises(UnsupportedError, match="BAND"):
         distributed.all_reduce(torch.zeros(1, dtype=torch.int64), Op.BAND)
+    some, peer = torch.zeros(1), (hvd.rank() + 1) % hvd.size()
+    for call in (distributed.send, distributed.isend):
+        with pytest.raises(UnsupportedError, match=r"no send\(\): use all_to_all_single\(\)"):
+            call(some, peer)
+    for source in (peer, None):
+        with pytest.raises(UnsupportedError, match=r"no recv\(\): .*backend='gloo'"):
+            distributed.recv(some, source)
+    with pytest.raises(UnsupportedError, match=r"no all_gather_coalesced\(\): call all_gather"):
+        distributed.all_gather_coalesced([[some] * hvd.size()], [some])
 
 
 def data_parallel() -> list[float]:
@@ -117,7 +173,8 @@ def data_parallel() -> list[float]:
 
 
 CASES: dict[str, Callable[[], object]] = {
-    case.__name__: case for case in (reductions, movements, objects, data_parallel, refusals)
+    case.__name__: case
+    for case in (reductions, movements, parts, several, objects, data_parallel, refusals)
 }
 
 if __name__ == "__main__":

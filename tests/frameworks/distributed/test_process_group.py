@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from ranks import launch
 from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
-CASES = ["reductions", "movements", "objects", "data_parallel"]
+CASES = ["reductions", "movements", "parts", "several", "objects", "data_parallel"]
 LAUNCHES = {
     1: SharedLaunch(WORKER, 1, CASES, warm="torch"),
     2: SharedLaunch(WORKER, 2, [*CASES, "refusals"], warm="torch"),
@@ -27,3 +29,16 @@ def test_ddp_does_what_one_process_does(np: int) -> None:
     (expected,) = LAUNCHES[1].results("data_parallel")
     for found in LAUNCHES[np].results("data_parallel"):
         assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_different_buckets_in_the_backward_pass_end_the_job_and_are_named() -> None:
+    with launch(WORKER.with_name("mismatch_worker.py"), 2, env={"OMP_NUM_THREADS": 1}) as job:
+        done = job.wait(120)
+        job.assert_nothing_left()
+    assert done.returncode == 1  # not a signal
+    assert done.stdout == ""  # of which both ranks would write what comes after
+    error = (
+        r"\[rank [01]/2\] RuntimeError: .*MismatchError: \[rank [01]/2\] allreduce '([^']*)': "
+        r"rank 0 sent .*shape \(512,\).*; rank 1 sent .*shape \(787968,\).*\. Submit the same"
+    )
+    assert re.search(error, done.stderr), done.stderr

@@ -9,6 +9,9 @@ import pytest
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result, read_result, write_json
 from hvdtrain_bench.harness.settings import DEFAULT, MODELS, QUICK, Settings, estimated_seconds
+from paths import ROOT
+
+from hvdtrain.cli.bench.commands import command
 
 REPEATS = 9
 NOISE = [1.01, 0.99, 1.02, 0.98, 1.0, 1.03, 0.97, 1.01, 0.99]
@@ -104,12 +107,26 @@ def test_settings_survive_the_command_line() -> None:
     assert Settings.from_json(QUICK.to_json()) == QUICK
 
 
+def seconds_of_all(settings: Settings) -> float:
+    """Return how long the benchmarks of `bench all` take on two ranks."""
+    usual = replace(settings, exchanges=())  # of those only the average is predicted
+    kinds = ("collectives", "steps", "idle", "profile")
+    return sum(estimated_seconds(kind, usual) for kind in kinds)
+
+
 def test_the_usual_settings_can_tell_a_difference_and_end_in_time() -> None:
     assert min(DEFAULT.repeats, QUICK.repeats) >= 12
     assert DEFAULT.sizes_bytes[0] == 1 << 10
     assert DEFAULT.sizes_bytes[-1] == 256 << 20
     assert DEFAULT.models == MODELS
-    kinds = ("collectives", "steps", "idle", "profile")
-    for settings, most in ((DEFAULT, 12 * 60), (QUICK, 90)):
-        without = replace(settings, exchanges=())  # of those only the average is predicted
-        assert sum(estimated_seconds(kind, without) for kind in kinds) < most
+    assert seconds_of_all(DEFAULT) < 14 * 60
+    assert seconds_of_all(QUICK) < 90
+
+
+def test_the_help_and_the_page_say_how_long_it_takes() -> None:
+    minutes = round(seconds_of_all(DEFAULT) / 60)
+    assert f"about {minutes} minutes for all" in " ".join((command.help or "").split())
+    assert (
+        f"in about {minutes} minutes on two cores"
+        in (ROOT / "benchmarks" / "README.md").read_text()
+    )

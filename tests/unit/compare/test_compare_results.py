@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from browser import chromium, low_contrasts, open_page
 
+from hvdtrain.compare.figures.judge import WITHIN_THE_NOISE
 from hvdtrain.compare.protocol.rank_file import RankResult
 from hvdtrain.compare.results.cells import time_cells
 from hvdtrain.compare.results.charts import Mark, chart, linear_ticks, log_ticks
@@ -86,6 +87,26 @@ def test_rows() -> None:
     )
     assert (failed.step, failed.failure) == (None, "ValueError: <no>")
     assert (alone.processes, alone.lines, alone.verdict) == (1, 0, "slower")
+
+
+def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None:
+    """The second ddp takes 1.25 of the time of the first, in each repeat."""
+    contenders = parse_contenders(["hvdtrain,fsdp2,ddp,ddp"], {}, "torch")
+    seconds = [1.0, 1.2, 2.0, 2.5]
+    found = [
+        Outcome(one, (Turn((result(0, each),)),) * 3)
+        for one, each in zip(contenders, seconds, strict=True)
+    ]
+    assert [row.verdict for row in make_rows(found[:3], 2)] == ["", "slower", "slower"]
+    rows = make_rows(found, 2)
+    assert [row.verdict for row in rows] == ["", WITHIN_THE_NOISE, "slower", "slower"]
+    assert rows[3].notes == (
+        "the same code took 1.25 to 1.25 of its own time: ratios of 0.80 to 1.25 are noise",
+    )
+    assert [row.notes for row in rows[:3]] == [()] * 3
+    # One that has failed says nothing of noise.
+    failed = make_rows([*found[:2], replace(found[2], failure="gone"), found[3]], 2)
+    assert [row.verdict for row in failed] == ["", "slower", "", "slower"]
 
 
 def test_without_the_first_contender_nothing_is_compared() -> None:
