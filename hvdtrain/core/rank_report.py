@@ -3,6 +3,9 @@
 `python -m hvdtrain.core.rank_report PORT,PORT,... [PORT]`: ports that are free, of which one
 becomes the rank's, and one at which the process that asks listens, if it does. All ranks are told.
 
+`python -m hvdtrain.core.rank_report --error MESSAGE`: this rank cannot go on. All end, with exit
+code 2, and the first one that has a message prints it.
+
 A process of its own, because the rank itself must be left without MPI: the program that it runs
 may use an MPI, threads or forks of its own.
 """
@@ -16,7 +19,7 @@ from collections.abc import Sequence
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import EXIT_USAGE, HvdtrainError
 
 __all__ = ["distinct_addresses", "main"]
 
@@ -25,6 +28,13 @@ def main() -> None:
     """Join the world, and print the fields of cluster_environment.ClusterRank (collective)."""
     context.init()
     topology = context.current().topology
+    error = sys.argv[2] if sys.argv[1] == "--error" else ""
+    errors = allgather_object(error, "errors")
+    if any(errors):
+        context.shutdown()
+        if topology.rank == next(rank for rank, text in enumerate(errors) if text):
+            print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USAGE)
     on_one_host = len(set(topology.hostnames)) == 1
     host = "127.0.0.1" if on_one_host else socket.gethostname()
     offer = [f"{host}:{port}" for port in sys.argv[1].split(",")]

@@ -47,7 +47,7 @@ if rank == 1:
 while not left.exists():  # rank 0 serves the store, without which the other rank may abort
     time.sleep(0.01)
 """
-# As on hosts with folders of their own. mpirun 5.0.11 has crashed when one of two programs ended.
+# As on hosts with folders of their own.
 OF_ONE_RANK = """
 import os, runpy, sys
 from pathlib import Path

@@ -72,27 +72,31 @@ def command(
     try:  # files that are missing on one host are an error of some ranks only
         named = None if roles is None else parse_roles(roles)
         script = Script.parse(arguments) if arguments or not only_print else None
-        _run(script, named, only_print, passed, settings_file)
+        watched = script is not None and script.uses_accelerate()
+        found = settings_file or (accelerate.default_file(os.environ) if watched else None)
+        settings = None if found is None else accelerate.read_file(found)
     except UsageError as error:
-        refuse_locally(f"{socket.gethostname()}: {error}")
+        _refuse_together(f"{socket.gethostname()}: {error}")
+    _run(script, named, watched, settings, only_print, passed)
 
 
 def _run(
     script: Script | None,
     named: list[str] | None,
+    watched: bool,
+    settings: accelerate.Settings | None,
     only_print: bool,
     passed: str | None,
-    settings_file: Path | None,
 ) -> None:
-    watched = script is not None and script.uses_accelerate()
-    found = settings_file or (accelerate.default_file(os.environ) if watched else None)
-    settings = None if found is None else accelerate.read_file(found)
     # Ranks that wait for the chief's end need its address before they run their scripts.
     waiting = named is not None and chief.has_waiting_ranks(named) and not only_print
     listening = chief.listen(os.environ) if waiting else None
     place = _report_rank(listening)
     roles = named or ["worker"] * place.size
-    check_roles(roles, place.size)
+    try:
+        check_roles(roles, place.size)
+    except UsageError as error:
+        refuse_locally(str(error))
     gpu = accelerate.has_gpu(os.environ)
     variables = _variables(place, roles, accelerate.accelerate_variables(settings, gpu))
     if only_print or script is None:
@@ -126,6 +130,13 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
     if done.returncode != 0:
         sys.exit(done.returncode)
     return ClusterRank.from_facts(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _refuse_together(message: str) -> NoReturn:
+    """Report an error that other ranks may not have, and end with them (collective)."""
+    # mpirun 5.0.11 hangs or crashes if a rank ends while another one connects to it.
+    command = [sys.executable, "-m", "hvdtrain.core.rank_report", "--error", message]
+    sys.exit(subprocess.run(command, check=False, close_fds=False).returncode)
 
 
 def _run_role(
