@@ -1,0 +1,139 @@
+"""A page of the documentation worked through, as its reader would, in one session of a shell.
+
+- A block after a paragraph that says "Save this as `NAME`" is written to that file.
+- A block of ```sh is run. Every command must succeed.
+- A block of ```text after it is what it prints: each of its lines is in the output, in this order.
+  `…` stands for anything. Numbers with a decimal point, numbers with a unit, and digests differ
+  from run to run and match any other; whole numbers have to agree.
+
+Blocks that make an environment and install into it (`INSTALLS`) are not run, because what is tested is
+what is installed already: pip would take it from the network, in another version. The tests of the
+wheels run these lines. Any other block is an error: it would be code that no test has run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ranks import start
+
+__all__ = ["INSTALLS", "Step", "steps_of", "work_through"]
+
+INSTALLS = ("python3 -m venv ", ". ", "pip install ", "export PIP_EXTRA_INDEX_URL=")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NAMED = re.compile(r"[Ss]ave this as `([\w.-]+)`[^\n]*:\s*$")
+_DIGEST = r"\b(?=[0-9a-f]*\d)[0-9a-f]{12,}\b"
+_UNITS = r"(?= ?(?:samples/s|MB|GB|KiB|MiB|GiB|us|ms|s|%)\b)"
+_VARYING = re.compile(rf"(?P<all>…)|(?P<digest>{_DIGEST})|(?P<number>\d+\.[\d.]*\d|\d+{_UNITS})")
+_FOR = {"all": ".*", "digest": "[0-9a-f]+", "number": r"\d[\d.,]*"}
+_END = "== end of step"
+
+
+@dataclass
+class Step:
+    """A block of a page that is written to a file, or run.
+
+    Attributes:
+        code: what stands in it.
+        file: its name, or empty for commands.
+        output: the block that shows what the commands print.
+    """
+
+    code: str
+    file: str = ""
+    output: str = ""
+
+
+def steps_of(page: Path) -> list[Step]:
+    """Return the blocks of a page that can be run, in order."""
+    text = page.read_text(encoding="utf-8")
+    found: list[Step] = []
+    for block in _BLOCK.finditer(text):
+        language, code = block.groups()
+        before = text[: block.start()].rpartition("\n\n")[0].rpartition("\n\n")[2]
+        named = _NAMED.search(" ".join(before.split()))
+        if named:
+            found.append(Step(code, file=named[1]))
+        elif language == "sh":
+            found.append(Step(code))
+        elif language == "text" and found and not found[-1].file and not found[-1].output:
+            found[-1].output = code
+        else:
+            raise AssertionError(f"{page.name}: nothing runs or checks this block:\n{code}")
+    return [step for step in found if not _installs(step)]
+
+
+def work_through(
+    steps: Sequence[Step],
+    directory: Path,
+    python: Path,
+    env: Mapping[str, object] | None = None,
+    timeout_seconds: float = 240,
+) -> None:
+    """Run steps of a page in a directory, and compare what they print with what the page says.
+
+    Args:
+        steps: those of the page.
+        directory: where the shell starts; what the page leaves behind is there.
+        python: the interpreter whose folder comes first on PATH.
+        env: variables of the session; a PATH in it comes before all else.
+        timeout_seconds: for all of them.
+
+    Raises:
+        AssertionError: a command fails, a line of a page is not in the output, or a process is left.
+    """
+    env = dict(env or {})
+    folders = [str(env.pop("PATH", "")), str(python.parent), os.environ["PATH"]]
+    variables = {"PATH": os.pathsep.join(filter(None, folders)), **env}
+    with start(["bash", "-c", _script(steps)], env=variables, cwd=directory) as job:
+        done = job.wait(timeout_seconds)
+        printed = done.stdout.split(f"\n{_END}\n")
+        for step, output in zip(steps, printed, strict=False):
+            _compare(step, output)
+        if done.returncode != 0:
+            job.fail(f"exit code {done.returncode} in step {len(printed)} of {len(steps)}")
+        assert len(printed) == len(steps) + 1
+        job.assert_nothing_left()
+
+
+def _installs(step: Step) -> bool:
+    return not step.file and all(
+        line.startswith(INSTALLS) for line in step.code.splitlines() if line.strip()
+    )
+
+
+def _script(steps: Sequence[Step]) -> str:
+    """Return what bash runs: each step, and a line behind it."""
+    lines = ["exec 2>&1", "set -e -o pipefail"]
+    for step in steps:
+        written = f"cat > {step.file} <<'END OF FILE'\n{step.code}END OF FILE\n"
+        lines += [written if step.file else step.code, f"printf '\\n{_END}\\n'"]
+    return "\n".join(lines)
+
+
+def _compare(step: Step, output: str) -> None:
+    """Find each line of the page in the output, behind the one before it."""
+    real = iter([_flat(line) for line in output.splitlines()])
+    for line in map(_flat, step.output.splitlines()):
+        if line in ("", "…"):
+            continue
+        pattern = _pattern(line)
+        if not any(pattern.fullmatch(printed) for printed in real):
+            raise AssertionError(f"not printed: {line}\nby\n{step.code}\nwhich printed\n{output}")
+
+
+def _flat(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _pattern(line: str) -> re.Pattern[str]:
+    """Return what matches a line of a page: the same but for what differs from run to run."""
+    parts, end = [], 0
+    for found in _VARYING.finditer(line):
+        parts += [re.escape(line[end : found.start()]), _FOR[found.lastgroup or ""]]
+        end = found.end()
+    return re.compile("".join([*parts, re.escape(line[end:])]))

