@@ -385,7 +385,7 @@ class Run:
         directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
         lines = stop_lines(rank, self._progress, directory)
         call_on_root(lambda: run_log.stopped(lines[0]) if run_log is not None else None)
-        self._terminal.print(lines)
+        self._terminal.end(lines)
 
     def _final_values(self) -> Values:
         """Return the evaluation of the final weights (collective)."""
@@ -415,5 +415,5 @@ class Run:
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
         directory = str(run_log.directory) if run_log is not None else ""
-        self._terminal.print(closing_lines(summary, directory, files))
+        self._terminal.end(closing_lines(summary, directory, files))
         return summary

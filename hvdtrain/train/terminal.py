@@ -55,6 +55,16 @@ class Terminal:
             else:
                 self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def end(self, lines: Iterable[str]) -> None:
+        """Remove the bar and print the last lines.
+
+        mpirun passes on what ends with a newline: without these lines the bar would stay until the
+        process ends.
+        """
+        if self._bar is not None:
+            self._bar.stop()
+        self.print(lines)
+
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
         """Start the bar of an epoch.
 
@@ -149,6 +159,8 @@ def _new_bar() -> Progress:
             yield from super().get_renderables()
             for task in self.tasks:
                 yield Text(task.fields["learned"], no_wrap=True, overflow="ellipsis")
+            # mpirun keeps a line back until its newline comes: the values are not the last one.
+            yield Text()
 
     return TwoLines(
         TextColumn("{task.description}"),

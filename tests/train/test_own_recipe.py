@@ -72,6 +72,7 @@ def test_live_view(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"epoch \d+/60 ━+╺?━* [1-7]/7 0:00:\d\d left slowest: rank [01], comp", text)
     assert re.search(r"\n\d+ samples/s  lr 0.\d+  loss \d.\d+, accuracy \d+.\d+%", text)
+    assert not re.search(r"\n\d+ samples/s .*\r\x1b", shown)  # erased with what brings it
     assert "-:--" not in text.partition("epoch 3/60")[2]  # the rate of an epoch tells of the next
     assert "epoch 60/60  train loss" in text
 

@@ -138,6 +138,22 @@ def test_bar_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a line with [brackets]" in shown.getvalue()
 
 
+def test_mpirun_passes_on_all_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps a line back until its newline comes."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with Terminal(True, bar=True) as terminal:
+        terminal.begin("epoch 1/2", 2)
+        terminal.show_training(TRAIN)
+        terminal.begin("epoch 2/2", 2)  # draws at once
+        values = "1000 samples/s  lr 0.02  loss 0.5000, accuracy 80.00%\n"
+        assert shown.getvalue().endswith(values), shown.getvalue()
+        terminal.end(["the last line"])
+        assert "epoch 2/2" not in shown.getvalue().rpartition("\x1b[2K")[2]
+        assert shown.getvalue().endswith("\x1b[2Kthe last line\n")
+
+
 def test_a_pipe_is_no_terminal() -> None:
     script = "from hvdtrain.train.terminal import on_terminal; print(on_terminal())"
     done = subprocess.run(
