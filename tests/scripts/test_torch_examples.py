@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 EXEC = ["-m", "hvdtrain", "exec", "--accelerate-config", str(EXAMPLES / "accelerate.yaml")]
 AS_THEY_ARE = ("ddp_loop.py", "accelerate_loop.py")
-OURS = ("torch_loop.py", "cntk_convnet.py")
+OURS = ("torch_loop.py", "cntk_convnet.py", "lightning_fit.py")
 
 
 def results(size: int, words: list[str], programs: tuple[str, ...], cwd: Path) -> list[Any]:

@@ -13,7 +13,7 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 HERE = Path(sys.executable)
 
 
-@pytest.mark.parametrize("name", ["first-run"])
+@pytest.mark.parametrize("name", ["first-run", "horovod-script"])
 def test_pages_for_pytorch(name: str, tmp_path: Path) -> None:
     work_through(steps_of(TUTORIALS / f"{name}.md"), tmp_path, HERE)
 

@@ -6,9 +6,9 @@
   `…` stands for anything. Numbers with a decimal point, numbers with a unit, and digests differ
   from run to run and match any other; whole numbers have to agree.
 
-Blocks that make an environment and install into it (`INSTALLS`) are not run, because what is tested is
-what is installed already: pip would take it from the network, in another version. The tests of the
-wheels run these lines. Any other block is an error: it would be code that no test has run.
+Blocks that make an environment and install into it (`INSTALLS`) are not run, because what is
+tested is what is installed already: pip would take it from the network, in another version. Any
+other block is an error: it would be code that no test has run.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def work_through(
         timeout_seconds: for all of them.
 
     Raises:
-        AssertionError: a command fails, a line of a page is not in the output, or a process is left.
+        AssertionError: a command fails, a line is not in the output, or a process is left.
     """
     env = dict(env or {})
     folders = [str(env.pop("PATH", "")), str(python.parent), os.environ["PATH"]]
