@@ -14,7 +14,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.elastic import require_tolerance
 from hvdtrain.launch.launchers.mpi_library import loaded_library
-from hvdtrain_bench.elastic.work import BATCH, RANKS
+from hvdtrain_bench.elastic.amount import BATCH, RANKS
 
 __all__ = ["CONTENDERS", "Contender"]
 

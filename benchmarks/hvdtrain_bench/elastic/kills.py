@@ -12,8 +12,8 @@ from random import Random
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.analysis.failures import Failure, UnfinishedJobError, failure_of
+from hvdtrain_bench.elastic.amount import RANKS, SAMPLES
 from hvdtrain_bench.elastic.contenders import Contender
-from hvdtrain_bench.elastic.work import RANKS, SAMPLES
 from hvdtrain_bench.harness.notes import END, Note, read_notes
 
 __all__ = ["STAGES", "kill_one"]

@@ -11,9 +11,9 @@ from random import Random
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.analysis.failures import Failure
 from hvdtrain_bench.analysis.kills import KILLS, NEW_STEP, NEXT_STEP
+from hvdtrain_bench.elastic.amount import RANKS
 from hvdtrain_bench.elastic.contenders import CONTENDERS, Contender
 from hvdtrain_bench.elastic.kills import kill_one
-from hvdtrain_bench.elastic.work import RANKS
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import Settings
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hvdtrain_bench.elastic.work import BATCH, SAMPLES, build_model, make_optimizer, make_samples
+from hvdtrain_bench.elastic.amount import BATCH, SAMPLES
+from hvdtrain_bench.elastic.work import build_model, make_optimizer, make_samples
 from hvdtrain_bench.harness.notes import Notes
 
 __all__ = ["main"]

@@ -1,16 +1,14 @@
-"""The work of a job: the same model, samples and number of steps for every library."""
+"""The work of a job: the same model and samples for every library."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BATCH", "RANKS", "SAMPLES", "STEPS", "build_model", "make_optimizer", "make_samples"]
+from hvdtrain_bench.elastic.amount import SAMPLES
 
-RANKS = 3
-BATCH = 32  # samples of each rank
-STEPS = 120  # of three ranks, in one epoch
-SAMPLES = RANKS * BATCH * STEPS
+__all__ = ["build_model", "make_optimizer", "make_samples"]
+
 _INPUTS, _WIDTH, _CLASSES = 784, 1024, 10
 
 
