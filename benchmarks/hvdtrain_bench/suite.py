@@ -130,6 +130,7 @@ class Suite:
 
     def kills(self) -> None:
         """Measure what a killed process costs, with each library."""
+        self._launcher = self._launcher or self.find_launcher()
         result = measure_kills(self.settings, self.report.line)
         self._results.append(result)
         self.report.kills(result)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hvdtrain import __version__
+from hvdtrain.check.compiler import check_compiler
 from hvdtrain.check.machine import check_cores, check_memory
 from hvdtrain.check.mpi import check_engines, check_mpi, check_trial
 from hvdtrain.check.packages import check_frameworks, check_gpus, check_packages
@@ -37,6 +38,7 @@ def all_sections(engines: Sequence[str]) -> Iterator[Section]:
     yield guarded("GPUs", partial(check_gpus, frameworks))
     yield guarded("cores", check_cores)
     yield guarded("memory", check_memory)
+    yield guarded("compiler", check_compiler)
     yield guarded("trial", partial(check_trial, settings, mpi, ready))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Completed, launch, start
+from ranks import Completed, launch, mpi_python, start
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
 WAYS = {
@@ -272,6 +272,16 @@ def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) ->
     assert done.stderr.startswith("hvdtrain: ")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.mpich
+def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
+    words = ["-m", "hvdtrain", "bench", "--quick", "--out", tmp_path]
+    with start([mpi_python("mpich"), *words]) as job:
+        done = job.wait(60)
+        job.assert_nothing_left()
+    told = "hvdtrain: torch is not installed: pip install 'hvdtrain[torch]'\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_ranks_do_not_start_ranks() -> None:

@@ -13,6 +13,7 @@ __all__ = ["faults"]
 _FOUNDATIONS = {
     *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
     *(
+        "compilers",
         "errors",
         "memory",
         "polling",

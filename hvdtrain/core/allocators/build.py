@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +13,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from hvdtrain.compilers import find_compiler
+from hvdtrain.errors import UsageError
+
 __all__ = ["AllocatorError", "Recipe", "build"]
 
 _HEADER = Path(__file__).with_name("arena.h")
-_COMPILERS = ("c++", "g++", "clang++")
 _TIMEOUT_SECONDS = 120
 
 
@@ -91,7 +91,7 @@ def _turn(library: Path) -> Iterator[bool]:
 def _make(recipe: Recipe, library: Path, environ: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder, library.name)
-        _compile(recipe, _find_compiler(environ), made, environ)
+        _compile(recipe, made, environ)
         os.replace(made, library)  # at once, for processes that look for it meanwhile
 
 
@@ -115,20 +115,11 @@ def _cache(environ: Mapping[str, str]) -> Path:
     return Path(base, "hvdtrain", "allocator")
 
 
-def _find_compiler(environ: Mapping[str, str]) -> list[str]:
-    named = shlex.split(environ.get("CXX", ""))
-    for words in [named] if named else [[name] for name in _COMPILERS]:
-        if path := shutil.which(words[0], path=environ.get("PATH", "")):
-            return [path, *words[1:]]
-    raise AllocatorError(
-        f"no C++ compiler ({' '.join(named) or ', '.join(_COMPILERS)}): apt install g++, or load "
-        "your site's compiler module"
-    )
-
-
-def _compile(
-    recipe: Recipe, compiler: list[str], library: Path, environ: Mapping[str, str]
-) -> None:
+def _compile(recipe: Recipe, library: Path, environ: Mapping[str, str]) -> None:
+    try:
+        compiler = find_compiler(environ)
+    except UsageError as error:
+        raise AllocatorError(str(error)) from error
     flags = ["-O2", "-fPIC", "-shared", "-I", str(_HEADER.parent), *recipe.flags]
     command = [*compiler, *flags, str(recipe.source), "-o", str(library), *recipe.libraries]
     try:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from hvdtrain.compilers import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, programs
 
-__all__ = ["COMPILERS", "Toolchain", "find_toolchain"]
-
-COMPILERS = ("c++", "g++", "clang++")
+__all__ = ["Toolchain", "find_toolchain"]
 
 _Found = TypeVar("_Found")
 
@@ -59,7 +58,7 @@ def find_toolchain(
         UsageError: something is missing; the message has one line for each.
     """
     faults = list(known_faults)
-    compiler = _attempt(faults, lambda: _find_compiler(environ))
+    compiler = _attempt(faults, lambda: _working_compiler(environ))
     _attempt(faults, lambda: _require_parts(environ))
     mpicxx = None
     if mpi is not None:
@@ -77,27 +76,15 @@ def _attempt(faults: list[str], find: Callable[[], _Found]) -> _Found | None:
         return None
 
 
-def _find_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
-    named = shlex.split(environ.get("CXX", ""))
-    candidates = [named] if named else [[name] for name in COMPILERS]
-    found = [
-        (path, *words[1:])
-        for words in candidates
-        if (path := shutil.which(words[0], path=environ.get("PATH", "")))
-    ]
-    if not found:
-        looked = ", ".join(words[0] for words in candidates)
-        raise UsageError(
-            f"no C++ compiler ({looked}): apt install g++, or load your site's compiler module"
-        )
+def _working_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
+    found = find_compiler(environ)
     check = ["-std=gnu++20", "-include", "cstdint", "-fsyntax-only", "-x", "c++", os.devnull]
-    tried = _run([*found[0], *check], environ)
+    tried = _run([*found, *check], environ)
     if tried is None or tried.returncode != 0:
         raise UsageError(
-            f"{found[0][0]} does not compile C++20: install GCC 10 or clang 12, and name it "
-            "with CXX=…"
+            f"{found[0]} does not compile C++20: install GCC 10 or clang 12, and name it with CXX=…"
         )
-    return found[0]
+    return found
 
 
 def _require_parts(environ: Mapping[str, str]) -> None:

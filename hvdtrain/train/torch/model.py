@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.compilers import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.train.config.plain_text import did_you_mean
 
 __all__ = ["average_model_buffers", "compile_model", "require_scalar"]
+
+# Where CXX is not set; torch looks for no other.
+_COMPILERS_OF_INDUCTOR = ("g++",)
 
 
 def compile_model(model: torch.nn.Module, backend: str) -> Any:
@@ -21,7 +26,8 @@ def compile_model(model: torch.nn.Module, backend: str) -> Any:
         backend: name of the backend of torch.compile.
 
     Raises:
-        UsageError: torch has no such backend.
+        UsageError: torch has no such backend, or what it compiles needs a compiler of C++, and
+            there is none.
     """
     if backend not in torch.compiler.list_backends(exclude_tags=None):
         known: list[str] = torch.compiler.list_backends()
@@ -29,6 +35,11 @@ def compile_model(model: torch.nn.Module, backend: str) -> Any:
         raise UsageError(
             f"--compile {backend}: torch has no such backend{near or ':'} it has {', '.join(known)}"
         )
+    if backend == "inductor" and any(p.device.type == "cpu" for p in model.parameters()):
+        try:
+            find_compiler(os.environ, _COMPILERS_OF_INDUCTOR)
+        except UsageError as error:
+            raise UsageError(f"--compile {backend}: {error}") from None
     return torch.compile(model, backend=backend)
 
 
