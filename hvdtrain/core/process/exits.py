@@ -13,11 +13,11 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from hvdtrain.core.process.output import drain_output, flush_output
+from hvdtrain.core.process.tracebacks import format_error
 from hvdtrain.errors import (
     EXIT_CRASH,
     EXIT_INTERRUPTED,
@@ -110,7 +110,7 @@ class ExitGuard:
             self._say(str(error))
             self._end(error.exit_code)
         else:
-            self._say("".join(traceback.format_exception(kind, error, trace)))
+            self._say(format_error(error))
             self._end(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
