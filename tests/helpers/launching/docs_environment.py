@@ -1,0 +1,47 @@
+"""The environment with MkDocs, which `make docs` makes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+__all__ = ["build_site", "docs_python"]
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def docs_python() -> Path:
+    """Return the interpreter whose environment holds MkDocs; skip the test without one."""
+    named = os.environ.get("HVDTRAIN_DOCS_PYTHON")
+    if not named:
+        pytest.skip(
+            "HVDTRAIN_DOCS_PYTHON names no environment with mkdocs-material, as 'make docs' makes "
+            "it in .venv-docs"
+        )
+    python = Path(named)
+    if not python.exists():
+        raise AssertionError(f"no {python}, which HVDTRAIN_DOCS_PYTHON names")
+    return python
+
+
+def build_site(folder: Path) -> None:
+    """Build the documentation as `make docs` does.
+
+    Args:
+        folder: where the pages are written.
+
+    Raises:
+        AssertionError: something is wrong with a page.
+    """
+    done = subprocess.run(
+        [docs_python(), "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=_ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,120 @@
+"""The documentation as a site: all links lead somewhere, and Chromium shows it well, offline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import chromium, low_contrasts, open_page
+from docs_environment import build_site
+from playwright.sync_api import Browser
+from site_links import SitePage, broken_links, read_pages
+
+pytestmark = pytest.mark.browser
+
+PHONE = 390
+# One page of each kind.
+LOOKED_AT = [
+    "index.html",
+    "options.html",
+    "optimizers.html",
+    "training.html",
+    "reference/commands.html",
+    "reference/hvdtrain.torch.html",
+    "repository/examples/torch_loop.py.html",
+    "repository/CHANGELOG.html",
+]
+# How much wider than the window the page is, and what makes it so.
+OVERFLOW = """() => {
+  const width = document.documentElement.clientWidth;
+  const scrolls = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      if (getComputedStyle(at).overflowX !== 'visible') return true;
+    }
+    return false;
+  };
+  const wide = [...document.querySelectorAll('article *')].filter(
+    (element) => element.getBoundingClientRect().right > width + 1 && !scrolls(element)
+  );
+  return [document.documentElement.scrollWidth - width, wide.map((each) => each.outerHTML)];
+}"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build_site(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, SitePage]:
+    # Results of `compare` are pages of their own.
+    return {path: page for path, page in read_pages(site).items() if path.parent.name != "compare"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+def test_every_link_leads_somewhere(site: Path, pages: dict[Path, SitePage]) -> None:
+    assert len(pages) > 60
+    assert list(broken_links(site, pages)) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<h1 id="top"><a href="#top">a</a> <a href="b.html#x">b</a>')
+    (tmp_path / "b.html").write_text('<a href="c.html">c</a><img src="p.png"><a href="a.html#top">')
+    found = list(broken_links(tmp_path, read_pages(tmp_path)))
+    assert found == ["a.html: b.html#x", "b.html: c.html", "b.html: p.png"]
+
+
+def test_every_page_can_be_reached_from_the_first(site: Path, pages: dict[Path, SitePage]) -> None:
+    waiting, reached = [site / "index.html"], {site / "404.html"}
+    while waiting:
+        path = waiting.pop()
+        if path not in reached and path in pages:
+            reached.add(path)
+            links = (link.partition("#")[0] for link in pages[path].links if ":" not in link)
+            waiting += [(path.parent / link).resolve() for link in links if link]
+    assert set(pages) - reached == set()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_readable(site: Path, browser: Browser, scheme: str) -> None:
+    for name in LOOKED_AT:
+        with open_page(browser, site / name, color_scheme=scheme) as opened:
+            shown = opened.page.evaluate("document.body.dataset.mdColorScheme")
+            assert shown == {"light": "default", "dark": "slate"}[scheme]
+            assert low_contrasts(opened.page) == [], name
+            assert opened.faults == [], name
+            assert all(url.startswith(site.as_uri()) for url in opened.requests), name
+
+
+def test_every_page_fits_on_a_phone(
+    site: Path, pages: dict[Path, SitePage], browser: Browser
+) -> None:
+    with open_page(browser, site / "index.html", PHONE) as opened:
+        for path in sorted(set(pages) - {site / "404.html"}):  # which names the root of a server
+            opened.page.goto(path.as_uri())
+            assert opened.page.evaluate(OVERFLOW) == [0, []], path
+            assert opened.faults == [], path
+
+
+def test_search_finds_a_function_without_a_network(site: Path, browser: Browser) -> None:
+    with open_page(browser, site / "torch.html", offline=True) as opened:
+        opened.page.get_by_role("textbox", name="Search").click()
+        opened.page.keyboard.type("DistributedOptimizer")
+        found = opened.page.locator(".md-search-result__link")
+        found.first.wait_for(timeout=20_000)
+        addresses = [each.get_attribute("href") or "" for each in found.all()]
+        assert any("#hvdtrain.torch.DistributedOptimizer" in each for each in addresses), addresses
+        found.first.click()
+        opened.page.wait_for_url(re.compile(r"\?h="))
+        assert "DistributedOptimizer" in opened.page.locator("article").inner_text()
+        assert opened.faults == []
+        assert all(url.startswith(site.as_uri()) for url in opened.requests)
