@@ -1,15 +1,30 @@
-"""Libraries that are compiled from C when hvdtrain is installed, if there is a compiler."""
+"""What is compiled: kernels in C, before hvdtrain is installed, and the rest when it is used."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import shlex
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["KernelError", "find_library", "load_or_report", "open_library", "report_missing"]
+from hvdtrain.errors import UsageError
+
+__all__ = [
+    "COMPILERS",
+    "KernelError",
+    "find_compiler",
+    "find_library",
+    "load_or_report",
+    "open_library",
+    "report_missing",
+]
+
+# Of C++, in the order in which they are looked for.
+COMPILERS = ("c++", "g++", "clang++")
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -113,3 +128,23 @@ def _compiled_source(library: ctypes.CDLL) -> bytes:
         for name in ("hvd_source", "hvd_source_end")
     )
     return ctypes.string_at(begin, end - begin)
+
+
+def find_compiler(environ: Mapping[str, str], names: Sequence[str] = COMPILERS) -> tuple[str, ...]:
+    """Return the command of the C++ compiler: that of CXX, else the first name on PATH (local).
+
+    Args:
+        environ: environment variables.
+        names: names to look for where CXX is not set.
+
+    Raises:
+        UsageError: there is none; the message says what to install.
+    """
+    named = shlex.split(environ.get("CXX", ""))
+    for words in [named] if named else [[name] for name in names]:
+        if path := shutil.which(words[0], path=environ.get("PATH", "")):
+            return (path, *words[1:])
+    raise UsageError(
+        f"no C++ compiler ({' '.join(named) or ', '.join(names)}): apt install g++, or load your "
+        "site's compiler module"
+    )

@@ -13,7 +13,6 @@ __all__ = ["faults"]
 _FOUNDATIONS = {
     *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
     *(
-        "compilers",
         "errors",
         "memory",
         "polling",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from hvdtrain.compilers import find_compiler
+from hvdtrain.compiled import find_compiler
 from hvdtrain.errors import UsageError
 
 __all__ = ["AllocatorError", "Recipe", "build"]

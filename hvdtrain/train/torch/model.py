@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain.compilers import find_compiler
+from hvdtrain.compiled import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.train.config.plain_text import did_you_mean
 

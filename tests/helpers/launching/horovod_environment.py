@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ranks import packages_of
 
-from hvdtrain.compilers import COMPILERS
+from hvdtrain.compiled import COMPILERS
 
 __all__ = ["beside_horovod", "horovod_python", "require_compiler"]
 
