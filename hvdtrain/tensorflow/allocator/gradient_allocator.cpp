@@ -33,10 +33,14 @@ struct Access {
 };
 template struct Access<&Registry::first_alloc_made_, &Registry::factories_>;
 
+/* In TensorFlow 2.19 it is a pointer, which may be null. */
+std::string_view text_of(const char *name) { return name ? name : ""; }
+std::string_view text_of(const auto &name) { return {name.data(), name.size()}; }
+
 /* The operation that allocates in this thread, as a hash of its name. */
 size_t current_operation() {
     auto name = tsl::profiler::ScopedMemoryDebugAnnotation::CurrentAnnotation().pending_op_name;
-    return std::hash<std::string_view>()({name.data(), name.size()});
+    return std::hash<std::string_view>()(text_of(name));
 }
 
 /* Which operations make gradients. */

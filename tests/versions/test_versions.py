@@ -1,0 +1,121 @@
+"""Training with the oldest and the newest packages that hvdtrain claims to work with.
+
+`make test-versions` makes the two environments, and writes what has run into docs/versions.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import HELPERS
+from ranks import run_ranks, start
+from versions_record import VersionsRecord
+
+WORKER = Path(__file__).parent / "versions_worker.py"
+# What ranks of other tests defer to start sooner is torch's of the pinned version.
+PLAIN = {"PYTHONPATH": os.pathsep.join(map(str, HELPERS))}
+# Images of two classes, black and white.
+DRAW = """
+import pathlib, sys
+from PIL import Image
+for split in ("train", "test"):
+    for shade in (0, 255):
+        folder = pathlib.Path(sys.argv[1], split, str(shade))
+        folder.mkdir(parents=True)
+        for number in range(8):
+            Image.new("RGB", (32, 32), (shade,) * 3).save(folder / f"{number}.png")
+"""
+
+pytestmark = pytest.mark.versions
+
+
+@pytest.fixture(scope="module")
+def record() -> Iterator[VersionsRecord]:
+    """What has run, written to the file that HVDTRAIN_VERSIONS_RECORD names, if any."""
+    record = VersionsRecord()
+    yield record
+    path = os.environ.get("HVDTRAIN_VERSIONS_RECORD")
+    if path:
+        record.write(Path(path))
+
+
+@pytest.fixture(params=["oldest", "newest"])
+def end(request: pytest.FixtureRequest) -> str:
+    """Which end of the ranges."""
+    return str(request.param)
+
+
+@pytest.fixture
+def python(end: str, record: VersionsRecord) -> Path:
+    """The interpreter of the environment with that end of the ranges."""
+    named = os.environ.get(f"HVDTRAIN_{end.upper()}_PYTHON")
+    if not named:
+        pytest.skip(f"HVDTRAIN_{end.upper()}_PYTHON names no environment: 'make test-versions'")
+    record.note_packages(end, Path(named))
+    return Path(named)
+
+
+def run(python: Path, *words: object) -> str:
+    """Run the interpreter, which must succeed; return what it prints."""
+    with start([python, *words], env=PLAIN) as job:
+        done = job.wait(120)
+        if done.returncode != 0:
+            job.fail(f"exit code {done.returncode}")
+    return done.stdout
+
+
+def train(python: Path, out: Path, *options: object) -> dict[str, Any]:
+    """Train on the digits on two ranks; return the summary of the run."""
+    words = ["-m", "hvdtrain", "train", "digits", "--out", out, *options]
+    run_ranks([str(word) for word in words], 2, env=PLAIN, python=python, timeout_seconds=300)
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    assert len(set(summary["weights_sha256"])) == 1
+    return summary
+
+
+def test_pytorch(python: Path, end: str, record: VersionsRecord, tmp_path: Path) -> None:
+    with record.run(end, "`train` with PyTorch: checkpoint, resume, TensorBoard, report"):
+        whole = train(python, tmp_path / "whole", "--epochs", 2, "--track", "tensorboard")
+        assert whole["final"]["accuracy"] > 0.5
+        assert list((tmp_path / "whole" / "tensorboard").glob("events*"))
+        resumed = tmp_path / "resumed"
+        train(python, resumed, "--epochs", 1)
+        again = train(python, resumed, "--epochs", 2, "--resume", "auto")
+        assert again["weights_sha256"] == whole["weights_sha256"]
+        page = tmp_path / "report.html"
+        run(python, "-m", "hvdtrain", "report", tmp_path / "whole", "--out", page)
+        assert "accuracy" in page.read_text()
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_keras(
+    python: Path, end: str, backend: str, record: VersionsRecord, tmp_path: Path
+) -> None:
+    options = ["--framework", "keras", "--backend", backend, "--epochs", 2]
+    with record.run(end, f"`train --framework keras --backend {backend}`"):
+        assert train(python, tmp_path / "run", *options)["final"]["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_script(python: Path, end: str, framework: str, record: VersionsRecord) -> None:
+    with record.run(end, f"a script with `hvdtrain.{framework}`"):
+        run_ranks(WORKER, 2, args=[framework], env=PLAIN, python=python)
+
+
+def test_images(python: Path, end: str, record: VersionsRecord, tmp_path: Path) -> None:
+    with record.run(end, "`train imagefolder`"):
+        run(python, "-c", DRAW, tmp_path)
+        small = [word for name in ("size=8", "crop=8", "width=4") for word in ("--set", name)]
+        options = ["--data-dir", str(tmp_path), "--epochs", "1", "--batch-size", "6", *small]
+        run_ranks(["-m", "hvdtrain", "train", "imagefolder", *options], 2, env=PLAIN, python=python)
+
+
+def test_check(python: Path, end: str, record: VersionsRecord) -> None:
+    with record.run(end, "`check`"):
+        found = json.loads(run(python, "-m", "hvdtrain", "check", "--json"))
+        assert found["problems"] == []

@@ -1,0 +1,57 @@
+"""What `make test-versions` leaves for docs/versions.md: what ran, and with which versions."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bounds import lowest
+from paths import ROOT
+
+__all__ = ["VersionsRecord"]
+
+_VERSIONS = """
+import json, sys
+from importlib.metadata import distributions
+found = {one.name.lower().replace("_", "-"): one.version.partition("+")[0] for one in distributions()}
+print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
+"""
+
+
+class VersionsRecord:
+    """Collects what has run with the oldest and with the newest packages."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, dict[str, str]] = {}
+        self._runs: dict[str, dict[str, str]] = {}
+
+    def note_packages(self, end: str, python: Path) -> None:
+        """Note the versions of what setup.py requires, in the environment of an interpreter."""
+        if end not in self._packages:
+            names = sorted(lowest((ROOT / "setup.py").read_text()))
+            command = [str(python), "-c", _VERSIONS, *names]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            self._packages[end] = json.loads(done.stdout)
+
+    @contextmanager
+    def run(self, end: str, title: str) -> Iterator[None]:
+        """Note whether what runs in this block passes."""
+        outcomes = self._runs.setdefault(title, {})
+        outcomes[end] = "failed"
+        yield
+        outcomes[end] = "passed"
+
+    def write(self, path: Path) -> None:
+        """Write the record."""
+        document = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "python": platform.python_version(),
+            "packages": self._packages,
+            "runs": self._runs,
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n")
