@@ -28,6 +28,7 @@ from hvdtrain.launch.launchers.options import (
 )
 from hvdtrain.launch.launchers.request import BINDINGS, LaunchRequest, Site
 from hvdtrain.launch.program import is_script, rank_words, require_program
+from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob, Saved, run_elastic
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import Launches
@@ -115,6 +116,8 @@ def command(
     if dry_run:
         click.echo(launcher.build(request, site).shell())
         return 0
+    if launcher.name == "mpirun" and not elastic:
+        require_reachable(request, os.environ)
     saved = _saved(arguments, request.program) if elastic else None
     return _run(ElasticJob(request, launcher.build, site, min_np or 1, saved))
 
