@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pages import steps_of, work_through
 from paths import ROOT
+from tensorflow_environment import keras_variables, tensorflow_python
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 HERE = Path(sys.executable)
@@ -16,6 +17,11 @@ HERE = Path(sys.executable)
 @pytest.mark.parametrize("name", ["first-run", "horovod-script"])
 def test_pages_for_pytorch(name: str, tmp_path: Path) -> None:
     work_through(steps_of(TUTORIALS / f"{name}.md"), tmp_path, HERE)
+
+
+def test_keras(tmp_path: Path) -> None:
+    env = keras_variables()
+    work_through(steps_of(TUTORIALS / "keras.md"), tmp_path, tensorflow_python(), env)
 
 
 def page_of(directory: Path, text: str) -> Path:
