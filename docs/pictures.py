@@ -21,6 +21,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pyte
@@ -38,7 +39,7 @@ PAGE_WIDTH = 980
 
 _PROMPT = "\x1b[32m$\x1b[0m "
 _KEY_SECONDS = 0.12
-_SLOT_SECONDS = 0.15  # so long is each picture of the bar shown, at least
+_SLOT_SECONDS, _MOST_SLOTS = 0.15, 40  # how long the bar stays as it is, at least, and how often
 _PAUSE_SECONDS = 0.9
 
 # What was written, and how many seconds after the start.
@@ -98,17 +99,19 @@ def frames(words: Sequence[str], written: Sequence[Written]) -> list[Frame]:
     now, last, slot, found = 0.0, 0.0, -1, []
     begin = typed[-1][0] + _PAUSE_SECONDS
     output = [(begin + seconds, text) for seconds, text in written]
+    passed = (later - sooner for (sooner, _), (later, _) in pairwise(output))
+    length = max(_SLOT_SECONDS, sum(min(each, _PAUSE_SECONDS) for each in passed) / _MOST_SLOTS)
     for seconds, text in [*typed, (begin, "\r\n"), *output, (output[-1][0], _PROMPT + "\u2588")]:
         now += min(seconds - last, _PAUSE_SECONDS)
         last = seconds
         stream.feed(text)
         frame = Frame(round(now, 3), _rows(screen))
         # Of what follows quickly, the last is shown.
-        if int(now / _SLOT_SECONDS) == slot and now > begin:
+        if int(now / length) == slot and now > begin:
             found[-1] = Frame(found[-1].seconds, frame.rows)
         else:
             found.append(frame)
-        slot = int(now / _SLOT_SECONDS)
+        slot = int(now / length)
     return found
 
 
