@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 
 from hvdtrain.errors import UsageError
 
@@ -12,6 +13,9 @@ __all__ = ["DEFAULT_BUCKET_BYTES", "Config"]
 # Used if no measurement is made.
 DEFAULT_BUCKET_BYTES = 25 << 20
 
+_PREFIX = "HVDTRAIN_"
+# How alike two names are that only a typing error separates.
+_NEAR = 0.9
 _LARGEST_MPI_COUNT = (1 << 31) - 1
 _STALL_SECONDS = "HVDTRAIN_STALL_SECONDS"
 _STALL_SHUTDOWN_SECONDS = "HVDTRAIN_STALL_SHUTDOWN_SECONDS"
@@ -79,8 +83,9 @@ class Config:
         """Parse the variables.
 
         Raises:
-            UsageError: a variable has an invalid value.
+            UsageError: a variable has an invalid value, or a name that is nearly one of these.
         """
+        _refuse_misspelt(environ)
         bucket_bytes = _fusion_threshold(environ)
         if "HVDTRAIN_BUCKET_BYTES" in environ:
             bucket_bytes = _positive(environ, "HVDTRAIN_BUCKET_BYTES", 0)
@@ -115,6 +120,16 @@ class Config:
             max_ranks=_positive(environ, "HVDTRAIN_MAX_RANKS", cls.max_ranks, what="integer"),
             host_discovery=environ.get("HVDTRAIN_HOST_DISCOVERY", cls.host_discovery),
         )
+
+
+def _refuse_misspelt(environ: Mapping[str, str]) -> None:
+    """Raise UsageError for a name that is nearly one of hvdtrain's; others may be anybody's."""
+    known = [f"{_PREFIX}{field.name.upper()}" for field in fields(Config)]
+    for name in environ:
+        if name in known or not name.upper().startswith(_PREFIX):
+            continue
+        if near := get_close_matches(name.upper(), known, n=1, cutoff=_NEAR):
+            raise UsageError(f"{name} has no effect: did you mean {near[0]}?")
 
 
 def _either(environ: Mapping[str, str], name: str, default: str) -> str:

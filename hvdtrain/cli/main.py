@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from difflib import get_close_matches
 
 import click
 
@@ -65,6 +66,15 @@ class _LazyGroup(click.Group):
             ) from None
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS:
+            near = get_close_matches(args[0], _COMMANDS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(_COMMANDS)}"
+            ctx.fail(f"there is no command '{args[0]}': {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

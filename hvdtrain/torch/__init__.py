@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import torch
+
 from hvdtrain.core.context import is_initialized, shutdown
 from hvdtrain.core.horovod_api import (
     cross_rank,
@@ -14,6 +16,7 @@ from hvdtrain.core.horovod_api import (
     rank,
     size,
 )
+from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -21,7 +24,7 @@ from hvdtrain.core.process_set import (
     remove_process_set,
 )
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
-from hvdtrain.errors import HorovodInternalError
+from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.torch import elastic
 from hvdtrain.torch.builds import (
     ccl_built,
@@ -79,6 +82,7 @@ from hvdtrain.torch.operations.reducescatter import (
 from hvdtrain.torch.optimizer import DistributedOptimizer
 from hvdtrain.torch.shards import backward_by_shards, own_shards
 from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
+from hvdtrain.torch.versions import require_torch
 from hvdtrain.types import ReduceOp
 
 # Where Horovod has its operations.
@@ -162,3 +166,9 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+try:
+    require_torch(torch.__version__)
+except UsageError:
+    install_plain_excepthook()
+    raise

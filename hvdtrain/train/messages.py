@@ -39,13 +39,15 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     world, samples = setup.world, setup.step_plan.samples
     size, hosts = world.topology.size, world.topology.hosts
     library = "" if world.library == "none" else f", {world.library}"
+    batch = options.samples_per_step(size)
+    whole = f": all {samples} training samples in one step" if batch > samples else ""
     per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
     lines = {
         "engine": f"{world.engine_name}{library}",
         "ranks": f"{size} on {hosts} host{'s' * (hosts > 1)}",
         "device": device_text(setup.devices),
         "data": f"{samples} training and {setup.test_samples} test samples",
-        "batch": f"{counted(options.samples_per_step(size), 'sample')} of all ranks{per_rank}",
+        "batch": f"{counted(batch, 'sample')} of all ranks{per_rank}{whole}",
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 else "",

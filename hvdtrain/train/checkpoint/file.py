@@ -61,6 +61,11 @@ def load_checkpoint(path: Path, library: TensorLibrary) -> dict[str, Any]:
         UsageError: it is missing, unreadable, damaged, or not a checkpoint; the message names it.
     """
     try:
+        if path.is_dir():
+            raise UsageError(
+                f"--resume {path} is a directory: go on there with --resume auto --out {path}, or "
+                "name a checkpoint in it"
+            )
         if not path.is_file():
             raise UsageError(f"there is no checkpoint {path}: name an existing file")
         name = CheckpointName.of(path)

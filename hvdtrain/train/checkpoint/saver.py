@@ -157,7 +157,8 @@ class Saver:
                 f"the newest is {self.newest.name}" if self.newest else "there is none before it"
             )
             self._problem = (
-                f"a checkpoint of {where} could not be written ({error.strerror or error}): {state}"
+                f"a checkpoint of {where} could not be written ({error.strerror or error}): "
+                f"{state}. Make room there, or name another directory with --out"
             )
             self._problems.append(self._problem)
         except BaseException as error:

@@ -90,3 +90,22 @@ def test_an_odd_variable_of_horovods_is_ignored(text: str) -> None:
     names = ("STALL_CHECK_TIME_SECONDS", "STALL_SHUTDOWN_TIME_SECONDS", "STALL_CHECK_DISABLE")
     odd = {f"HOROVOD_{name}": text for name in (*names, "SOMETHING_NEW")}
     assert Config.from_environ(odd) == Config()
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("HVDTRAIN_STALL_SECOND", "HVDTRAIN_STALL_SECONDS"),
+        ("HVDTRAIN_ENGIN", "HVDTRAIN_ENGINE"),
+        ("HVDTRAIN_TIME_LINE", "HVDTRAIN_TIMELINE"),
+        ("hvdtrain_engine", "HVDTRAIN_ENGINE"),
+    ],
+)
+def test_a_misspelt_name_is_refused(written: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"^{written} has no effect: did you mean {meant}\\?$"):
+        Config.from_environ({written: "1"})
+
+
+def test_other_names_are_left_alone() -> None:
+    names = ("HVDTRAIN_TEST_JOB", "HVDTRAIN_LEDGER", "HVDTRAIN_CALL_KEY", "HVDTRAIN_MY_FOLDER")
+    assert Config.from_environ(dict.fromkeys(names, "1")) == Config()

@@ -95,3 +95,19 @@ def test_exchanges_are_listed_for_programs() -> None:
         "required": False,
     }
     assert listed["local"]["options"]["steps"]["required"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("trian", "there is no command 'trian': did you mean 'train'? (see 'hvdtrain --help')"),
+        ("xyz", "there is no command 'xyz': one of train, evaluate, predict, run, "),
+    ],
+)
+def test_a_misspelt_command(word: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", word], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"hvdtrain: {said}")
+    assert len(done.stderr.splitlines()) == 1
