@@ -1,4 +1,7 @@
-"""`hvdtrain.spark` on a Spark with two workers, and `hvdtrain.ray` on a Ray of one node."""
+"""`hvdtrain.spark` on a Spark with two workers, and `hvdtrain.ray` on a Ray of one node.
+
+The calls are those that docs/spark-and-ray.md shows.
+"""
 
 from __future__ import annotations
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from browser import chromium, low_contrasts, open_page
-from docs_environment import build_site
+from docs_environment import build_site, docs_python
 from playwright.sync_api import Browser
 from site_links import SitePage, broken_links, read_pages
 
 pytestmark = pytest.mark.browser
 
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 PHONE = 390
 # One page of each kind.
 LOOKED_AT = [
@@ -59,6 +61,18 @@ def pages(site: Path) -> dict[Path, SitePage]:
 def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
+
+
+def test_what_builds_the_site_is_pinned() -> None:
+    """A page that builds today builds next year."""
+    code = "from importlib.metadata import distributions as all\nfor d in all(): print(d.name, d.version)"
+    done = subprocess.run([docs_python(), "-c", code], capture_output=True, text=True, check=True)
+    lines = (line.split() for line in done.stdout.splitlines())
+    installed = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in lines}
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE))
+    # The tools that install, and the project itself.
+    ours = installed.keys() - {"pip", "setuptools", "hvdtrain"}
+    assert {name: installed[name] for name in ours if pins.get(name) != installed[name]} == {}
 
 
 def test_every_link_leads_somewhere(site: Path, pages: dict[Path, SitePage]) -> None:

@@ -1,0 +1,72 @@
+"""Runs what pages show of a script: with names that such a script has, and a step after it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from page_blocks import ROOT, blocks
+from safetensors.torch import save_file
+from torch import nn
+
+import hvdtrain.torch as hvd
+
+# Pages, and which of their blocks.
+FRAGMENTS = [
+    ("docs/checkpoints.md", 0),
+    ("docs/exchanges/auto.md", 0),
+    ("docs/exchanges/nbit.md", 0),
+    ("docs/exchanges/powersgd.md", 0),
+    ("docs/exchanges/topk.md", 0),
+    ("docs/horovod/README.md", 0),
+    ("docs/numerics.md", 0),
+    ("docs/performance.md", 0),
+    ("docs/sharded.md", 0),
+    ("docs/timeline.md", 0),
+]
+
+
+def names_of_a_script() -> dict[str, Any]:
+    """Return what the lines before a fragment have made."""
+    torch.manual_seed(1)
+    model = nn.Linear(8, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_of(shard: int) -> torch.Tensor:
+        return model(torch.full([2, 8], float(shard))).square().mean()
+
+    given = {"hvd": hvd, "torch": torch, "logging": logging, "model": model, "inner": inner}
+    return {**given, "loss_of": loss_of, "optimizer": inner}
+
+
+def run(page: str, number: int, names: dict[str, Any]) -> None:
+    """Run a block; if it has made an optimizer, let it take a step."""
+    code = blocks(ROOT / page, "python")[number]
+    before = names["optimizer"]
+    exec(compile(code, f"{page}: {number}", "exec"), names)
+    if names["optimizer"] is not before and "sharded" not in code:
+        names["model"](torch.ones(2, 8)).sum().backward()
+        names["optimizer"].step()
+    print(f"ran {page}", flush=True)
+
+
+def main() -> None:
+    """Run all blocks, in a directory of this rank."""
+    hvd.init()
+    folder = Path(f"rank-{hvd.rank()}")
+    folder.mkdir()
+    os.chdir(folder)
+    weights = {f"model/{name}": value for name, value in nn.Linear(8, 4).state_dict().items()}
+    save_file(weights, "checkpoint-0003-9f2c51d07a4be816.safetensors")
+    for page, number in FRAGMENTS:
+        run(page, number, names_of_a_script())
+    names = names_of_a_script()
+    names["optimizer"] = names["inner"]
+    exec(blocks(ROOT / "docs/exchanges.md", "python")[1], names)
+    run("docs/exchanges.md", 0, {**names, "MyExchange": names["MeanOfSigns"]})
+
+
+main()

@@ -1,0 +1,113 @@
+"""Code on pages is run by a test, and commands on pages have the options that there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import click
+import pytest
+from page_blocks import PAGES, ROOT, blocks, command_lines, parse, words
+
+# What is run in other words than those of the page.
+ELSEWHERE = {"docs/spark-and-ray.md": "tests/launch/test_spark_and_ray.py"}
+# Commands that are not ours. Schedulers: tests/launch submits job scripts to them.
+OTHERS = {"cd", "git", "mpirun", "python", "sbatch", "tensorboard"}
+TESTS = {
+    path: path.read_text(encoding="utf-8")
+    for path in sorted(ROOT.glob("tests/**/*.py"))
+    if path != Path(__file__)
+}
+
+
+def of(language: str) -> list[object]:
+    """Return the pages with a block in this language."""
+    return [
+        pytest.param(page, id=str(page.relative_to(ROOT)))
+        for page in PAGES
+        if blocks(page, language)
+    ]
+
+
+def names(test: str, page: Path) -> bool:
+    """Return whether a test reads a page: it has the path, or its last parts, as a string."""
+    *_, folder, name = page.relative_to(ROOT.parent).parts
+    path = rf'"(?:[\w/-]*/)?{re.escape(name)}"'
+    if name == "README.md" and folder != ROOT.name:
+        path = rf'"(?:[\w/-]*/)?{folder}/README\.md"|"{folder}" / "README\.md"'
+    return re.search(path, test) is not None
+
+
+@pytest.mark.parametrize("page", of("python"))
+def test_python_is_run_by_a_test(page: Path) -> None:
+    for code in blocks(page, "python"):
+        ast.parse(code)
+    name = page.relative_to(ROOT).as_posix()
+    if name in ELSEWHERE:
+        assert name in (ROOT / ELSEWHERE[name]).read_text(encoding="utf-8")
+        return
+    assert [path for path, test in TESTS.items() if names(test, page)], f"no test runs {name}"
+
+
+@pytest.mark.parametrize("page", of("bash"))
+def test_scripts_for_bash_are_run_by_a_test(page: Path) -> None:
+    assert [path for path, test in TESTS.items() if names(test, page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_these_options(page: Path) -> None:
+    wrong = [f"{line}: {fault}" for line in command_lines(page) if (fault := objection(line))]
+    assert not wrong
+
+
+def objection(line: str) -> str | None:
+    """Return what is wrong with a command line."""
+    parts = words(line)
+    try:
+        if not parts or parse(parts):
+            return None
+    except click.ClickException as error:
+        return error.format_message()
+    if parts[0] == "pip":
+        wanted = {name for each in re.findall(r"\[([\w,]+)\]", line) for name in each.split(",")}
+        missing = wanted - extras()
+        return f"no extra {missing}" if missing else None
+    if parts[0] == "make":
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        target = next((part for part in parts[1:] if "=" not in part), "help")
+        return None if re.search(rf"^{target}:", makefile, re.MULTILINE) else f"no {target}"
+    return None if parts[0] in OTHERS else "a command that no test knows"
+
+
+def extras() -> set[str]:
+    """Return the extras that setup.py declares."""
+    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (found,) = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "extras_require"
+    ]
+    assert isinstance(found, ast.Dict)
+    return {key.value for key in found.keys if isinstance(key, ast.Constant)}
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("python -m hvdtrain run -np 2 -- train digits --epochs 2", None),
+        ("python -m hvdtrain run -np 2 -- train digits --epocs 2", "No such option"),
+        ("HVDTRAIN_ENGINE=gloo mpirun -np 2 python -m hvdtrain trian", "No such command"),
+        ("python -m hvdtrain job slurm --nodes two > job.sh", "not a valid integer"),
+        ("pip install 'hvdtrain[torch,openmp]'", "no extra {'openmp'}"),
+        ("make trian", "no trian"),
+        ("rm -rf site", "no test knows"),
+    ],
+)
+def test_a_wrong_command_is_found(line: str, fault: str | None) -> None:
+    found = objection(line)
+    assert found is None if fault is None else found is not None and fault in found
+
+
+def test_there_are_commands_to_check() -> None:
+    assert sum(1 for page in PAGES for _ in command_lines(page)) > 30
