@@ -145,6 +145,7 @@ def test_it_checks_trains_and_measures(environment: CleanEnvironment, tmp_path: 
     assert (tmp_path / "bench/collectives.png").stat().st_size > 0
 
 
+@pytest.mark.parametrize("environment", [own_python], indirect=True)
 def test_what_needs_a_compiler_says_so(environment: CleanEnvironment) -> None:
     done = environment.run("-m", "hvdtrain", "train", "--compile", "inductor", "--epochs", 1)
     told = f"hvdtrain: --compile inductor: no C++ compiler (g++): {NO_COMPILER}\n"
