@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train environments test test-rest test-all test-gpu bench dist docs lint clean FORCE
+.PHONY: help train environments test test-rest test-all test-gpu test-versions bench dist docs lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -56,7 +56,7 @@ PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 
 test: $(TEST_ENVIRONMENTS) ## build the wheel, install it and run what runs with Open MPI alone
-	HVDTRAIN_OPENMPI4_PYTHON= $(PYTEST) -m 'not ($(REST))'
+	HVDTRAIN_OPENMPI4_PYTHON= $(PYTEST) -m 'not ($(REST) or versions)'
 
 # What `make test` leaves out.
 test-rest: environments
@@ -78,6 +78,14 @@ test-gpu: ## run the tests that need a GPU: make test-gpu PYTHON_GPU=/path/to/py
 	@rm -rf build hvdtrain.egg-info
 	$(PYTEST_GPU) --durations=0 --gpu-record=docs/gpu-record.json $(ARGS) \
 	  $$(grep -rl 'mark[.]gpu' tests --include='test_*.py')
+
+# Four GB are downloaded: all of TensorFlow, JAX and torch twice, torch built for CUDA.
+test-versions: .venv-test/installed .venv-oldest/installed .venv-newest/installed ## train with the oldest and the newest packages
+	HVDTRAIN_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python \
+	  HVDTRAIN_NEWEST_PYTHON=$(CURDIR)/.venv-newest/bin/python \
+	  HVDTRAIN_VERSIONS_RECORD=$(CURDIR)/docs/versions-record.json \
+	  .venv-test/bin/pytest -m versions tests/versions
+	.venv-test/bin/python docs/versions_page.py --write
 
 # What is installed is measured: Python would else find the checkout first, which has no kernel.
 bench: .venv-test/installed $(HOROVOD:%=%/installed) ## compare with Horovod, DDP, gloo and mpi4py
@@ -115,7 +123,7 @@ endef
 
 clean: ## remove the environments, the wheel and the caches
 	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
-	rm -rf .venv-clusters .venv-transformers .venv-dist .venv-docs
+	rm -rf .venv-clusters .venv-transformers .venv-dist .venv-docs .venv-oldest .venv-newest
 	rm -rf build dist site hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -181,6 +189,12 @@ define beside_test
 @.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
   > "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/test.pth"
 endef
+
+# What pip finds today, or the lower bounds of setup.py.
+.venv-oldest/installed .venv-newest/installed: $(WHEEL) tests/versions/environment.py
+	@echo "make: installing the $(@D:.venv-%=%) packages into $(@D): some minutes"
+	@$(PYTHON) tests/versions/environment.py $(@D:.venv-%=%) $(@D) $(MAKE_DIR)/wheel/*.whl
+	@touch $@
 
 # It is the only tool that does not come from PyPI or Debian.
 $(MAKE_DIR)/actionlint/installed: Makefile

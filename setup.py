@@ -53,7 +53,7 @@ def kernel(module: str) -> Extension:
     )
 
 
-# Each lower bound has been run, as docs/versions.md says. What training needs beside its framework.
+# What training needs beside its framework. docs/versions.md says which lower bounds have been run.
 TRAIN = ["cloudpickle>=3.0", "pyyaml>=6.0.1", "safetensors>=0.7", "scikit-learn>=1.4.2"]
 
 setup(

@@ -27,7 +27,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks, elastic
-from hvdtrain.keras.backends.backend import require_backend, require_keras
+from hvdtrain.keras.backends.backend import require_backend, require_jax, require_keras
 from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.builds import (
     ccl_built,
@@ -57,6 +57,8 @@ Adasum = ReduceOp.ADASUM
 try:
     require_keras(keras.__version__)
     require_backend(keras.backend.backend())
+    if keras.backend.backend() == "jax":
+        require_jax(importlib.import_module("jax").__version__)
 except UsageError:
     install_plain_excepthook()
     raise

@@ -18,9 +18,9 @@ __all__ = ["VersionsRecord"]
 _VERSIONS = """
 import json, sys
 from importlib.metadata import distributions
-pairs = ((one.name.lower().replace("_", "-"), one.version) for one in distributions())
-found = {name: version.partition("+")[0] for name, version in pairs}
-print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
+found = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
+versions = {name: found[name].partition("+")[0] for name in sys.argv[1:] if name in found}
+print(json.dumps(versions))
 """
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import keras
 
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.reduction import Backend
 
-__all__ = ["current_backend", "require_backend", "require_keras"]
+__all__ = ["current_backend", "require_backend", "require_jax", "require_keras"]
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -47,6 +48,19 @@ def require_backend(name: str) -> None:
         raise UsageError(
             f"hvdtrain.keras works with Keras's backends {', '.join(_BACKENDS)}, found {name!r}: "
             "set KERAS_BACKEND to one of them"
+        )
+
+
+def require_jax(version: str) -> None:
+    """Check the version of JAX.
+
+    Raises:
+        UsageError: it is older than all that hvdtrain works with.
+    """
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if numbers < (0, 6, 1):  # whose buffer_callback it needs
+        raise UsageError(
+            f"hvdtrain.keras needs jax >= 0.6.1, found {version}: pip install 'jax>=0.6.1'"
         )
 
 
