@@ -18,6 +18,7 @@ from hvdtrain.world import promised_world
 __all__ = ["command"]
 
 _MARGIN = 12
+_PAGE = "docs/troubleshooting.md lists messages, with what to do"
 
 
 @click.command()
@@ -53,8 +54,7 @@ def _check(as_json: bool) -> int:
     else:
         for problem in problems:
             click.echo(f"wrong: {problem}")
-        if not problems:
-            click.echo("all is well")
+        click.echo(f"more: {_PAGE}" if problems else "all is well")
     return EXIT_CRASH if problems else 0
 
 
