@@ -101,7 +101,9 @@ def test_every_page_can_be_reached_from_the_first(site: Path, pages: dict[Path, 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_are_readable(site: Path, browser: Browser, scheme: str) -> None:
     for name in LOOKED_AT:
-        with open_page(browser, site / name, color_scheme=scheme) as opened:
+        # Without motion: colours would still be on their way from one scheme to the other.
+        how = {"color_scheme": scheme, "reduced_motion": "reduce"}
+        with open_page(browser, site / name, **how) as opened:
             shown = opened.page.evaluate("document.body.dataset.mdColorScheme")
             assert shown == {"light": "default", "dark": "slate"}[scheme]
             assert low_contrasts(opened.page) == [], name
