@@ -65,7 +65,10 @@ def browser() -> Iterator[Browser]:
 
 def test_what_builds_the_site_is_pinned() -> None:
     """A page that builds today builds next year."""
-    code = "from importlib.metadata import distributions as all\nfor d in all(): print(d.name, d.version)"
+    code = (
+        "from importlib import metadata\n"
+        "for each in metadata.distributions(): print(each.name, each.version)"
+    )
     done = subprocess.run([docs_python(), "-c", code], capture_output=True, text=True, check=True)
     lines = (line.split() for line in done.stdout.splitlines())
     installed = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in lines}

@@ -23,8 +23,8 @@ def listed() -> set[str]:
 
 def pattern(name: str) -> str:
     """Return the name as the page writes it."""
-    name = re.sub(r"-\d{4}", "-EPOCH", name)
-    return re.sub(r"-[0-9a-f]{16}\b", "-DIGEST", re.sub(r"\+\d+", "+SAMPLES", name))
+    name = re.sub(r"-[0-9a-f]{16}\b", "-DIGEST", name)
+    return re.sub(r"\+\d+", "+SAMPLES", re.sub(r"-\d{4}\b", "-EPOCH", name))
 
 
 def test_files_of_a_run(tmp_path: Path) -> None:

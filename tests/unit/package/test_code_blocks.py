@@ -97,7 +97,7 @@ def extras() -> set[str]:
         if isinstance(node, ast.keyword) and node.arg == "extras_require"
     ]
     assert isinstance(found, ast.Dict)
-    return {key.value for key in found.keys if isinstance(key, ast.Constant)}
+    return {str(key.value) for key in found.keys if isinstance(key, ast.Constant)}
 
 
 @pytest.mark.parametrize(
