@@ -93,9 +93,9 @@ def test_the_sdist_has_all_that_is_in_the_repository(dist: Dist) -> None:
 
 
 def test_no_wheel_is_built_without_the_kernels(dist: Dist, tmp_path: Path) -> None:
-    words = [ROOT / ".venv-dist/bin/python", "-m", "build", "--wheel", "--outdir", tmp_path]
+    words = [ROOT / ".venv-dist/bin/python", "-m", "build", "--wheel", "--outdir"]
     done = subprocess.run(
-        [*words, dist.sdist],
+        [*map(str, words), str(tmp_path), str(dist.sdist)],
         env={**os.environ, "CC": "false", "HVDTRAIN_REQUIRE_KERNELS": "1"},
         capture_output=True,
         text=True,
@@ -137,8 +137,8 @@ def test_it_checks_trains_and_measures(environment: CleanEnvironment, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compil" not in done.stderr
 
-    words = ("bench", "collectives", "-np", 2, "--quick", "--bytes", 1024, "--repeats", 1)
-    done = environment.run("-m", "hvdtrain", *words, "--out", tmp_path / "bench")
+    quick = ("collectives", "-np", 2, "--quick", "--bytes", 1024, "--repeats", 1)
+    done = environment.run("-m", "hvdtrain", "bench", *quick, "--out", tmp_path / "bench")
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = json.loads((tmp_path / "bench/bench.json").read_text())["results"]
     assert result["cases"][0]["values"]["engine mpi"][0] > 0
