@@ -90,7 +90,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Return a folder with room for 40 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", folder]
+    line = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(folder)]
     made = subprocess.run(line, capture_output=True, text=True, check=False)
     if made.returncode != 0:
         pytest.skip(f"no disk of its own for this user: {made.stderr.strip()}")
