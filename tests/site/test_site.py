@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import chromium, low_contrasts, open_page
@@ -105,7 +106,7 @@ def test_every_page_can_be_reached_from_the_first(site: Path, pages: dict[Path, 
 def test_pages_are_readable(site: Path, browser: Browser, scheme: str) -> None:
     for name in LOOKED_AT:
         # Without motion: colours would still be on their way from one scheme to the other.
-        how = {"color_scheme": scheme, "reduced_motion": "reduce"}
+        how: dict[str, Any] = {"color_scheme": scheme, "reduced_motion": "reduce"}
         with open_page(browser, site / name, **how) as opened:
             shown = opened.page.evaluate("document.body.dataset.mdColorScheme")
             assert shown == {"light": "default", "dark": "slate"}[scheme]
