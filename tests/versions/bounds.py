@@ -8,7 +8,7 @@ import re
 __all__ = ["lowest"]
 
 # Extras of those who change hvdtrain, of which only the pinned versions are used.
-_OF_DEVELOPERS = {"test", "lint"}
+_OF_DEVELOPERS = {"test", "lint", "docs", "dist"}
 _RANGE = re.compile(r"([A-Za-z][\w.-]*)>=(\d[\w.]*)")
 
 
