@@ -124,12 +124,13 @@ class Config:
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
     """Raise UsageError for a name that is nearly one of hvdtrain's; others may be anybody's."""
-    known = [f"{_PREFIX}{field.name.upper()}" for field in fields(Config)]
+    known = [field.name.upper() for field in fields(Config)]
     for name in environ:
-        if name in known or not name.upper().startswith(_PREFIX):
+        own = name.upper().removeprefix(_PREFIX)
+        if own == name.upper() or name in [f"{_PREFIX}{each}" for each in known]:
             continue
-        if near := get_close_matches(name.upper(), known, n=1, cutoff=_NEAR):
-            raise UsageError(f"{name} has no effect: did you mean {near[0]}?")
+        if near := get_close_matches(own, known, n=1, cutoff=_NEAR):
+            raise UsageError(f"{name} has no effect: did you mean {_PREFIX}{near[0]}?")
 
 
 def _either(environ: Mapping[str, str], name: str, default: str) -> str:

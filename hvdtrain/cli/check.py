@@ -18,7 +18,7 @@ from hvdtrain.world import promised_world
 __all__ = ["command"]
 
 _MARGIN = 12
-_PAGE = "docs/troubleshooting.md lists messages, with what to do"
+_PAGE = "the page 'Something went wrong' of the documentation lists messages, with what to do"
 
 
 @click.command()

@@ -70,7 +70,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _COMMANDS:
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
             near = get_close_matches(args[0], _COMMANDS, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(_COMMANDS)}"
             ctx.fail(f"there is no command '{args[0]}': {hint}")

@@ -6,8 +6,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.addresses import own_addresses
@@ -17,16 +18,21 @@ from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 __all__ = ["require_reachable"]
 
 _SECONDS = 10
-_OPTIONS = ("-oBatchMode=yes", f"-oConnectTimeout={_SECONDS}")
+# A connection that is kept open for later ones would keep stderr open, too.
+_OPTIONS = ("-oBatchMode=yes", "-oControlMaster=no", f"-oConnectTimeout={_SECONDS}")
 _FAILED = 255  # the exit code of ssh itself
-# Variables with which a user names another remote shell.
-_OTHER_SHELLS = ("_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP")
+# Parts of the variables with which users name another remote shell, or options of it.
+_OWN_SHELL = ("plm_rsh_", "plm_ssh_", "HYDRA_BOOTSTRAP", "HYDRA_LAUNCHER")
+_SETTINGS = ("openmpi-mca-params.conf", "prte-mca-params.conf")
+_OWN_SETTINGS = (".openmpi/mca-params.conf", ".prte/mca-params.conf")
 # What ssh could ask for in a terminal.
 _ASKED = ("Permission denied", "Host key verification failed")
 
 
 def require_reachable(request: LaunchRequest, environ: Mapping[str, str]) -> None:
     """Check that ssh reaches the hosts on which mpirun is to start ranks.
+
+    Where the launcher is set to start them otherwise, or with options of ssh, nothing is checked.
 
     Args:
         request: ranks to start, with their hosts.
@@ -35,49 +41,77 @@ def require_reachable(request: LaunchRequest, environ: Mapping[str, str]) -> Non
     Raises:
         UsageError: a host does not answer; the message names it.
     """
-    if has_allocation(environ) or any(name.endswith(_OTHER_SHELLS) for name in environ):
-        return
-    remote = [host for host in request.hosts if not _is_here(host.name)]
-    if not remote:
+    if not request.hosts or has_allocation(environ) or _has_own_shell(environ):
         return
     ssh = shutil.which("ssh", path=environ.get("PATH"))
-    if ssh is None:
-        raise UsageError(
-            f"there is no ssh on PATH, with which ranks are started on {remote[0].name}: install "
-            "an ssh client"
-        )
+    own = set(own_addresses())
     with ThreadPoolExecutor(max_workers=64) as pool:
-        reasons = list(pool.map(lambda host: _refusal(ssh, host), remote))
-    if lost := [(host.name, why) for host, why in zip(remote, reasons, strict=True) if why]:
-        shown = "; ".join(f"{name} ({why})" for name, why in lost[:5])
-        more = f", and {len(lost) - 5} hosts more" if len(lost) > 5 else ""
-        raise UsageError(
-            f"ssh does not reach {shown}{more}: correct the hosts, or see to it that "
-            f"`ssh {lost[0][0]} true` works without a password"
+        reasons = list(pool.map(lambda host: _refusal(ssh, host, own), request.hosts))
+    pairs = zip(request.hosts, reasons, strict=True)
+    if lost := [(host.name, why) for host, why in pairs if why]:
+        raise UsageError(_message(ssh, lost))
+
+
+def _message(ssh: str | None, lost: Sequence[tuple[str, str]]) -> str:
+    first = lost[0][0]
+    if ssh is None:
+        return (
+            f"there is no ssh on PATH, with which ranks are started on {first}: install an ssh "
+            "client"
         )
+    shown = "; ".join(f"{name} ({why})" for name, why in lost[:5])
+    more = f", and {len(lost) - 5} hosts more" if len(lost) > 5 else ""
+    return (
+        f"ssh does not reach {shown}{more}: correct the hosts, or see to it that "
+        f"`ssh {first} true` works without a password"
+    )
 
 
-def _is_here(name: str) -> bool:
+def _has_own_shell(environ: Mapping[str, str]) -> bool:
+    """Return whether a user or an administrator has set how ranks are started on other hosts."""
+    if any(part in name for name in environ for part in _OWN_SHELL):
+        return True
+    return any(_sets_shell(path) for path in _settings(environ))
+
+
+def _settings(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the files of settings that Open MPI reads, if they are there."""
+    yield from (Path(environ.get("HOME", "/"), name) for name in _OWN_SETTINGS)
+    if mpirun := shutil.which("mpirun", path=environ.get("PATH")):
+        yield from (Path(mpirun).resolve().parents[1] / "etc" / name for name in _SETTINGS)
+
+
+def _sets_shell(path: Path) -> bool:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.lstrip().startswith(("plm_", "prte_plm_")) for line in lines)
+
+
+def _is_here(name: str, own: set[str]) -> bool:
     """Return whether a name is one of this host's, on which launchers use no ssh."""
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)}
-    except OSError:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+    except (OSError, UnicodeError):  # the second for names that no DNS can hold
         return False
-    return any(address.startswith("127.") for address in found) or bool(
-        found & set(own_addresses())
-    )
+    return bool(found & own) or any(each.startswith("127.") or each == "::1" for each in found)
 
 
-def _refusal(ssh: str, host: Host) -> str:
+def _refusal(ssh: str | None, host: Host, own: set[str]) -> str:
     """Return why ssh does not reach a host, or ""."""
+    if _is_here(host.name, own):
+        return ""
+    if ssh is None:
+        return "no ssh"
     others = dict(word.split("=", 1) for word in host.others if "=" in word)
     port = [f"-p{others['port']}"] if "port" in others else []
     name = f"{host.user}@{host.name}" if host.user else host.name
     try:
         done = subprocess.run(
-            [ssh, *_OPTIONS, *port, name, "true"],
+            [ssh, *_OPTIONS, *port, "--", name, "true"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -85,8 +119,10 @@ def _refusal(ssh: str, host: Host) -> str:
             timeout=2 * _SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return f"no answer in {2 * _SECONDS} s"
+    except subprocess.TimeoutExpired:  # it is connected, else ssh would have ended: a slow login
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
     said = done.stderr.strip().splitlines() or ["no reason given"]
     if done.returncode != _FAILED:
         return ""

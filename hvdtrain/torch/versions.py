@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hvdtrain.errors import UsageError
 
 __all__ = ["require_torch"]
@@ -15,7 +17,7 @@ def require_torch(version: str) -> None:
     Raises:
         UsageError: it is too old.
     """
-    found = tuple(int(part) for part in version.split(".")[:2])
+    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise UsageError(

@@ -63,6 +63,7 @@ class Terminal:
         """
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
         self.print(lines)
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 from ranks import Completed, launch
 
@@ -53,6 +54,17 @@ def test_different_numbers_of_steps(tmp_path: Path) -> None:
     assert frames(done) == [(str(tmp_path / "script.py"), UNEVEN.splitlines()[8].strip())]
     assert "rank 0 left the job while others were in optimizer step 'plan" in done.stderr
     assert "Let every rank run the same number of steps and end together" in done.stderr
+
+
+def test_a_library_between_the_script_and_hvdtrain(tmp_path: Path) -> None:
+    """Its frames are shown: the mistake may be there."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "trainer.py").write_text("def fit():\n" + indent(DIFFERENT, "    "))
+    added = f"import sys\nsys.path.insert(0, {str(folder)!r})\nimport trainer\n"
+    done = end(f"{added}trainer.fit()\n", tmp_path)
+    own = (str(tmp_path / "script.py"), "trainer.fit()")
+    assert set(frames(done)) == {own, (str(folder / "trainer.py"), DIFFERENT.splitlines()[6])}
 
 
 def test_what_is_not_an_error_of_hvdtrains(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def problems(done: Completed) -> list[str]:
     lines = done.stdout.splitlines()
     found = [line.removeprefix("wrong: ") for line in lines if line.startswith("wrong: ")]
     assert done.returncode == (1 if found else 0)
-    last = "more: docs/troubleshooting.md lists messages, with what to do"
+    page = "the page 'Something went wrong' of the documentation"
+    last = f"more: {page} lists messages, with what to do"
     shown = [*(f"wrong: {text}" for text in found), last] if found else []
     assert lines[len(lines) - len(shown) :] == shown
     return found

@@ -1,10 +1,11 @@
-"""Tracebacks of hvdtrain's own errors, which end in the line of the script that led to them."""
+"""Tracebacks of hvdtrain's own errors, which end where hvdtrain was called."""
 
 from __future__ import annotations
 
-import os
+import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import hvdtrain
@@ -12,27 +13,56 @@ from hvdtrain.errors import HvdtrainError
 
 __all__ = ["format_error"]
 
-_PACKAGE = str(Path(hvdtrain.__file__).parent)
-_LIBRARIES = tuple(
-    sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib", "scripts")
-)
+_PACKAGE = Path(hvdtrain.__file__).parent
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_SCRIPTS = Path(sysconfig.get_path("scripts"))
+_INSTALLED = {"site-packages", "dist-packages"}
+# Through which hvdtrain is called, as by backward().
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
 def format_error(error: BaseException) -> str:
     """Return the traceback of an error, with its last line (local).
 
-    That of an error of hvdtrain's ends in the last line of the script: how hvdtrain found the error
-    tells nothing about its cause. If the error has a cause in hvdtrain, everything is shown.
+    That of an error of hvdtrain's ends in the line that called hvdtrain, or a framework that did:
+    how hvdtrain found the error tells nothing about its cause. If the error has a cause in
+    hvdtrain, or no script has led to it, everything is shown.
     """
     told = traceback.TracebackException.from_exception(error)
-    if isinstance(error, HvdtrainError) and error.__cause__ is None:
-        own = [number for number, frame in enumerate(told.stack) if _is_script(frame.filename)]
-        if own:
-            del told.stack[own[-1] + 1 :]
+    paths = [frame.filename for frame in told.stack]
+    if (
+        isinstance(error, HvdtrainError)
+        and error.__cause__ is None
+        and any(_is_script(path) for path in paths)
+    ):
+        inner = (_PACKAGE, *_frameworks())
+        while not _is_script(paths[-1]) and _is_internal(paths[-1], inner):
+            del paths[-1], told.stack[-1]
     return "".join(told.format())
 
 
+def _frameworks() -> Iterator[Path]:
+    """Yield the folders of the frameworks that are loaded."""
+    for name in _FRAMEWORKS:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            yield Path(file).parent
+
+
 def _is_script(path: str) -> bool:
+    """Return whether a file is the user's own: not hvdtrain's, installed, or Python's."""
     if path.startswith("<frozen "):
         return False
-    return not path.startswith(tuple(f"{folder}{os.sep}" for folder in (_PACKAGE, *_LIBRARIES)))
+    file = Path(path)
+    folders = (_PACKAGE, _STANDARD, _SCRIPTS)
+    return not (
+        any(file.is_relative_to(folder) for folder in folders) or _INSTALLED & set(file.parts)
+    )
+
+
+def _is_internal(path: str, inner: tuple[Path, ...]) -> bool:
+    """Return whether a file belongs to hvdtrain, a framework or Python's library."""
+    file = Path(path)
+    if any(file.is_relative_to(folder) for folder in inner) or path.startswith("<frozen "):
+        return True
+    return file.is_relative_to(_STANDARD) and not _INSTALLED & set(file.parts)

@@ -17,7 +17,10 @@ __all__ = ["CleanEnvironment", "newest_python"]
 _COMPILER = re.compile(r"(.+-)?(cc|c89|c99|gcc|c\+\+|g\+\+|cpp|clang|clang\+\+)(-[\d.]+)?")
 _OLDEST = sys.version_info[:2]
 _INSTALL_SECONDS = 600
-_RUNS_VENV = "import ensurepip, venv"
+# The stable ABI is that of Pythons with the GIL.
+_RUNS_VENV = (
+    "import ensurepip, sys, sysconfig, venv; sys.exit(sysconfig.get_config_var('Py_GIL_DISABLED'))"
+)
 
 
 class CleanEnvironment:
