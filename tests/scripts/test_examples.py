@@ -18,7 +18,10 @@ PROGRAMS = (
     *("torch_loop.py", LAST),
 )
 # By test_torch_examples.py.
-ELSEWHERE = ("accelerate_loop.py", "cntk_convnet.py", "ddp_loop.py", "run_function.py")
+ELSEWHERE = (
+    *("accelerate_loop.py", "cntk_convnet.py", "ddp_loop.py", "lightning_fit.py"),
+    "run_function.py",
+)
 
 
 def test_every_example_is_run_and_listed() -> None:

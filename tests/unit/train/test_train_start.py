@@ -326,9 +326,12 @@ def test_a_directory_that_may_not_be_looked_into(tmp_path: Path, mode: int) -> N
         path.parent.chmod(0o700)
 
 
-@pytest.mark.parametrize("what", ["absent.pt", "."])
-def test_a_path_that_is_no_file(tmp_path: Path, what: str) -> None:
-    with pytest.raises(UsageError, match="no checkpoint"):
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("absent.pt", "there is no checkpoint"), (".", "is a directory: go on there")],
+)
+def test_a_path_that_is_no_file(tmp_path: Path, what: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         resume(tmp_path, tmp_path / what)
 
 
