@@ -103,7 +103,7 @@ def lent_gradients_stay_what_they_are() -> None:
             own = [tf.matmul(2 * a, b, True) for a, b in zip(rows[::2], rows[1::2], strict=True)]
             optimizer.apply(own, variables)
             kept.append(own)
-    assert noted[2:4] == [True] * 2, noted  # later ones find blocks that are kept
+    assert sum(noted) == 4, noted  # there are two blocks for each of the two, which are kept
     total = [np.zeros(shape, np.float32) for shape in SHAPES]
     for number, own in enumerate(kept):
         for index, (mine, alone) in enumerate(zip(own, local(hvd.rank(), number), strict=True)):
@@ -117,7 +117,7 @@ def results_stay_what_they_are() -> None:
     variables = [tf.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
     with noting() as noted:
         kept = [reduced(variables, factors(hvd.rank(), number)) for number in range(STEPS)]
-    assert noted[4:] == [True] * 2 * (STEPS - 2), noted
+    assert noted[-8:] == [True] * 8, noted  # results take no blocks of gradients
     for number, results in enumerate(kept):
         for result, mean in zip(results, average(number), strict=True):
             np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
