@@ -41,7 +41,7 @@ def kernel(module: str) -> Extension:
     return Extension(
         module,
         [f"{folder}/{name.removeprefix('_')}.c"],
-        depends=["hvdtrain/compiled.h", *sorted(glob(f"{folder}/*/*.h", root_dir=ROOT))],
+        depends=["hvdtrain/compiled/kernel.h", *sorted(glob(f"{folder}/*/*.h", root_dir=ROOT))],
         # Multiplied and added in one step, sums would differ between machines. Roots that set errno
         # would be computed one by one.
         extra_compile_args=[
@@ -87,7 +87,12 @@ setup(
     ],
     package_data={
         "hvdtrain": [
-            *("py.typed", "compiled.h", "engines/shared_memory/*.c", "engines/shared_memory/*/*.h"),
+            *(
+                "py.typed",
+                "compiled/kernel.h",
+                "engines/shared_memory/*.c",
+                "engines/shared_memory/*/*.h",
+            ),
             *("core/compression/*.c", "core/sharding/*.c", "core/allocators/*.h"),
             *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
             *("report/assets/*", "compare/results/*.html", "compare/results/*.css"),

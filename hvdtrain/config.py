@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 
+from hvdtrain.advice import nearest_name
 from hvdtrain.errors import UsageError
 
 __all__ = ["DEFAULT_BUCKET_BYTES", "Config"]
@@ -129,8 +129,8 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
         own = name.upper().removeprefix(_PREFIX)
         if own == name.upper() or name in [f"{_PREFIX}{each}" for each in known]:
             continue
-        if near := get_close_matches(own, known, n=1, cutoff=_NEAR):
-            raise UsageError(f"{name} has no effect: did you mean {_PREFIX}{near[0]}?")
+        if near := nearest_name(own, known, _NEAR):
+            raise UsageError(f"{name} has no effect: did you mean {_PREFIX}{near}?")
 
 
 def _either(environ: Mapping[str, str], name: str, default: str) -> str:

@@ -7,7 +7,7 @@ import os
 import shlex
 
 from hvdtrain.check.section import Section
-from hvdtrain.compiled import find_compiler
+from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
 
 __all__ = ["check_compiler"]

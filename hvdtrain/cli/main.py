@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from difflib import get_close_matches
 
 import click
 
 from hvdtrain import __version__
+from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import (
     EXIT_USAGE,
     HvdtrainError,
@@ -71,9 +71,8 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
-            near = get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(_COMMANDS)}"
-            ctx.fail(f"there is no command '{args[0]}': {hint}")
+            hint = did_you_mean(args[0], _COMMANDS) or f": one of {', '.join(_COMMANDS)}"
+            ctx.fail(f"there is no command '{args[0]}'{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -6,6 +6,7 @@ import importlib
 
 import keras
 
+from hvdtrain.advice import require_version
 from hvdtrain.core.context import is_initialized, shutdown
 from hvdtrain.core.horovod_api import (
     cross_rank,
@@ -27,7 +28,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks, elastic
-from hvdtrain.keras.backends.backend import require_backend, require_jax, require_keras
+from hvdtrain.keras.backends.backend import require_backend
 from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.builds import (
     ccl_built,
@@ -55,10 +56,12 @@ Product = ReduceOp.PRODUCT
 Adasum = ReduceOp.ADASUM
 
 try:
-    require_keras(keras.__version__)
+    require_version("hvdtrain.keras", "Keras", "keras", keras.__version__, "3")
     require_backend(keras.backend.backend())
     if keras.backend.backend() == "jax":
-        require_jax(importlib.import_module("jax").__version__)
+        jax_version = importlib.import_module("jax").__version__
+        # Its buffer_callback is needed.
+        require_version("hvdtrain.keras", "JAX", "jax", jax_version, "0.6.1")
 except UsageError:
     install_plain_excepthook()
     raise

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.advice import require_version
 from hvdtrain.core.context import is_initialized, shutdown
 from hvdtrain.core.horovod_api import (
     cross_rank,
@@ -53,7 +54,6 @@ from hvdtrain.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvdtrain.tensorflow.graph.errors import require_tensorflow
 from hvdtrain.tensorflow.operations.ops import (
     allgather,
     alltoall,
@@ -90,7 +90,8 @@ Product = ReduceOp.PRODUCT
 Adasum = ReduceOp.ADASUM
 
 try:
-    require_tensorflow(tf.__version__)
+    # The first version with Keras 3.
+    require_version("hvdtrain.tensorflow", "TensorFlow", "tensorflow", tf.__version__, "2.16")
 except UsageError:
     install_plain_excepthook()
     raise

@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from hvdtrain.advice import require_version
 from hvdtrain.core.context import is_initialized, shutdown
 from hvdtrain.core.horovod_api import (
     cross_rank,
@@ -82,7 +83,6 @@ from hvdtrain.torch.operations.reducescatter import (
 from hvdtrain.torch.optimizer import DistributedOptimizer
 from hvdtrain.torch.shards import backward_by_shards, own_shards
 from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
-from hvdtrain.torch.versions import require_torch
 from hvdtrain.types import ReduceOp
 
 # Where Horovod has its operations.
@@ -168,7 +168,7 @@ __all__ = [
 ]
 
 try:
-    require_torch(torch.__version__)
+    require_version("hvdtrain.torch", "PyTorch", "torch", torch.__version__, "2.4")
 except UsageError:
     install_plain_excepthook()
     raise

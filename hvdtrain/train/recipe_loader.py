@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
-from hvdtrain.train.config.plain_text import did_you_mean
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.arguments import recipe_arguments
 from hvdtrain.train.recipes.recipe import Recipe

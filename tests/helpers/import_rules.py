@@ -11,7 +11,17 @@ from pathlib import Path
 __all__ = ["faults"]
 
 _FOUNDATIONS = {
-    *("", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups", "devices"),
+    *(
+        "",
+        "advice",
+        "arithmetic",
+        "arrays",
+        "buffer",
+        "compiled",
+        "config",
+        "control_groups",
+        "devices",
+    ),
     *(
         "errors",
         "memory",

@@ -9,7 +9,7 @@ import pytest
 from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_kinds
 from compiling import LEVELS, compile_library, copy_kernel, run_watched, supports
 
-from hvdtrain.compiled import KernelError
+from hvdtrain.compiled.library import KernelError
 from hvdtrain.core.compression import kernel
 from hvdtrain.core.compression.layout import BITS
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from compiling import LEVELS, compile_library, copy_kernel, run_watched, supports
 
-from hvdtrain.compiled import KernelError
+from hvdtrain.compiled.library import KernelError
 from hvdtrain.core.sharding import kernel, kernel_step
 from hvdtrain.core.sharding.kernel import KINDS, KernelRule
 from hvdtrain.core.sharding.kernel_step import Form, KernelStep, Place, Scales

@@ -12,7 +12,7 @@ import pytest
 from horovod_environment import horovod_python, require_compiler
 from ranks import Completed, launch, start
 
-from hvdtrain.compiled import COMPILERS
+from hvdtrain.compiled.compiler import COMPILERS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ("-m", "hvdtrain", "build-horovod")

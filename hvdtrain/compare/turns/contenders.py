@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hvdtrain.advice import did_you_mean
 from hvdtrain.compare.protocol.strategy import Strategy
 from hvdtrain.compare.strategies.table import reference_of, strategies_of
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.plain_text import did_you_mean
 
 __all__ = ["Contender", "parse_contenders", "reference"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from hvdtrain.compiled import find_compiler
+from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
 
 __all__ = ["AllocatorError", "Recipe", "build"]

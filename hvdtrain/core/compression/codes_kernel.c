@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../compiled.h"
+#include "../../compiled/kernel.h"
 
 EMBED_TEXT;
 

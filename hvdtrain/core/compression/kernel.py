@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from hvdtrain.arrays import Array, buffer_of
-from hvdtrain.compiled import load_or_report, open_library
+from hvdtrain.compiled.library import load_or_report, open_library
 from hvdtrain.types import DType
 
 __all__ = ["load_kernel", "open_kernel", "with_kernel"]

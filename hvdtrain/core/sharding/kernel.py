@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64
 from functools import cache
 from pathlib import Path
 
-from hvdtrain.compiled import load_or_report, open_library
+from hvdtrain.compiled.library import load_or_report, open_library
 
 __all__ = ["KINDS", "KernelRule", "KernelSegment", "KernelUpdate", "load_kernel", "open_kernel"]
 

@@ -9,7 +9,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Protocol, cast
 
-from hvdtrain.compiled import KernelError, find_library, open_library, report_missing
+from hvdtrain.compiled.library import KernelError, find_library, open_library, report_missing
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.types import DType, ReduceOp
 

@@ -11,7 +11,7 @@
 
 #define _GNU_SOURCE
 
-#include "../../compiled.h"
+#include "../../compiled/kernel.h"
 
 EMBED_TEXT;
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hvdtrain.compiled import find_compiler
+from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, programs
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 
 import keras
 
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.reduction import Backend
 
-__all__ = ["current_backend", "require_backend", "require_jax", "require_keras"]
+__all__ = ["current_backend", "require_backend"]
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
@@ -48,29 +47,4 @@ def require_backend(name: str) -> None:
         raise UsageError(
             f"hvdtrain.keras works with Keras's backends {', '.join(_BACKENDS)}, found {name!r}: "
             "set KERAS_BACKEND to one of them"
-        )
-
-
-def require_jax(version: str) -> None:
-    """Check the version of JAX.
-
-    Raises:
-        UsageError: it is older than all that hvdtrain works with.
-    """
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    if numbers < (0, 6, 1):  # whose buffer_callback it needs
-        raise UsageError(
-            f"hvdtrain.keras needs jax >= 0.6.1, found {version}: pip install 'jax>=0.6.1'"
-        )
-
-
-def require_keras(version: str) -> None:
-    """Check the version of Keras.
-
-    Raises:
-        UsageError: it is not Keras 3.
-    """
-    if int(version.partition(".")[0]) < 3:
-        raise UsageError(
-            f"hvdtrain.keras needs Keras >= 3, found {version}: pip install 'keras>=3'"
         )

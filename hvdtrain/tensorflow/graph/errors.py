@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvdtrain.errors import HvdtrainError, MismatchError, UsageError
+from hvdtrain.errors import HvdtrainError, MismatchError
 
 __all__ = [
     "FailedPreconditionError",
     "InvalidArgumentError",
     "as_eager_error",
-    "require_tensorflow",
 ]
-
-# The first version with Keras 3.
-_OLDEST = (2, 16)
 
 
 class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
@@ -38,18 +34,3 @@ def as_eager_error(error: Exception) -> Exception:
     if isinstance(error, ValueError) and not isinstance(error, HvdtrainError):
         return InvalidArgumentError(str(error))
     return error
-
-
-def require_tensorflow(version: str) -> None:
-    """Check the version of TensorFlow.
-
-    Raises:
-        UsageError: it is too old.
-    """
-    found = tuple(int(part) for part in version.split(".")[:2])
-    if found < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise UsageError(
-            f"hvdtrain.tensorflow needs TensorFlow >= {oldest}, found {version}: "
-            f"pip install 'tensorflow>={oldest}'"
-        )

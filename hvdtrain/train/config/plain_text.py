@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["counted", "did_you_mean", "read_text", "shorten"]
+__all__ = ["counted", "read_text", "shorten"]
 
 # Some parsers read numbers with leading zeros as octal, others as decimal.
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
@@ -73,14 +72,3 @@ def counted(number: float, noun: str) -> str:
         noun: noun in the singular, whose plural ends in s.
     """
     return f"{round(number, 5):.15g} {noun}{'' if number == 1 else 's'}"
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ": did you mean NAME?" for the nearest known name; "" if none is near.
-
-    Args:
-        name: unknown name.
-        known: known names.
-    """
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f": did you mean {near[0]}?" if near else ""

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.plain_text import did_you_mean, read_text, shorten
+from hvdtrain.train.config.plain_text import read_text, shorten
 from hvdtrain.train.options import OPTIONS, Option, TrainOptions
 
 __all__ = ["read_config", "resolve"]

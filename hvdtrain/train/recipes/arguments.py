@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.plain_text import did_you_mean, shorten
+from hvdtrain.train.config.plain_text import shorten
 from hvdtrain.train.recipes.annotations import convert, describe_hint, hint_of_default
 
 __all__ = ["recipe_arguments"]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain.compiled import find_compiler
+from hvdtrain.advice import did_you_mean
+from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.plain_text import did_you_mean
 
 __all__ = ["average_model_buffers", "compile_model", "require_scalar"]
 

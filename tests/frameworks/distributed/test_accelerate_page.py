@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from environments import named_python
 from ranks import run_ranks
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "accelerate.md"
@@ -54,12 +54,10 @@ def test_accelerate(backend: str, tmp_path: Path) -> None:
 @pytest.mark.transformers
 def test_transformers(tmp_path: Path) -> None:
     """One rank and two have equal weights, on both backends."""
-    named = os.environ.get("HVDTRAIN_TRANSFORMERS_PYTHON")
-    if not named:
-        pytest.skip("HVDTRAIN_TRANSFORMERS_PYTHON names no environment with transformers")
+    python = named_python("HVDTRAIN_TRANSFORMERS_PYTHON", "transformers")
     norms: list[float] = []
     for backend, np in (("hvdtrain", 1), ("hvdtrain", 2), ("gloo", 2)):
-        said = run(TRANSFORMERS, backend, np, tmp_path, Path(named))
+        said = run(TRANSFORMERS, backend, np, tmp_path, python)
         lines = re.findall(rf"rank \d of {np}: (\d+\.\d+)", said)
         assert len(lines) == np, said
         norms += map(float, lines)

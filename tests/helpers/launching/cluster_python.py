@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import pytest
+from environments import named_python
 
 __all__ = ["cluster_python"]
 
 
 def cluster_python() -> Path:
     """Return the interpreter whose environment holds Spark and Ray; skip the test without one."""
-    named = os.environ.get("HVDTRAIN_CLUSTERS_PYTHON")
-    if not named:
-        pytest.skip("HVDTRAIN_CLUSTERS_PYTHON names no environment with Spark and Ray")
-    python = Path(named)
-    if not python.exists():
-        raise AssertionError(f"no {python}, which HVDTRAIN_CLUSTERS_PYTHON names")
-    return python
+    return named_python("HVDTRAIN_CLUSTERS_PYTHON", "Spark and Ray")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import hvdtrain.compiled
+import hvdtrain
 
 __all__ = [
     "COMMON",
@@ -79,8 +79,8 @@ def copy_kernel(source: Path, folder: Path) -> Path:
     Returns:
         The copy of the kernel.
     """
-    package = Path(hvdtrain.compiled.__file__).parent
-    for file in (package / "compiled.h", source, *source.parent.glob("*/*.h")):
+    package = Path(hvdtrain.__file__).parent
+    for file in (package / "compiled/kernel.h", source, *source.parent.glob("*/*.h")):
         target = folder / file.relative_to(package)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
+from environments import named_python
 
 __all__ = ["build_site", "docs_python"]
 
@@ -15,16 +15,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 def docs_python() -> Path:
     """Return the interpreter whose environment holds MkDocs; skip the test without one."""
-    named = os.environ.get("HVDTRAIN_DOCS_PYTHON")
-    if not named:
-        pytest.skip(
-            "HVDTRAIN_DOCS_PYTHON names no environment with mkdocs-material, as 'make docs' makes "
-            "it in .venv-docs"
-        )
-    python = Path(named)
-    if not python.exists():
-        raise AssertionError(f"no {python}, which HVDTRAIN_DOCS_PYTHON names")
-    return python
+    return named_python("HVDTRAIN_DOCS_PYTHON", "mkdocs-material")
 
 
 def build_site(folder: Path) -> None:

@@ -8,26 +8,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from environments import named_python
 from ranks import packages_of
 
-from hvdtrain.compiled import COMPILERS
+from hvdtrain.compiled.compiler import COMPILERS
 
 __all__ = ["beside_horovod", "horovod_python", "require_compiler"]
 
 
 def horovod_python() -> Path:
     """Return the interpreter whose environment holds Horovod; skip the test without one."""
-    named = os.environ.get("HVDTRAIN_HOROVOD_PYTHON")
-    if not named:
+    if "HVDTRAIN_HOROVOD_PYTHON" not in os.environ:
         require_compiler()
-        pytest.skip(
-            "HVDTRAIN_HOROVOD_PYTHON names no environment with Horovod, as 'make test-all' builds "
-            "it"
-        )
-    python = Path(named)
-    if not python.exists():
-        raise AssertionError(f"no {python}, which HVDTRAIN_HOROVOD_PYTHON names")
-    return python
+    return named_python("HVDTRAIN_HOROVOD_PYTHON", "Horovod")
 
 
 def beside_horovod() -> dict[str, str]:

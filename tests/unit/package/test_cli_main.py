@@ -100,7 +100,7 @@ def test_exchanges_are_listed_for_programs() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("trian", "there is no command 'trian': did you mean 'train'? (see 'hvdtrain --help')"),
+        ("trian", "there is no command 'trian': did you mean train? (see 'hvdtrain --help')"),
         ("xyz", "there is no command 'xyz': one of train, evaluate, predict, run, "),
     ],
 )

@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_CALLS_H
 #define HVD_NODE_CALLS_H
 
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 #include "vote.h"
 
 EMBED_TEXT;

@@ -4,7 +4,7 @@
 #define HVD_NODE_COMBINE_H
 
 #include "arithmetic.h"
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 
 EMBED_TEXT;
 

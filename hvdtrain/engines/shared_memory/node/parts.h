@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_PARTS_H
 #define HVD_NODE_PARTS_H
 
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 #include "task.h"
 
 EMBED_TEXT;

@@ -4,7 +4,7 @@
 #define HVD_NODE_PLACED_H
 
 #include "combine.h"
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 
 EMBED_TEXT;
 

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 
 EMBED_TEXT;
 

@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_REDUCE_H
 #define HVD_NODE_REDUCE_H
 
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 #include "private_data.h"
 #include "shared_data.h"
 

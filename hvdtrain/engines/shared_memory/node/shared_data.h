@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_SHARED_DATA_H
 #define HVD_NODE_SHARED_DATA_H
 
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 #include "task.h"
 
 EMBED_TEXT;

@@ -4,7 +4,7 @@
 #define HVD_NODE_TASK_H
 
 #include "combine.h"
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 #include "ranks.h"
 
 EMBED_TEXT;

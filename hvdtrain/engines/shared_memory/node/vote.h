@@ -3,7 +3,7 @@
 #ifndef HVD_NODE_VOTE_H
 #define HVD_NODE_VOTE_H
 
-#include "../../../compiled.h"
+#include "../../../compiled/kernel.h"
 #include "reduce.h"
 
 EMBED_TEXT;

@@ -1,34 +1,25 @@
-"""What is compiled: kernels in C, before hvdtrain is installed, and the rest when it is used."""
+"""Libraries that are compiled when hvdtrain is installed: how they are found and checked."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-import shlex
-import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from hvdtrain.errors import UsageError
-
 __all__ = [
-    "COMPILERS",
     "KernelError",
-    "find_compiler",
     "find_library",
     "load_or_report",
     "open_library",
     "report_missing",
 ]
 
-# Of C++, in the order in which they are looked for.
-COMPILERS = ("c++", "g++", "clang++")
-
 _logger = logging.getLogger("hvdtrain")
 
-_HEADER = Path(__file__).with_suffix(".h")
+_HEADER = Path(__file__).with_name("kernel.h")
 
 
 class KernelError(Exception):
@@ -89,8 +80,8 @@ def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL
     Args:
         path: result of find_library().
         source: the main C file. Between hvd_source and hvd_source_end the library contains the
-            texts of compiled.h, of this file and of the headers.
-        headers: the headers that it includes beside compiled.h, in the order of inclusion.
+            texts of kernel.h, of this file and of the headers.
+        headers: the headers that it includes beside kernel.h, in the order of inclusion.
 
     Raises:
         KernelError: the library is missing, does not load, or was compiled from different source,
@@ -128,23 +119,3 @@ def _compiled_source(library: ctypes.CDLL) -> bytes:
         for name in ("hvd_source", "hvd_source_end")
     )
     return ctypes.string_at(begin, end - begin)
-
-
-def find_compiler(environ: Mapping[str, str], names: Sequence[str] = COMPILERS) -> tuple[str, ...]:
-    """Return the command of the C++ compiler: that of CXX, else the first name on PATH (local).
-
-    Args:
-        environ: environment variables.
-        names: names to look for where CXX is not set.
-
-    Raises:
-        UsageError: there is none; the message says what to install.
-    """
-    named = shlex.split(environ.get("CXX", ""))
-    for words in [named] if named else [[name] for name in names]:
-        if path := shutil.which(words[0], path=environ.get("PATH", "")):
-            return (path, *words[1:])
-    raise UsageError(
-        f"no C++ compiler ({' '.join(named) or ', '.join(names)}): apt install g++, or load your "
-        "site's compiler module"
-    )

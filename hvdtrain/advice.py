@@ -1,0 +1,58 @@
+"""What messages about wrong input advise: the name that was meant, the version to install."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from hvdtrain.errors import UsageError
+
+__all__ = ["did_you_mean", "nearest_name", "require_version"]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ": did you mean NAME?" for the nearest known name; "" if none is near.
+
+    Args:
+        name: unknown name.
+        known: known names.
+    """
+    near = nearest_name(name, known)
+    return f": did you mean {near}?" if near else ""
+
+
+def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Return the known name that is most like another one; None if none is near.
+
+    Args:
+        name: unknown name.
+        known: known names.
+        likeness: how alike they must be, from 0 to 1, as difflib counts it.
+    """
+    return next(iter(get_close_matches(name, list(known), 1, likeness)), None)
+
+
+def require_version(interface: str, framework: str, package: str, found: str, oldest: str) -> None:
+    """Check the version of a framework.
+
+    Args:
+        interface: module of hvdtrain that needs it.
+        framework: its name in messages.
+        package: its name for pip.
+        found: its version; what follows the numbers that `oldest` has does not count.
+        oldest: the first version that will do.
+
+    Raises:
+        UsageError: it is too old.
+    """
+    least = _numbers(oldest)
+    if _numbers(found)[: len(least)] < least:
+        raise UsageError(
+            f"{interface} needs {framework} >= {oldest}, found {found}: "
+            f"pip install '{package}>={oldest}'"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)]

@@ -1,0 +1,26 @@
+"""Environments that tests use beside their own, as `make` makes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+__all__ = ["named_python"]
+
+
+def named_python(variable: str, packages: str) -> Path:
+    """Return the interpreter of an environment; skip the test without one.
+
+    Args:
+        variable: environment variable with its path.
+        packages: what the environment holds, for the reason.
+    """
+    named = os.environ.get(variable)
+    if not named:
+        pytest.skip(f"{variable} names no environment with {packages}, as 'make' makes it")
+    python = Path(named)
+    if not python.exists():
+        raise AssertionError(f"no {python}, which {variable} names")
+    return python
