@@ -33,12 +33,11 @@ def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str 
     return next(iter(get_close_matches(name, list(known), 1, likeness)), None)
 
 
-def require_version(interface: str, framework: str, package: str, found: str, oldest: str) -> None:
+def require_version(need: str, package: str, found: str, oldest: str) -> None:
     """Check the version of a framework.
 
     Args:
-        interface: module of hvdtrain that needs it.
-        framework: its name in messages.
+        need: how the message begins: "hvdtrain.torch needs PyTorch".
         package: its name for pip.
         found: its version; what follows the numbers that `oldest` has does not count.
         oldest: the first version that will do.
@@ -48,10 +47,7 @@ def require_version(interface: str, framework: str, package: str, found: str, ol
     """
     least = _numbers(oldest)
     if _numbers(found)[: len(least)] < least:
-        raise UsageError(
-            f"{interface} needs {framework} >= {oldest}, found {found}: "
-            f"pip install '{package}>={oldest}'"
-        )
+        raise UsageError(f"{need} >= {oldest}, found {found}: pip install '{package}>={oldest}'")
 
 
 def _numbers(version: str) -> list[int]:

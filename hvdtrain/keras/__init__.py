@@ -56,12 +56,12 @@ Product = ReduceOp.PRODUCT
 Adasum = ReduceOp.ADASUM
 
 try:
-    require_version("hvdtrain.keras", "Keras", "keras", keras.__version__, "3")
+    require_version("hvdtrain.keras needs Keras", "keras", keras.__version__, "3")
     require_backend(keras.backend.backend())
     if keras.backend.backend() == "jax":
         jax_version = importlib.import_module("jax").__version__
         # Its buffer_callback is needed.
-        require_version("hvdtrain.keras", "JAX", "jax", jax_version, "0.6.1")
+        require_version("hvdtrain.keras needs JAX", "jax", jax_version, "0.6.1")
 except UsageError:
     install_plain_excepthook()
     raise

@@ -91,7 +91,7 @@ Adasum = ReduceOp.ADASUM
 
 try:
     # The first version with Keras 3.
-    require_version("hvdtrain.tensorflow", "TensorFlow", "tensorflow", tf.__version__, "2.16")
+    require_version("hvdtrain.tensorflow needs TensorFlow", "tensorflow", tf.__version__, "2.16")
 except UsageError:
     install_plain_excepthook()
     raise

@@ -168,7 +168,7 @@ __all__ = [
 ]
 
 try:
-    require_version("hvdtrain.torch", "PyTorch", "torch", torch.__version__, "2.4")
+    require_version("hvdtrain.torch needs PyTorch", "torch", torch.__version__, "2.4")
 except UsageError:
     install_plain_excepthook()
     raise

@@ -20,7 +20,7 @@ from hvdtrain.errors import UsageError
 )
 def test_versions_that_will_do(oldest: str, found: list[str]) -> None:
     for version in found:
-        require_version("hvdtrain.any", "Any", "any", version, oldest)
+        require_version("hvdtrain.any needs Any", "any", version, oldest)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_versions_that_will_do(oldest: str, found: list[str]) -> None:
 def test_versions_that_are_too_old(oldest: str, found: str) -> None:
     line = f"hvdtrain.torch needs PyTorch >= {oldest}, found {found}: pip install 'torch>={oldest}'"
     with pytest.raises(UsageError, match=f"^{re.escape(line)}$"):
-        require_version("hvdtrain.torch", "PyTorch", "torch", found, oldest)
+        require_version("hvdtrain.torch needs PyTorch", "torch", found, oldest)
 
 
 def test_names() -> None:
