@@ -13,6 +13,7 @@ import io
 import os
 import pty
 import re
+import select
 import shutil
 import struct
 import subprocess
@@ -41,6 +42,7 @@ _PROMPT = "\x1b[32m$\x1b[0m "
 _KEY_SECONDS = 0.12
 _SLOT_SECONDS, _MOST_SLOTS = 0.15, 40  # how long the bar stays as it is, at least, and how often
 _PAUSE_SECONDS = 0.9
+_SILENT_SECONDS, _END_SECONDS = 180.0, 30.0  # a command that takes longer hangs
 
 # What was written, and how many seconds after the start.
 Written = tuple[float, str]
@@ -54,7 +56,7 @@ def record(words: Sequence[str], directory: Path) -> list[Written]:
         directory: the working directory.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: it failed, or hangs.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -69,17 +71,28 @@ def record(words: Sequence[str], directory: Path) -> list[Written]:
     os.close(theirs)
     began = time.monotonic()
     written = [(time.monotonic() - began, text) for text in _read(ours)]
-    if process.wait() != 0:
+    try:
+        code = process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    if code != 0:
         raise SystemExit("".join(text for _, text in written))
     return written
 
 
 def _read(descriptor: int) -> Iterator[str]:
-    """Return whole lines as they come; no path of this machine is in them."""
+    """Return whole lines as they come, until the end or a long silence.
+
+    No path of this machine is in them.
+    """
     rest = b""
     with open(descriptor, "rb", buffering=0) as terminal:
         try:
-            while part := terminal.read(65536):
+            while select.select([terminal], [], [], _SILENT_SECONDS)[0]:
+                part = terminal.read(65536)
+                if not part:
+                    break
                 lines, newline, rest = (rest + part).rpartition(b"\n")
                 text = (lines + newline).decode()
                 for prefix in (sys.prefix, os.path.realpath(sys.prefix)):
@@ -90,8 +103,14 @@ def _read(descriptor: int) -> Iterator[str]:
     yield rest.decode()
 
 
-def frames(words: Sequence[str], written: Sequence[Written]) -> list[Frame]:
-    """Return what the terminal shows, from the prompt before the command to the one after it."""
+def frames(words: Sequence[str], written: Sequence[Written], every: bool = False) -> list[Frame]:
+    """Return what the terminal shows, from the prompt before the command to the one after it.
+
+    Args:
+        words: the command.
+        written: what it wrote.
+        every: whether to return also what is there too briefly to be seen.
+    """
     keys = [_PROMPT, *re.findall(r"\S+\s?", f"python -m {' '.join(words)}")]
     typed = [(place * _KEY_SECONDS, text) for place, text in enumerate(keys)]
     screen = pyte.Screen(COLUMNS, ROWS)
@@ -107,7 +126,7 @@ def frames(words: Sequence[str], written: Sequence[Written]) -> list[Frame]:
         stream.feed(text)
         frame = Frame(round(now, 3), _rows(screen))
         # Of what follows quickly, the last is shown.
-        if int(now / length) == slot and now > begin:
+        if int(now / length) == slot and now > begin and not every:
             found[-1] = Frame(found[-1].seconds, frame.rows)
         else:
             found.append(frame)

@@ -82,11 +82,11 @@ def test_the_wheel_of_the_sdist_has_the_files_of_that_of_the_checkout(dist: Dist
 
 
 def test_the_sdist_has_all_that_is_in_the_repository(dist: Dist) -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git repository")
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True
     )
-    if not (ROOT / ".git").exists():
-        pytest.skip("this is no git repository")
     assert listed.returncode == 0, listed.stderr
     with tarfile.open(dist.sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}

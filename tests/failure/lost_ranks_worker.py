@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -21,6 +22,8 @@ from hvdtrain.types import ReduceOp
 # More than is staged at once, and enough for the slices of a hierarchy.
 COUNT = 400_000
 ENOUGH_SECONDS = 0.05
+# The test waits 120 s: if ranks hang, it shows where.
+HANGS_SECONDS = 90
 
 
 class Survivor:
@@ -44,11 +47,13 @@ class Survivor:
         All that are named are on one host: process numbers of another one mean nothing there.
         """
         processes = processes_of(self.world.communicator)
-        if self.own == lost:
-            os.kill(processes[stopped], signal.SIGSTOP)
-            _be_killed()
         assert self.world.failures is not None
         watch = FailureWatch(self.world.failures)
+        if self.own == lost:
+            # It ends when all know the processes and watch: none is stopped or lost before.
+            reduce(self.world.communicator)
+            os.kill(processes[stopped], signal.SIGSTOP)
+            _be_killed()
         error = _error_of(reduce, self.world.communicator)
         assert isinstance(self.world.communicator.explained(error), RanksLostError)
         if self.own in wakers:
@@ -165,6 +170,7 @@ def is_only_slow(survivor: Survivor, slow: int) -> None:
 
 
 def main() -> None:
+    faulthandler.dump_traceback_later(HANGS_SECONDS)
     config = Config.from_environ(os.environ)
     engine = "mpi" if config.engine == "auto" else config.engine
     survivor = Survivor(open_world(engine, config, os.environ))

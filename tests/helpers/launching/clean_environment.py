@@ -48,7 +48,7 @@ class CleanEnvironment:
         install = ("-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:")
         _run(self.python, *install, "--constraint", ROOT / "constraints.txt", requirement)
 
-    def run(self, *words: object, timeout_seconds: float = 120) -> Completed:
+    def run(self, *words: object, timeout_seconds: float = 300) -> Completed:
         """Run its interpreter to the end, in an empty folder; nothing must be left behind."""
         env = {
             "PATH": self.path,
