@@ -87,13 +87,9 @@ setup(
     ],
     package_data={
         "hvdtrain": [
-            *(
-                "py.typed",
-                "compiled/kernel.h",
-                "engines/shared_memory/*.c",
-                "engines/shared_memory/*/*.h",
-            ),
-            *("core/compression/*.c", "core/sharding/*.c", "core/allocators/*.h"),
+            *("py.typed", "compiled/*.h", "engines/shared_memory/*.c"),
+            *("engines/shared_memory/*/*.h", "core/compression/*.c", "core/sharding/*.c"),
+            "core/allocators/*.h",
             *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
             *("report/assets/*", "compare/results/*.html", "compare/results/*.css"),
         ]

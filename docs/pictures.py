@@ -56,7 +56,7 @@ def record(words: Sequence[str], directory: Path) -> list[Written]:
         directory: the working directory.
 
     Raises:
-        SystemExit: it failed, or hangs.
+        SystemExit: it failed, or was silent for too long.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -70,29 +70,22 @@ def record(words: Sequence[str], directory: Path) -> list[Written]:
     )
     os.close(theirs)
     began = time.monotonic()
-    written = [(time.monotonic() - began, text) for text in _read(ours)]
     try:
+        written = [(time.monotonic() - began, text) for text in _read(ours)]
         code = process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
+    finally:
         process.kill()
-        code = process.wait()
     if code != 0:
         raise SystemExit("".join(text for _, text in written))
     return written
 
 
 def _read(descriptor: int) -> Iterator[str]:
-    """Return whole lines as they come, until the end or a long silence.
-
-    No path of this machine is in them.
-    """
+    """Return whole lines as they come; no path of this machine is in them."""
     rest = b""
     with open(descriptor, "rb", buffering=0) as terminal:
         try:
-            while select.select([terminal], [], [], _SILENT_SECONDS)[0]:
-                part = terminal.read(65536)
-                if not part:
-                    break
+            while part := _part(terminal):
                 lines, newline, rest = (rest + part).rpartition(b"\n")
                 text = (lines + newline).decode()
                 for prefix in (sys.prefix, os.path.realpath(sys.prefix)):
@@ -101,6 +94,12 @@ def _read(descriptor: int) -> Iterator[str]:
         except OSError:  # the other side is gone
             pass
     yield rest.decode()
+
+
+def _part(terminal: io.FileIO) -> bytes:
+    if not select.select([terminal], [], [], _SILENT_SECONDS)[0]:
+        raise SystemExit(f"nothing was printed for {_SILENT_SECONDS:.0f} s")
+    return terminal.read(65536) or b""
 
 
 def frames(words: Sequence[str], written: Sequence[Written], every: bool = False) -> list[Frame]:

@@ -1,1 +1,1 @@
-"""What is compiled: kernels before hvdtrain is installed, and the rest when it is used."""
+"""What is compiled: kernels when hvdtrain is installed, and the rest when it is first used."""

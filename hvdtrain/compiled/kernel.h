@@ -1,8 +1,8 @@
 /* What kernels need: their source text, instruction sets, floating-point mode and copies. Each
  * includes this file first, from within the package, so that it is found without options. */
 
-#ifndef HVD_COMPILED_H
-#define HVD_COMPILED_H
+#ifndef HVD_COMPILED_KERNEL_H
+#define HVD_COMPILED_KERNEL_H
 
 #include <stdint.h>
 #include <string.h>

@@ -11,28 +11,9 @@ from pathlib import Path
 __all__ = ["faults"]
 
 _FOUNDATIONS = {
-    *(
-        "",
-        "advice",
-        "arithmetic",
-        "arrays",
-        "buffer",
-        "compiled",
-        "config",
-        "control_groups",
-        "devices",
-    ),
-    *(
-        "errors",
-        "memory",
-        "polling",
-        "ports",
-        "streams",
-        "supervision",
-        "topology",
-        "types",
-        "world",
-    ),
+    *("", "advice", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups"),
+    *("devices", "errors", "memory", "polling", "ports", "streams", "supervision", "topology"),
+    *("types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}

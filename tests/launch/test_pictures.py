@@ -42,7 +42,7 @@ class Drawn(NamedTuple):
     directory: Path
     printed: str
     svg: str
-    slow: str
+    moments: str
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,11 @@ def drawn(script: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> D
     # However fast it trains, and in however large parts its lines come, each is there for a moment.
     lines = [(at, line) for at, text in written for line in text.splitlines(keepends=True)]
     every = script["frames"](words, lines, every=True)
-    svg, slow = (
+    svg, moments = (
         script["draw"](frames, script["COLUMNS"], script["TITLE"])
         for frames in (script["frames"](words, written), every)
     )
-    return Drawn(directory, "".join(text for _, text in written), svg, slow)
+    return Drawn(directory, "".join(text for _, text in written), svg, moments)
 
 
 def rows(svg: str, passing: bool) -> list[str]:
@@ -83,7 +83,7 @@ def masked(lines: list[str]) -> set[str]:
 
     What is wider than the terminal goes on in the next row, from where its numbers let it.
     """
-    text = re.sub(r"^(?!epoch)(\w+)  .*", r"header: \1", "\n".join(lines), flags=re.MULTILINE)
+    text = re.sub(r"^(?!epoch )(\w+)  .*", r"header: \1", "\n".join(lines), flags=re.MULTILINE)
     text = re.sub(r"\b[0-9a-f]{16}\b|\d[\d.:]*", "#", text)
     found = {re.sub(r" +", " ", line)[:60] for line in text.splitlines()}
     return {line for line in found if len(line) > 20 or line.startswith("header: ")}
@@ -97,8 +97,8 @@ def test_a_drawing_shows_the_run(drawn: Drawn) -> None:
     assert last.count(accuracy[0]) == 1
     assert len([line for line in last if re.match(r"epoch [1-4]/4  train loss", line)]) == 4
     assert last[-1].startswith("$")
-    assert rows(drawn.slow, passing=False) == last
-    passing = rows(drawn.slow, passing=True)
+    assert rows(drawn.moments, passing=False) == last
+    passing = rows(drawn.moments, passing=True)
     assert any(re.match(r"epoch [1-4]/4 +\d+/45", row) for row in passing), passing
     assert VALUES in masked(passing)
     names = re.findall(r"animation-name:(k\d+)", drawn.svg)

@@ -15,13 +15,11 @@ from tensorflow_environment import keras_variables, tensorflow_python
 TUTORIALS = ROOT / "docs" / "tutorials"
 CLUSTER = TUTORIALS / "laptop-to-cluster.md"
 HERE = Path(sys.executable)
-# A processor with two threads is one slot for a plain mpirun, which then starts one rank.
-TWO_SLOTS = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
 
 
 @pytest.mark.parametrize("name", ["first-run", "horovod-script", "own-recipe"])
 def test_pages_for_pytorch(name: str, tmp_path: Path) -> None:
-    work_through(steps_of(TUTORIALS / f"{name}.md"), tmp_path, HERE, TWO_SLOTS)
+    work_through(steps_of(TUTORIALS / f"{name}.md"), tmp_path, HERE)
 
 
 def test_keras(tmp_path: Path) -> None:

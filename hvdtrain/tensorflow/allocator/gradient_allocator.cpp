@@ -169,7 +169,7 @@ int32_t hvd_register(void) {
 /* Serve allocations of the operation that has made a gradient. */
 void hvd_learn(void *gradient) { makers.learn(gradient); }
 
-/* Allocate as an operation of TensorFlow does, one whose name no other has. Without a name, what is
+/* Allocate as an operation of TensorFlow with a name of its own would. Without a name, what is
  * learned of it would hold for all tensors that no operation makes. */
 void *hvd_allocate(uint64_t bytes) {
     tsl::profiler::ScopedMemoryDebugAnnotation operation("hvdtrain/trial");

@@ -99,11 +99,11 @@ def lent_gradients_stay_what_they_are() -> None:
     with noting() as noted:
         for number in range(STEPS):
             rows = factors(hvd.rank(), number)
-            # The optimizer multiplies matrices nowhere, so that it takes no blocks of gradients.
+            # The optimizer multiplies no matrices, so it takes no blocks of gradients.
             own = [tf.matmul(2 * a, b, True) for a, b in zip(rows[::2], rows[1::2], strict=True)]
             optimizer.apply(own, variables)
             kept.append(own)
-    assert sum(noted) == 4, noted  # there are two blocks for each of the two, which are kept
+    assert sum(noted) == 4, noted  # each has two blocks, which are kept
     total = [np.zeros(shape, np.float32) for shape in SHAPES]
     for number, own in enumerate(kept):
         for index, (mine, alone) in enumerate(zip(own, local(hvd.rank(), number), strict=True)):

@@ -1,4 +1,4 @@
-"""Environments that tests use beside their own, as `make` makes them."""
+"""Environments that tests use beside their own, as `make test-all` makes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def named_python(variable: str, packages: str) -> Path:
     """
     named = os.environ.get(variable)
     if not named:
-        pytest.skip(f"{variable} names no environment with {packages}, as 'make' makes it")
+        pytest.skip(f"{variable} names no environment with {packages}, as 'make test-all' makes it")
     python = Path(named)
     if not python.exists():
         raise AssertionError(f"no {python}, which {variable} names")

@@ -18,7 +18,7 @@ __all__ = ["beside_horovod", "horovod_python", "require_compiler"]
 
 def horovod_python() -> Path:
     """Return the interpreter whose environment holds Horovod; skip the test without one."""
-    if "HVDTRAIN_HOROVOD_PYTHON" not in os.environ:
+    if not os.environ.get("HVDTRAIN_HOROVOD_PYTHON"):
         require_compiler()
     return named_python("HVDTRAIN_HOROVOD_PYTHON", "Horovod")
 

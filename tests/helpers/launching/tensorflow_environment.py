@@ -15,7 +15,7 @@ __all__ = ["keras_variables", "tensorflow_python"]
 def tensorflow_python() -> Path:
     """Return the interpreter whose environment holds TensorFlow; skip the test without one."""
     variable = "HVDTRAIN_TENSORFLOW_PYTHON"
-    if variable not in os.environ and importlib.util.find_spec("tensorflow") is not None:
+    if not os.environ.get(variable) and importlib.util.find_spec("tensorflow") is not None:
         return Path(sys.executable)
     return named_python(variable, "TensorFlow")
 
