@@ -18,6 +18,7 @@ output, those of the cases before it pass, and those of the cases after it fail 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,15 +30,21 @@ from ranks import Job, launch
 
 __all__ = ["SharedLaunch", "results_of", "run_each"]
 
+_TIMEOUT_SECONDS = 600
+# Shortly before, ranks that hang show where.
+_HANGS_SECONDS = 560
+
 
 def run_each(cases: Mapping[str, Callable[[], object]], names: Sequence[str]) -> None:
     """Run cases by name, in this order, and hand the result of each to its test."""
+    faulthandler.dump_traceback_later(_HANGS_SECONDS)
     folder, rank = Path(os.environ[RESULTS]), rank_of(os.environ) or 0
     for number, name in enumerate(names):
         result = cases[name]()
         part = folder / f"{number}.{rank}.part"
         part.write_text(json.dumps(result))
         part.rename(part.with_suffix(".json"))
+    faulthandler.cancel_dump_traceback_later()
 
 
 class SharedLaunch:
@@ -61,7 +68,7 @@ class SharedLaunch:
         np: int,
         cases: Sequence[str],
         *,
-        timeout_seconds: float = 600,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
         **how: Any,
     ) -> None:
         self.cases = list(cases)
