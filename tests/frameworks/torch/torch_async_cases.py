@@ -532,6 +532,10 @@ def join_with_an_optimizer() -> None:
         active = [rank + 1 for rank in range(step, n)]
         assert torch.allclose(weight.grad, torch.full((2,), sum(active) / len(active)))
         optimizer.step()
+    if r == n - 1:
+        # The last step needs the others' join in the optimizer's channel. That in the world's,
+        # where times since then are compared, may come after this rank's on a busy machine.
+        time.sleep(0.5)
     assert hvd.join() == n - 1
 
 
