@@ -87,6 +87,7 @@ line 2 of 2 after … s with fedcba9876543210
 """
 WRONG = {
     "another number": ("line 2 of 2", "line 2 of 3"),
+    "another unit": ("0.14 s", "0.14 ms"),
     "another order": ("line 1 of 2", "line 2 of 2"),
     "a line too many": ("/step\n```", "/step\nend\n```"),
     "a command that fails": ("python count.py", "python count.py\nfalse"),
