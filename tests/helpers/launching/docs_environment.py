@@ -33,6 +33,6 @@ def build_site(folder: Path) -> None:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
