@@ -12,7 +12,7 @@ __all__ = ["faults"]
 
 _FOUNDATIONS = {
     *("", "advice", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups"),
-    *("devices", "errors", "memory", "polling", "ports", "streams", "supervision", "topology"),
+    *("devices", "errors", "memory", "polling", "streams", "supervision", "topology"),
     *("types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
