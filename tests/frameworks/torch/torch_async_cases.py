@@ -533,8 +533,8 @@ def join_with_an_optimizer() -> None:
         assert torch.allclose(weight.grad, torch.full((2,), sum(active) / len(active)))
         optimizer.step()
     if r == n - 1:
-        # The last step needs the others' join in the optimizer's channel. That in the world's,
-        # where times since then are compared, may come after this rank's on a busy machine.
+        # Ranks that join within milliseconds are ordered by the time since then, which each rank
+        # measures at its own moment: on a busy machine another one may count as the last.
         time.sleep(0.5)
     assert hvd.join() == n - 1
 
