@@ -9,6 +9,7 @@ from typing import Any
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.join_order import JoinOrder, last_to_join
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.collectives.allreduce import Allreduce
@@ -269,14 +270,13 @@ def join() -> int:
     """Contribute zeros to other ranks' reductions until all ranks have joined (collective).
 
     Returns:
-        The rank that joined last.
+        The rank that joined last: one that missed none of the operations before, if there is one.
     """
     here = context.current()
     everywhere = [c for c in here.channels() if len(c.ranks) == here.topology.size]
     waits = [Submission(channel, channel.join()) for channel in everywhere]
-    results = [wait.wait() for wait in waits]
-    last: int = results[-1]
-    return last
+    orders: list[JoinOrder] = [wait.wait() for wait in waits]
+    return last_to_join(orders)
 
 
 def _check(channel: Channel, buffer: Buffer, what: str, op: ReduceOp | None = None) -> None:

@@ -195,8 +195,7 @@ class Channel:
     def join(self) -> Operation:
         """Submit a request to contribute zeros until all members have joined (collective).
 
-        Operations that this rank has submitted before still run. The result is the rank that
-        joined last.
+        Operations that this rank has submitted before still run. The result is a JoinOrder.
         """
         self.communicator.take_device()
         return self._mark(JOIN)

@@ -51,7 +51,7 @@ class Decision:
             them, by key.
         deserted: reason why all pending requests fail because members have left, or "".
         ending: the state that ends for all members.
-        joined: members that have joined.
+        behind: members that have joined without submitting all that runs or fails now.
     """
 
     run: tuple[Request, ...] = ()
@@ -59,7 +59,7 @@ class Decision:
     unmet: Mapping[str, str] = field(default_factory=dict)
     deserted: str = ""
     ending: Ending = Ending.NONE
-    joined: frozenset[int] = frozenset()
+    behind: frozenset[int] = frozenset()
 
 
 def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
@@ -89,16 +89,16 @@ def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
             mismatched.update({other.key: objection for other in sent.values()})
         else:
             run.append(request)
+    settled = {*mismatched, *(request.key for request in run)}
+    behind = view.joined_without(settled)
     if not view.active:
-        return Decision(tuple(run), mismatched, ending=Ending.JOIN, joined=view.joined)
+        return Decision(tuple(run), mismatched, ending=Ending.JOIN, behind=behind)
     left = view.members_with(LEAVE)
     if len(left) == len(reports):
-        settled = {LEAVE.key, *mismatched, *(request.key for request in run)}
-        return Decision(
-            tuple(run), mismatched, view.unmet(settled), ending=Ending.LEAVE, joined=view.joined
-        )
+        unmet = view.unmet({LEAVE.key, *settled})
+        return Decision(tuple(run), mismatched, unmet, ending=Ending.LEAVE, behind=behind)
     deserted = view.deserted(left) if left and not run and not mismatched else ""
-    return Decision(tuple(run), mismatched, deserted=deserted, joined=view.joined)
+    return Decision(tuple(run), mismatched, deserted=deserted, behind=behind)
 
 
 class _View:
@@ -112,6 +112,10 @@ class _View:
 
     def members_with(self, request: Request) -> frozenset[int]:
         return frozenset(m for m, theirs in enumerate(self._by_key) if request.key in theirs)
+
+    def joined_without(self, keys: set[str]) -> frozenset[int]:
+        """Return the members that have joined and did not submit all of these requests."""
+        return frozenset(m for m in self.joined if not keys <= self._by_key[m].keys())
 
     def candidates(self) -> Iterator[tuple[int, Request]]:
         """Yield the requests that may run: those of the first active member, or else of all."""

@@ -152,7 +152,7 @@ class Driver:
 
     def _end_join(self, action: EndJoin) -> None:
         self._joined()
-        self._queue.end(self._own[JOIN.key], result=action.last)
+        self._queue.end(self._own[JOIN.key], result=action.order)
 
     def _notify(self, _: Notify) -> None:
         for listener in list(self._queue.listeners):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from hvdtrain.core.agreement.decision import Report
+from hvdtrain.core.agreement.join_order import JoinOrder
 from hvdtrain.core.agreement.request import Request
 
 __all__ = [
@@ -51,14 +52,14 @@ class ChannelState:
         size: number of members.
         phase: phase of the lifecycle.
         reason: reason why the channel is closed.
-        joined: members that had joined at the last exchange of reports.
+        behind: members that have joined, and missed operations since.
         lost: whether it is closed because members have ended, and the others can go on.
     """
 
     size: int
     phase: Phase = Phase.OPEN
     reason: str = "shut down"
-    joined: frozenset[int] = frozenset()
+    behind: frozenset[int] = frozenset()
     lost: bool = False
 
 
@@ -176,9 +177,9 @@ class FailAll:
 
 @dataclass(frozen=True)
 class EndJoin:
-    """End the join, because all members have joined; `last` is the rank that joined last."""
+    """End the join, because all members have joined in this order."""
 
-    last: int
+    order: JoinOrder
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from hvdtrain.core.agreement.events import (
     Vote,
     Voted,
 )
+from hvdtrain.core.agreement.join_order import JoinOrder
 from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 
 __all__ = ["transition"]
@@ -110,12 +111,12 @@ def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, t
     if decision.ending is Ending.LEAVE:
         return state, (*actions, Leave(decision.unmet))
     if decision.ending is Ending.JOIN:
-        last = event.ranks[_last_to_join(state, event.reports)]
+        order = _join_order(event, state.behind | decision.behind)
         phase = Phase.OPEN if state.phase is Phase.JOINING else state.phase
-        return ChannelState(state.size, phase), (*actions, EndJoin(last))
+        return ChannelState(state.size, phase), (*actions, EndJoin(order))
     if not (decision.run or decision.mismatched):
         actions.append(BackOff())
-    return replace(state, joined=decision.joined), tuple(actions)
+    return replace(state, behind=state.behind | decision.behind), tuple(actions)
 
 
 def _without_marker(state: ChannelState, own: Report) -> ChannelState:
@@ -124,6 +125,6 @@ def _without_marker(state: ChannelState, own: Report) -> ChannelState:
     return ChannelState(state.size, Phase.OPEN if marker in own.requests else state.phase)
 
 
-def _last_to_join(state: ChannelState, reports: tuple[Report, ...]) -> int:
-    late = [member for member in range(state.size) if member not in state.joined]
-    return min(late or range(state.size), key=lambda member: reports[member].joined_seconds)
+def _join_order(event: ReportsExchanged, behind: frozenset[int]) -> JoinOrder:
+    seconds = tuple(report.joined_seconds for report in event.reports)
+    return JoinOrder(event.ranks, seconds, frozenset(event.ranks[member] for member in behind))

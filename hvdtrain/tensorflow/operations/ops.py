@@ -138,7 +138,8 @@ def join() -> tf.Tensor:
     """Contribute zeros to the reductions of other ranks until all ranks have joined.
 
     Returns:
-        The rank that joined last, int32 [].
+        The rank that joined last, int32 []: one that missed none of the operations before, if there
+        is one.
     """
 
     def function(arrays: Sequence[HostArray], name: str | None) -> list[HostArray]:

@@ -23,6 +23,6 @@ def join(device: int = -1) -> int:
         device: accepted for compatibility with Horovod; it has no effect.
 
     Returns:
-        The rank that joined last.
+        The rank that joined last: one that missed none of the operations before, if there is one.
     """
     return operations.join()

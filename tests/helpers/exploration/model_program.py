@@ -66,6 +66,7 @@ from hvdtrain.core.agreement.events import (
     Submitted,
     Voted,
 )
+from hvdtrain.core.agreement.join_order import last_to_join
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, Request
 from hvdtrain.core.gradients.progress import BucketProgress
@@ -216,11 +217,11 @@ class RankModel:
                     return finish_all(rank, [own.key for own in rank.told], DESERTED)
                 while rank.pending:
                     rank = finish(rank, name_of(rank.pending[0]), FAILED)
-            case EndJoin(last):
+            case EndJoin(order):
                 before = rank.pending[: rank.pending.index(JOIN)]
                 if before:
                     raise Fault(f"join ends with {names_of(before)} pending")
-                return finish(rank, "join", f"{DONE}: rank {last} was the last")
+                return finish(rank, "join", f"{DONE}: rank {last_to_join([order])} was the last")
         return rank
 
 

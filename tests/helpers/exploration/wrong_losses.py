@@ -56,7 +56,7 @@ class TakesOverWhoHasJoined(LossModel):
     """Open it with the members that had joined."""
 
     def _next_life(self, life: ChannelState, size: int) -> ChannelState:
-        return ChannelState(size, joined=life.joined)
+        return ChannelState(size, behind=life.behind)
 
 
 class KeepsItsSize(LossModel):

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from hvdtrain.core.agreement.decision import Decision, Ending, Report, decide
-from hvdtrain.core.agreement.events import ChannelState, EndJoin, Phase, ReportsExchanged
+from hvdtrain.core.agreement.events import (
+    ChannelState,
+    EndJoin,
+    Phase,
+    ReportsExchanged,
+    RunRequests,
+)
+from hvdtrain.core.agreement.join_order import JoinOrder, last_to_join
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp
@@ -108,10 +119,42 @@ def test_what_is_left_when_all_leave_fails_with_the_ranks_that_never_came() -> N
 
 
 def test_the_rank_that_joined_last_is_known() -> None:
-    state = ChannelState(size=3, phase=Phase.JOINING, joined=frozenset({0}))
-    reports = tuple(Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
-    after, actions = transition(state, ReportsExchanged(reports, (4, 5, 6), reports[0]))
-    assert (after, actions[-1]) == (ChannelState(3), EndJoin(6))
+    a = reduce("a")
+    state = ChannelState(size=3, phase=Phase.JOINING)
+    ranks, first = (4, 5, 6), (report(JOIN), report(a), report(a))
+    state, actions = transition(state, ReportsExchanged(first, ranks, first[0]))
+    assert state.behind == {0}
+    assert actions == (RunRequests((a,)),)
+    second = tuple(Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
+    after, actions = transition(state, ReportsExchanged(second, ranks, second[0]))
+    order = JoinOrder(ranks, (1.0, 3.0, 2.0), frozenset({4}))
+    assert (after, actions[-1]) == (ChannelState(3), EndJoin(order))
+    assert last_to_join([order]) == 6
+
+
+def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
+    a, b = map(reduce, "ab")
+    assert both([JOIN], [a], awaited=(a,)).behind == {0}
+    assert both([a, JOIN], [a]).behind == frozenset()  # it submitted it itself
+    assert both([JOIN], []).behind == frozenset()  # nothing runs
+    assert both([a, JOIN], [b]).behind == {0}  # b does, with zeros of rank 0
+    assert both([a, JOIN], [JOIN]).behind == {1}
+    assert both([JOIN], [replace(a, zeros=None)]).behind == {0}  # what fails counts, too
+
+
+@pytest.mark.parametrize(
+    ("missed", "expected"),
+    [
+        ([[], []], 2),
+        ([[2], []], 3),
+        ([[], [2, 3]], 1),
+        ([[3], [2]], 1),
+        ([[1, 2], [3]], 2),  # each missed what the others took part in: the times are left
+    ],
+)
+def test_what_one_channel_knows_counts_for_all(missed: list[list[int]], expected: int) -> None:
+    orders = [JoinOrder((1, 2, 3), (3.0, 1.0, 2.0), frozenset(behind)) for behind in missed]
+    assert last_to_join(orders) == expected
 
 
 def test_ranks_are_named_by_their_numbers_in_the_world() -> None:
