@@ -9,7 +9,7 @@ from typing import Any
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.join_order import JoinOrder, last_to_join
+from hvdtrain.core.agreement.decision import JoinOrder, last_to_join
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.collectives.allreduce import Allreduce

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from contract_cases import all_cases
 from contract_device import on_device
+from job import RESULTS
 from shared_launch import run_each
 
 from hvdtrain.buffer import Buffer
@@ -38,7 +41,7 @@ def _run(case: str) -> dict[str, int]:
     communicator = _open(engine, dict(f"HVDTRAIN_{word}".split("=") for word in settings))
     if fault:
         FAULTS[fault](communicator)
-    taken, refused = _run_table(communicator)
+    taken, refused = _run_table(communicator, bool(fault))
     communicator.barrier()
     return {"taken": taken, "refused": refused, "size": communicator.size}
 
@@ -74,8 +77,13 @@ def _share_gpus() -> None:
         os.environ["NCCL_SOCKET_IFNAME"] = "lo"
 
 
-def _run_table(communicator: Communicator) -> tuple[int, int]:
-    """Run every case that the engine takes twice; return how many it took and refused."""
+def _run_table(communicator: Communicator, broken: bool) -> tuple[int, int]:
+    """Run every case that the engine takes twice; return how many it took and refused.
+
+    Args:
+        communicator: communicator of the engine.
+        broken: whether some case fails on every rank, though not the same one on all of them.
+    """
     taken, refused = 0, 0
     for case in all_cases():
         if case.objection(communicator) is not None:
@@ -87,9 +95,19 @@ def _run_table(communicator: Communicator) -> tuple[int, int]:
             except AssertionError as error:
                 text = f"rank {communicator.rank} of {communicator.size}, {case.title}: {error}"
                 print(text, file=sys.stderr, flush=True)
+                if broken:
+                    _await_all(communicator)
                 communicator.abort(1)
         taken += 1
     return taken, refused
+
+
+def _await_all(communicator: Communicator) -> None:
+    """Wait until every rank has said what is wrong: the first one to end silences the others."""
+    folder = Path(os.environ[RESULTS])
+    (folder / f"failed.{communicator.rank}").touch()
+    while len(list(folder.glob("failed.*"))) < communicator.size:
+        time.sleep(0.01)
 
 
 def _replace(communicator: Communicator, method: str, broken: Callable[..., Any]) -> None:

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from job import RESULTS
 from shared_launch import run_each
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.engines import registry
-from hvdtrain.engines.communicator import Communicator, EngineWorld
+from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
 from hvdtrain.engines.registry import VisibleGpus, open_world
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.types import DType, ReduceOp
@@ -35,11 +36,26 @@ def total(communicator: Communicator, value: int) -> int:
     return int(array[0])
 
 
-def wait(communicator: Communicator) -> None:
-    """Wait in the core's way until every rank has come."""
-    pending = communicator.start_max(np.array([communicator.rank], np.uint64))
+def begin(communicator: Communicator) -> Pending:
+    """Begin to wait, in the core's way, until every rank has come."""
+    return communicator.start_max(np.array([communicator.rank], np.uint64))
+
+
+def wait(pending: Pending) -> None:
+    """Wait for the end of that."""
     while not pending.test():
         time.sleep(0.001)
+
+
+def say(word: str) -> None:
+    """Tell the other ranks something without what is tested."""
+    (Path(os.environ[RESULTS]) / word).touch()
+
+
+def hear(word: str) -> None:
+    """Wait until a rank says so."""
+    while not (Path(os.environ[RESULTS]) / word).exists():
+        time.sleep(0.01)
 
 
 def halves() -> object:
@@ -119,13 +135,23 @@ def late_rank() -> object:
     c = join().communicator
     c.barrier()
     if c.rank == 1:
-        time.sleep(3)
-    started, cpu = time.monotonic(), time.process_time()
-    wait(c)
-    waited, burnt = time.monotonic() - started, time.process_time() - cpu
-    if c.rank == 0:
-        assert waited > 2.5, waited
-    return burnt / waited
+        hear("rank 0 has waited")
+        wait(begin(c))
+        return None
+    pending = begin(c)
+    started, burnt = time.monotonic(), _burnt_by_others()
+    while (waited := time.monotonic() - started) < 3:
+        assert not pending.test()
+        time.sleep(0.01)
+    share = (_burnt_by_others() - burnt) / waited
+    say("rank 0 has waited")
+    wait(pending)
+    return share
+
+
+def _burnt_by_others() -> float:
+    """Return the time on a core of all threads but this one: to ask takes this one some, too."""
+    return time.process_time() - time.thread_time()
 
 
 def gone_rank() -> object:
@@ -133,11 +159,15 @@ def gone_rank() -> object:
     c = join().communicator
     c.barrier()
     if c.rank == 1:
-        time.sleep(0.5)  # rank 0 waits by now
+        hear("rank 0 waits")
         c.close()
-        time.sleep(3)
+        hear("rank 0 has noticed")  # not the end of this process
         return None
-    return [_failure(lambda: wait(c)), _failure(lambda: total(c, 1))]
+    pending = begin(c)
+    say("rank 0 waits")
+    failures = [_failure(lambda: wait(pending)), _failure(lambda: total(c, 1))]
+    say("rank 0 has noticed")
+    return failures
 
 
 def _failure(function: Callable[[], object]) -> str:

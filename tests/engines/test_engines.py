@@ -34,7 +34,7 @@ REFUSED = {"local": 9, "mpi": 80, "node": 36, "gloo": 35, "hidden": 35, "nccl": 
 # the library takes that of a GPU.
 WITHOUT_KERNEL = ["mpi SHARED_MEMORY=numpy", "mpi CHUNK_BYTES=1000 SHARED_MEMORY=0"]
 LAUNCHES = {
-    np: SharedLaunch(WORKER, np, cases, timeout_seconds=400, warm="torch")
+    np: SharedLaunch(WORKER, np, cases, warm="torch")
     for np, cases in {
         1: ["mpi", "gloo", "hidden", "mpi-hidden"],
         2: ["mpi", "mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "gloo", "hidden", "mpi-hidden"],
@@ -43,7 +43,7 @@ LAUNCHES = {
     }.items()
 }
 OTHERS = {
-    np: SharedLaunch(WORKER, np, cases, timeout_seconds=400, warm="torch")
+    np: SharedLaunch(WORKER, np, cases, warm="torch")
     for np, cases in {
         3: ["mpi SHARED_MEMORY=0", *WITHOUT_KERNEL, "hidden", "mpi-hidden"],
         4: ["mpi SHARED_MEMORY=0", "gloo", "hidden", "mpi-hidden"],
@@ -108,7 +108,7 @@ def test_mpi_on_several_nodes(mpi: str, slots: list[int], tmp_path: Path) -> Non
 def test_gloo_under_torchrun() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     with start([*torchrun, 2, WORKER, "gloo"]) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
@@ -155,9 +155,10 @@ def test_broadcast_of_more_than_2_to_the_31_bytes() -> None:
 )
 def test_a_broken_engine_fails(fault: str, caught_by: str) -> None:
     with launch(WORKER, 3, args=[f"mpi: {fault}"]) as job:
-        done = job.wait(60)
+        done = job.wait(300)
     assert done.returncode != 0
-    assert f"of 3, {caught_by}" in done.stderr
+    # "times size" gives the rank in the middle the right sums, and it fails in the next case.
+    assert f"rank 0 of 3, {caught_by}" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_an_engine_that_is_not_installed_is_refused(engine: str, module: str, me
         f"import sys; sys.modules[{module!r}] = None\n"
         f"import hvdtrain.core.context as context; context.init({engine!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith(f"hvdtrain: {message}")
     assert "Traceback" not in done.stderr

@@ -19,7 +19,7 @@ SOURCE = Path(hvdtrain.engines.shared_memory.kernel.__file__).with_name("node_ke
 DRIVER = Path(__file__).with_name("driver.c")
 SIZES = (1, 2, 3, 5)
 TURNS = 1200
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 # Where Linux scatters memory too widely for the sanitizers of GCC 12.
 NO_PLACE = ("unexpected memory mapping", "Shadow memory range interleaves")
 THREAD_SANITIZER = ("-g", "-O1", ONCE, "-fsanitize=thread")

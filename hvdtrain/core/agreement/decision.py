@@ -1,4 +1,4 @@
-"""The decision of a round, computed from the requests of all members (pure)."""
+"""The decision of a round, and which rank joined last, computed from the reports of all (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
 from hvdtrain.topology import format_ranks
 
-__all__ = ["Decision", "Ending", "Report", "decide"]
+__all__ = ["Decision", "Ending", "JoinOrder", "Report", "decide", "last_to_join"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,21 @@ class Decision:
     behind: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True)
+class JoinOrder:
+    """What a channel knows of the order in which its members joined, the same on all of them.
+
+    Attributes:
+        ranks: ranks of the members in the world.
+        seconds: time since each of them joined, as it measured it itself.
+        behind: ranks that had joined when an operation of others ran or failed without them.
+    """
+
+    ranks: tuple[int, ...]
+    seconds: tuple[float, ...]
+    behind: frozenset[int] = frozenset()
+
+
 def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
     """Decide which requests to run and which to fail.
 
@@ -99,6 +114,21 @@ def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
         return Decision(tuple(run), mismatched, unmet, ending=Ending.LEAVE, behind=behind)
     deserted = view.deserted(left) if left and not run and not mismatched else ""
     return Decision(tuple(run), mismatched, deserted=deserted, behind=behind)
+
+
+def last_to_join(orders: Sequence[JoinOrder]) -> int:
+    """Return the rank that joined last.
+
+    A rank that missed an operation joined before those that took part in it. The times decide only
+    among ranks that missed none: a busy machine delays the moment in which a rank measures its own.
+
+    Args:
+        orders: what each channel of these ranks knows, in the same order on all of them.
+    """
+    seconds = dict(zip(orders[0].ranks, orders[0].seconds, strict=True))
+    behind = frozenset[int]().union(*(order.behind for order in orders))
+    last = [rank for rank in seconds if rank not in behind]
+    return min(last or seconds, key=seconds.__getitem__)
 
 
 class _View:

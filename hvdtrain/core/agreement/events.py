@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.agreement.join_order import JoinOrder
+from hvdtrain.core.agreement.decision import JoinOrder, Report
 from hvdtrain.core.agreement.request import Request
 
 __all__ = [

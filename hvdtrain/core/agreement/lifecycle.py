@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvdtrain.core.agreement.decision import Ending, Report, decide
+from hvdtrain.core.agreement.decision import Ending, JoinOrder, Report, decide
 from hvdtrain.core.agreement.events import (
     Action,
     BackOff,
@@ -36,7 +36,6 @@ from hvdtrain.core.agreement.events import (
     Vote,
     Voted,
 )
-from hvdtrain.core.agreement.join_order import JoinOrder
 from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 
 __all__ = ["transition"]

@@ -45,7 +45,7 @@ def assert_rank_1_ends_the_job(statement: str, strategy: str, message: str, scri
     program = programs()[0].replace(step, f"{reached}            {statement}\n")
     script.write_text(program.replace('strategy="hvdtrain"', strategy))
     with launch(script, 2, env={"HVDTRAIN_SHARED_MEMORY": "0"}) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         assert done.returncode != 0
         assert f"[rank 1/2] RuntimeError: {message}" in done.stderr
         assert "[rank 1/2] During handling" not in done.stderr

@@ -39,7 +39,7 @@ def process_sets() -> None:
     before = len(kept)
     assert hvd.remove_process_set(rest)
     left = before - (rank > 0 and size > 2)  # without what gradients of the set have left
-    deadline = time.monotonic() + 20.0  # the thread of the set's channel ends in its own time
+    deadline = time.monotonic() + 120.0  # the thread of the set's channel ends in its own time
     while len(kept) != left and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

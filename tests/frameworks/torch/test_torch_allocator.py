@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 from pathlib import Path
@@ -22,6 +23,7 @@ COUNT = LEAST_BYTES // 4
 def allocator() -> Allocator:
     found = find_allocator()
     assert found is not None, why_no_allocator()
+    gc.collect()  # arenas of other tests, which would end at any time
     return found
 
 

@@ -37,6 +37,7 @@ def gloo() -> Iterator[None]:
     distributed.init_process_group("gloo", place, rank=hvd.rank(), world_size=hvd.size())
     yield
     distributed.destroy_process_group()
+    hvd.barrier()  # what connects the ranks looks into the folder even at its end
     rmtree(folder, ignore_errors=True)
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,17 +20,31 @@ from job import RESULTS
 from ranks import report
 
 import hvdtrain.torch as hvd
+from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.errors import MismatchError
+from hvdtrain.streams import Mark
 
 FOLDER, AHEAD, FASTER = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-LATE_SECONDS = 0.4  # in the test, too
+LATE_SECONDS, PAUSE_SECONDS = 0.4, 0.1  # in the test, too
 
 
-def set_clock(rank: int) -> None:
-    """Give this rank the clock of another host, and the offset that it then has."""
+def set_clock(rank: int) -> Callable[[], float]:
+    """Give this rank the clock of another host; return what tells by how much it is ahead."""
     real = time.perf_counter
     began = real()
-    time.perf_counter = lambda: real() + rank * (AHEAD + FASTER * (real() - began))
+
+    def ahead_at(now: float) -> float:
+        return rank * (AHEAD + FASTER * (now - began))
+
+    time.perf_counter = lambda: (now := real()) + ahead_at(now)
+    return lambda: ahead_at(real())
+
+
+def timed(call: Callable[[], None], ahead: Callable[[], float]) -> dict[str, object]:
+    """Return how long a call takes, and by how much the clock was ahead before and after it."""
+    before, began = ahead(), time.perf_counter()
+    call()
+    return {"seconds": time.perf_counter() - began, "ahead": [before, ahead()]}
 
 
 def refused_paths() -> None:
@@ -70,41 +87,54 @@ def free_standing(members: hvd.ProcessSet) -> None:
 
 
 def optimizer_steps() -> None:
-    """Take two steps, whose second bucket is filled late."""
+    """Take two steps, whose second bucket is filled when the channel waits for it, and late."""
+    waits = threading.Semaphore(0)
+    await_bucket = GradientStep._await_bucket
+
+    def noted(step: GradientStep, number: int) -> Mark:
+        if number == 1:
+            waits.release()
+        return await_bucket(step, number)
+
+    def pause() -> None:
+        waits.acquire()
+        time.sleep(PAUSE_SECONDS)
+
     layers = [torch.nn.Linear(40, 40) for _ in range(3)]
     model = torch.nn.Sequential(*layers)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
     )
-    for _ in range(2):
-        optimizer.zero_grad()
-        middle = layers[1](layers[0](torch.randn(4, 40)))
-        middle.register_hook(lambda _: time.sleep(0.1))
-        layers[2](middle).sum().backward()
-        optimizer.step()
+    with patch.object(GradientStep, "_await_bucket", noted):
+        for _ in range(2):
+            optimizer.zero_grad()
+            middle = layers[1](layers[0](torch.randn(4, 40)))
+            middle.register_hook(lambda _: pause())
+            layers[2](middle).sum().backward()
+            optimizer.step()
 
 
 def main() -> None:
     """Write two timelines."""
     hvd.init()
-    set_clock(hvd.rank())
+    ahead = set_clock(hvd.rank())
     ranks = [0, 2] if hvd.size() > 2 else [1]
     members = hvd.add_process_set(ranks)
     refused_paths()
-    hvd.start_timeline(FOLDER / "first.json", mark_cycles=True)
+    calls = {"start": timed(lambda: hvd.start_timeline(FOLDER / "first.json", True), ahead)}
     with pytest.raises(ValueError, match=r"already.*stop_timeline"):
         hvd.start_timeline(FOLDER / "other.json")
     free_standing(members)
     optimizer_steps()
     # Rank 0 asks for it before the end, the others after: it is not over when the file is.
     handle = hvd.allreduce_async(torch.ones(1), name="cut") if hvd.rank() == 0 else None
-    hvd.stop_timeline()
+    calls["end"] = timed(hvd.stop_timeline, ahead)
     hvd.synchronize(handle or hvd.allreduce_async(torch.ones(1), name="cut"))
     hvd.allreduce(torch.ones(1), name="in between")
     hvd.start_timeline(str(FOLDER / "second.json"))
     hvd.allreduce(torch.ones(5), name="again")
     hvd.shutdown()  # ends it, too
-    report(cases=1)
+    report(cases=1, payload=calls)
 
 
 main()

@@ -60,6 +60,7 @@ class Player:
         """End what is pending, so that a trial that hangs leaves no thread behind."""
         self._actor.note_failure()
         for operation in self._channel._queue.operations():
+            operation.abandon()  # a step may wait for buckets that the program will not fill
             self._channel._queue.end(operation, ConnectionLostError("the trial is over"))
 
     def _note_failure(self, reason: str) -> None:

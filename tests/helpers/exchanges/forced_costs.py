@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
+from hvdtrain.core.exchanges import auto
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
+from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.costs import GradientCost, Measured, Method
+from hvdtrain.core.prediction.measure import Measurement
 
-__all__ = ["SLOW", "forced_costs"]
+__all__ = ["SLOW", "force_choice", "forced_costs"]
 
 # Bytes per second of a link that is worth any compression.
 SLOW = 1e3
@@ -30,3 +35,16 @@ def forced_costs(plan: BucketPlan, largest: Mapping[str, int], bandwidth: float 
         methods.append(Method(name, 1, 1e-4, tuple(costs)))
     link, ready = AllreduceCost(1e-4, bandwidth), (0.0,) * len(plan.buckets)
     return Measured(2, 1, link, AllreduceCost(0.0, float("inf")), ready, tuple(methods))
+
+
+class _Forced(Measurement):
+    """Measures, and has the first gradient sent in half the bytes, whatever that gave."""
+
+    def run(self, communicators: Communicators) -> Measured:
+        super().run(communicators)
+        return forced_costs(self.plan, {"half": 0})
+
+
+def force_choice(patches: pytest.MonkeyPatch) -> None:
+    """Have exchange "auto:allow=half" choose alike in every run, however busy the machine is."""
+    patches.setattr(auto, "Measurement", _Forced)

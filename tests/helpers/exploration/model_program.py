@@ -46,7 +46,7 @@ from model_rank import (
     run_here,
 )
 
-from hvdtrain.core.agreement.decision import Report
+from hvdtrain.core.agreement.decision import Report, last_to_join
 from hvdtrain.core.agreement.events import (
     Action,
     ChannelState,
@@ -66,7 +66,6 @@ from hvdtrain.core.agreement.events import (
     Submitted,
     Voted,
 )
-from hvdtrain.core.agreement.join_order import last_to_join
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, Request
 from hvdtrain.core.gradients.progress import BucketProgress

@@ -17,6 +17,7 @@ __all__ = ["REQUIRED", "Opened", "chromium", "low_contrasts", "open_page"]
 
 REQUIRED = "HVDTRAIN_TEST_CHROMIUM"
 _LEAST_CONTRAST = 4.5
+_PATIENCE_MILLISECONDS = 180_000  # of playwright, which would give up after 30 seconds
 
 # For each element with text of its own: its colour against all that is painted behind it.
 _CONTRASTS = """() => {
@@ -72,7 +73,9 @@ def chromium() -> Iterator[Browser]:
         pytest.skip(reason)
     with sync_playwright() as playwright:
         # Root has no sandbox.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=_PATIENCE_MILLISECONDS
+        )
         try:
             yield browser
         finally:
@@ -90,6 +93,7 @@ def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -
         options: of playwright's Browser.new_context.
     """
     context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+    context.set_default_timeout(_PATIENCE_MILLISECONDS)
     try:
         opened = Opened(context.new_page())
         address = path.absolute().as_uri()

@@ -70,7 +70,7 @@ def compile_library(source: Path, level: str, path: Path) -> None:
         path: file of the library.
     """
     flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
-    subprocess.run([gcc(), *flags, str(source), "-lm", "-o", str(path)], check=True, timeout=90)
+    subprocess.run([gcc(), *flags, str(source), "-lm", "-o", str(path)], check=True, timeout=300)
 
 
 def copy_kernel(source: Path, folder: Path) -> Path:
@@ -97,7 +97,7 @@ def run_watched(driver: Path, source: Path, folder: Path) -> subprocess.Complete
     """
     program = folder / "driver"
     command = [gcc(), *COMMON, *WATCHED, f"-I{source.parent}", str(driver), "-lm", "-o"]
-    subprocess.run([*command, str(program)], check=True, timeout=60)
+    subprocess.run([*command, str(program)], check=True, timeout=300)
     # Linux may else scatter memory too widely for the sanitizers of GCC 12.
     words = ["setarch", "-R", str(program)]
-    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=300)

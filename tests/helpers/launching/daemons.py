@@ -1,10 +1,9 @@
-"""The daemons of a scheduler on this machine: whether there are any, their ports, their lives."""
+"""The daemons of a scheduler on this machine: whether there are any, and their lives."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import NoReturn, Self
 import pytest
 from ranks import Job, start
 
-__all__ = ["Daemons", "find_program", "free_ports", "require_programs"]
+__all__ = ["Daemons", "find_program", "require_programs"]
 
 
 def require_programs(programs: Sequence[str], package: str, required: str) -> None:
@@ -37,15 +36,6 @@ def require_programs(programs: Sequence[str], package: str, required: str) -> No
 def find_program(name: str) -> str | None:
     """Return the path of a program, which may be one for root."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return numbers of ports that were free a moment ago."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Daemons:

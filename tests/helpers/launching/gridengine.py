@@ -10,15 +10,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn, Self
 
-from daemons import Daemons, free_ports, require_programs
+from daemons import Daemons, require_programs
+
+from hvdtrain.launch.ports import free_ports
 
 __all__ = ["REQUIRED", "GridEngine", "require_grid_engine"]
 
 REQUIRED = "HVDTRAIN_TEST_GRIDENGINE"
 _PROGRAMS = Path("/usr/lib/gridengine")
 _SHARED = Path("/usr/share/gridengine")
-_START_SECONDS = 30
-_END_SECONDS = 10
+_START_SECONDS = 120
+_END_SECONDS = 120
+_COMMAND_SECONDS = 120  # of Grid Engine's own
 
 _BOOTSTRAP = """\
 admin_user none
@@ -108,7 +111,7 @@ class GridEngine:
             env=self._env,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=_COMMAND_SECONDS,
         )
         return done.stdout.strip()
 
@@ -190,7 +193,7 @@ class GridEngine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=30,
+            timeout=_COMMAND_SECONDS,
         )
         assert done.returncode == 0, f"{words}: {done.stdout}"
         return done.stdout.strip()

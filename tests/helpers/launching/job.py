@@ -103,11 +103,15 @@ class Job:
             self.fail(f"still running after {timeout_seconds} s")
         return Completed(code, self.stdout, self.stderr, time.monotonic() - self._started)
 
-    def wait_for_output(self, text: str, timeout_seconds: float = 60) -> None:
+    def wait_for_output(self, text: str, timeout_seconds: float = 300) -> None:
         """Wait until stdout or stderr holds `text`."""
         deadline = time.monotonic() + timeout_seconds
-        while text not in self.stdout + self.stderr:
-            if self.process.poll() is not None or time.monotonic() > deadline:
+        while True:
+            # First, because it may say so and end while this is between two lines.
+            over = self.process.poll() is not None or time.monotonic() > deadline
+            if text in self.stdout + self.stderr:
+                return
+            if over:
                 self.fail(f"never said {text!r}")
             time.sleep(0.02)
 
@@ -119,7 +123,7 @@ class Job:
         """Return every process of this job that is alive now, the command included."""
         return list(self._environments())
 
-    def rank_pids(self, np: int, timeout_seconds: float = 60) -> dict[int, int]:
+    def rank_pids(self, np: int, timeout_seconds: float = 300) -> dict[int, int]:
         """Return {rank: pid} once `np` ranks run; children of ranks are not ranks."""
         deadline = time.monotonic() + timeout_seconds
         while True:

@@ -16,7 +16,7 @@ JOINED = "hvdtrain.probes.newcomer" in sys.orig_argv
 def await_newcomer(wanted: int) -> None:
     """Wait on rank 0 until a rank can join, if there are fewer than `wanted`."""
     here = context.current().topology
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while here.rank == 0 and here.size < wanted and not context.newcomer_waits():
         assert time.monotonic() < deadline
         time.sleep(0.01)

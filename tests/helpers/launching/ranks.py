@@ -63,7 +63,7 @@ def run_ranks(
     target: str | Path | Sequence[str],
     np: int,
     *,
-    timeout_seconds: float = 120,
+    timeout_seconds: float = 300,
     cases_expected: bool | None = None,
     **how: Any,
 ) -> Completed:

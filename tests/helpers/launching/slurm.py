@@ -11,13 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn, Self
 
-from daemons import Daemons, free_ports, require_programs
+from daemons import Daemons, require_programs
+
+from hvdtrain.launch.ports import free_ports
 
 __all__ = ["REQUIRED", "Slurm", "require_slurm"]
 
 REQUIRED = "HVDTRAIN_TEST_SLURM"
 _NODES = ("n1", "n2")
-_START_SECONDS = 30
+_START_SECONDS = 120
+_COMMAND_SECONDS = 120  # of Slurm's own
 
 # A job that is requeued waits until credentials have expired, two minutes by default.
 _CONFIGURATION = """\
@@ -100,13 +103,20 @@ class Slurm:
         """Submit a script, to run in its folder with these variables; return the job's number."""
         words = ["sbatch", "--parsable", f"--chdir={script.parent}", str(script)]
         done = subprocess.run(
-            words, env={**self._env, **env}, capture_output=True, text=True, timeout=30, check=True
+            words,
+            env={**self._env, **env},
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=True,
         )
         return done.stdout.strip()
 
     def ask(self, *words: str) -> str:
         """Return what a command of Slurm prints; nothing where it fails."""
-        done = subprocess.run(words, env=self._env, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            words, env=self._env, capture_output=True, text=True, timeout=_COMMAND_SECONDS
+        )
         return done.stdout.strip()
 
     def about(self, job: str) -> dict[str, str]:

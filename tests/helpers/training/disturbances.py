@@ -15,6 +15,15 @@ __all__ = ["PAUSES", "disturb"]
 # Ways that leave the rank alive, for longer than it takes to notice one that has ended.
 PAUSES = ("stop", "hold")
 PAUSE_SECONDS = 1.5
+# Not before the process has stopped, however late it does so: nobody would wake it.
+_WAKE = f"""
+import os, pathlib, sys, time
+stat = pathlib.Path("/proc", sys.argv[1], "stat")
+while stat.read_text().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.01)
+time.sleep({PAUSE_SECONDS})
+os.kill(int(sys.argv[1]), 18)
+"""
 
 
 def disturb(way: str) -> None:
@@ -27,8 +36,7 @@ def disturb(way: str) -> None:
         case "leave":
             os.kill(os.getpid(), signal.SIGUSR2)
         case "stop":
-            wake = f"import os, time; time.sleep({PAUSE_SECONDS}); os.kill({os.getpid()}, 18)"
-            waking = subprocess.Popen([sys.executable, "-c", wake])
+            waking = subprocess.Popen([sys.executable, "-c", _WAKE, str(os.getpid())])
             os.kill(os.getpid(), signal.SIGSTOP)
             waking.wait()
         case "hold":

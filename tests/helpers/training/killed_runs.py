@@ -64,13 +64,15 @@ def survive(
     """
     out, ledger = folder / "out", folder / "ledger"
     env = {"KILLS": kills, "HVDTRAIN_LEDGER": ledger, **(variables or {})}
+    if "--strategy" not in more:  # servers take no steps
+        env["TOGETHER"] = folder
     with (
         no_new_segments(),
         launch(
             words(out, *more, recipe=recipe), ranks, env=env, launcher_args=TOLERATE, python=python
         ) as job,
     ):
-        done = job.wait(120)
+        done = job.wait(300)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()

@@ -10,6 +10,7 @@ import numpy as np
 from hvdtrain.core.arrays.memory import MemoryPool, empty
 
 TRIES, THREADS = 5000, 4
+HANGS_AFTER_SECONDS = 300
 
 
 def test_a_block_is_lent_to_one_thread_at_a_time() -> None:
@@ -19,10 +20,10 @@ def test_a_block_is_lent_to_one_thread_at_a_time() -> None:
 
     def borrow(number: int) -> None:
         for _ in range(TRIES):
-            together.wait(30)
+            together.wait(HANGS_AFTER_SECONDS)
             block = memory.allocate()
             block[:] = number
-            together.wait(30)  # all have one
+            together.wait(HANGS_AFTER_SECONDS)  # all have one
             overwritten[number] += int((block != number).any())
             del block
 

@@ -19,6 +19,6 @@ def test_everything_waits_for_what_it_needs() -> None:
         env={"PYTHONPATH": os.pathsep.join(map(str, HELPERS))},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert (done.returncode, done.stdout) == (0, "14 mutations\n"), done.stdout + done.stderr

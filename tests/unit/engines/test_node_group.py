@@ -11,7 +11,6 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,8 @@ from hvdtrain.types import DType, ReduceOp
 
 KERNEL = load_kernel()
 FORK = multiprocessing.get_context("fork")
+# A limit that only ends a hang: other tests share the cores.
+HANGS_AFTER_SECONDS = 300
 # Below and above what is staged at once, several chunks, and sizes that no slice divides.
 COUNTS = (1, 63, 16_384, 16_385, 65_537, 300_001, 1_000_003)
 
@@ -77,7 +78,7 @@ def in_processes(size: int, work: Callable[[NodeGroup, int], None]) -> list[int 
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(HANGS_AFTER_SECONDS)
     return [process.exitcode for process in processes]
 
 
@@ -195,10 +196,12 @@ def test_a_late_rank_is_waited_for_without_burning_a_core() -> None:
         buffer = Buffer.from_array(array)
         if rank == 1:
             time.sleep(1.0)
-        before = time.process_time()
+        began, before = time.monotonic(), time.process_time()
         team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
         assert (array == 2.0).all()
-        assert time.process_time() - before < 0.2
+        # Of a second, or of as long as the other one was late.
+        waited = max(1.0, time.monotonic() - began)
+        assert time.process_time() - before < 0.2 * waited
 
     assert in_processes(2, work) == [0, 0]
 
@@ -212,11 +215,17 @@ def test_a_dead_peer_is_noticed() -> None:
         started = time.monotonic()
         with pytest.raises(PeerFailureError, match=r"peer on this node \(number 1 of 3\)"):
             team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
-        assert time.monotonic() - started < 10
-        pending = team.start_max(np.zeros(2, np.uint64))
-        wait = pending.wait if rank == 0 else partial(poll_until, pending.test)
+        assert time.monotonic() - started < 60
+
+        def vote() -> None:
+            pending = team.start_max(np.zeros(2, np.uint64))  # which may look at the peers itself
+            if rank == 0:
+                pending.wait()
+            else:
+                poll_until(pending.test)
+
         with pytest.raises(PeerFailureError):
-            wait()
+            vote()
 
     assert in_processes(3, work) == [0, -signal.SIGKILL, 0]
 
@@ -230,6 +239,18 @@ def test_without_memory_to_share() -> None:
 def _instead(value: object) -> object:
     tells = isinstance(value, tuple) and not isinstance(value, SystemFailure)
     return (os.getpid(), None, SystemFailure("none here")) if tells else value
+
+
+def _remove(group: Path) -> None:
+    """Remove a control group: the kernel may count a process a moment longer that has ended."""
+    deadline = time.monotonic() + HANGS_AFTER_SECONDS
+    while group.exists():
+        try:
+            group.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 @pytest.fixture
@@ -250,7 +271,7 @@ def small_group() -> Iterator[Path]:
         except OSError:
             continue
         finally:
-            group.rmdir()
+            _remove(group)
     pytest.skip("this user may not make control groups for memory")
 
 

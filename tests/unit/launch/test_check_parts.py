@@ -167,18 +167,21 @@ def test_a_probe_answers_with_its_last_json_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "seconds", "reason"),
     [
-        ("raise OSError('no\\nsuch library')", "exit code 1: OSError: no such library"),
-        ("import sys; sys.exit('hvdtrain: engine mpi needs mpi4py')", "exit code 1: engine mpi"),
-        ("import os; os.abort()", "it died of SIGABRT"),
-        ("pass", "exit code 0: it said nothing"),
-        ("import time; time.sleep(60)", "no answer within 2 s"),
+        ("raise OSError('no\\nsuch library')", 300, "exit code 1: OSError: no such library"),
+        (
+            "import sys; sys.exit('hvdtrain: engine mpi needs mpi4py')",
+            *(300, "exit code 1: engine mpi"),
+        ),
+        ("import os; os.abort()", 300, "it died of SIGABRT"),
+        ("pass", 300, "exit code 0: it said nothing"),
+        ("import time; time.sleep(600)", 1, "no answer within 1 s"),
     ],
 )
-def test_a_probe_that_fails_says_why(code: str, reason: str) -> None:
+def test_a_probe_that_fails_says_why(code: str, seconds: float, reason: str) -> None:
     with pytest.raises(ProbeError) as caught:
-        ask_python("-c", code, timeout_seconds=2)
+        ask_python("-c", code, timeout_seconds=seconds)
     assert str(caught.value).startswith(reason)
 
 
@@ -188,7 +191,7 @@ def test_a_command_that_is_not_there() -> None:
 
 
 def test_a_command_that_ignores_sigterm_is_ended() -> None:
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(60)"
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(600)"
     with pytest.raises(ProbeError, match="no answer"):
         finish([sys.executable, "-c", code], 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -24,27 +25,36 @@ from hvdtrain.supervision.milestones import (
 )
 
 
+def heard(listener: MilestoneListener, *milestones: str) -> set[str]:
+    """Listen until these are heard, which takes the system a moment; return all that were."""
+    found, deadline = listener.heard(), time.monotonic() + 300
+    while not found.issuperset(milestones) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        found |= listener.heard()
+    return found
+
+
 def test_milestones_are_heard_once() -> None:
     with MilestoneListener(remote=False) as listener:
         environ = {SUPERVISOR: listener.address}
         assert listener.heard() == set()
         report(STARTED, environ)
         report(ENDED, environ)
-        assert listener.heard() == {STARTED, ENDED}
+        assert heard(listener, STARTED, ENDED) == {STARTED, ENDED}
         assert listener.heard() == set()
 
 
 def test_a_rank_that_ends_before_it_joins_is_lost() -> None:
     with MilestoneListener(remote=True) as listener:
         first, second = ({SUPERVISOR: listener.address} for _ in range(2))
-        begin(first)
-        begin(second)
-        assert listener.heard() == {BEGAN}
+        for environ in (first, second):
+            begin(environ)
+            assert heard(listener, BEGAN) == {BEGAN}
         finish_init(first)
-        assert listener.heard() == {INITIALIZED}
+        assert heard(listener, INITIALIZED) == {INITIALIZED}
         assert listener.heard() == set()
         os.close(int(second["HVDTRAIN_SUPERVISOR_FD"]))
-        assert listener.heard() == {LOST}
+        assert heard(listener, LOST) == {LOST}
 
 
 def test_others_are_not_heard() -> None:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import random
 import socket
+import time
 from pathlib import Path
 
 from hvdtrain.launch.ports import free_port, free_ports
+
+
+def a_server() -> socket.socket:
+    """Open a server on a free port, unless another test is faster: then on another one."""
+    deadline = time.monotonic() + 300
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", free_port()))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def test_a_port_below_those_of_connections() -> None:
@@ -17,7 +29,6 @@ def test_a_port_below_those_of_connections() -> None:
         ports.add(free_port("127.0.0.1"))
     assert len(ports) > 1
     assert max(ports) < first or first <= 15_000
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):
-        assert free_port("127.0.0.1") != port
+    with a_server() as server:
+        assert free_port("127.0.0.1") != server.getsockname()[1]
     assert len(set(free_ports(200, "127.0.0.1"))) == 200

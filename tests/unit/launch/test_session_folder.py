@@ -26,11 +26,12 @@ def test_without_a_shell_it_is_refused_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SHELL", f"{tmp_path}/sh")
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     with (
         pytest.raises(UsageError, match=f"cannot start {tmp_path}/sh, "),
         session_folder({BASE: str(tmp_path)}),
     ):
         pass
-    assert os.listdir("/proc/self/fd") == before
+    # Meanwhile what others have left may be collected, with its files: there are no more than then.
+    assert set(os.listdir("/proc/self/fd")) <= before
     assert list(tmp_path.iterdir()) == []

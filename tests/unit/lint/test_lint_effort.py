@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +23,13 @@ def calls_in(function: Callable[[], object]) -> int:
         count += event == "call"
 
     before = sys.getprofile()
+    gc.disable()  # it would call what others have left
     sys.setprofile(profile)
     try:
         function()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count
 
 

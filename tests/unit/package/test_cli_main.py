@@ -30,7 +30,7 @@ def train(error: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", TRAIN.format(error=error)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -60,7 +60,7 @@ def test_bench_without_its_package_is_one_line() -> None:
         "from hvdtrain.cli.main import main; main(['bench', '--help'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 2
     assert done.stderr.startswith("hvdtrain: 'bench' needs the package hvdtrain_bench")
@@ -84,7 +84,7 @@ def test_exchanges_are_listed_for_programs() -> None:
         "finally: assert not {'torch', 'keras', 'tensorflow', 'mpi4py'} & sys.modules.keys()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     listed = json.loads(done.stdout)
@@ -106,7 +106,7 @@ def test_exchanges_are_listed_for_programs() -> None:
 )
 def test_a_misspelt_command(word: str, said: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hvdtrain", word], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "hvdtrain", word], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"hvdtrain: {said}")

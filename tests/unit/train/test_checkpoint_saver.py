@@ -21,6 +21,9 @@ from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.records.files import prepare_directory
 
+# A limit that only ends a hang.
+HANGS_AFTER_SECONDS = 300
+
 
 @dataclass
 class Snapshot:
@@ -30,7 +33,7 @@ class Snapshot:
     ready: threading.Event
 
     def content(self) -> dict[str, Any]:
-        assert self.ready.wait(20)
+        assert self.ready.wait(HANGS_AFTER_SECONDS)
         return {"model": {"w": self.value}}
 
 
@@ -147,7 +150,7 @@ for epoch in range(1, 10_000):
     killed = False
     while not killed:
         with script(tmp_path, endless) as process:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + HANGS_AFTER_SECONDS
             while not (len(checkpoint_files(tmp_path)) > 1 and unfinished(tmp_path)):
                 assert process.poll() is None
                 assert time.monotonic() < deadline
@@ -172,7 +175,7 @@ def test_an_exit_while_it_writes_ends_with_a_whole_file(
 ) -> None:
     text = f'saver.save(1, 0, State(np.zeros(8 << 20)), {{"epoch": 1}})\n{end}'
     with script(tmp_path, text) as process:
-        assert process.wait(30) == code
+        assert process.wait(HANGS_AFTER_SECONDS) == code
     found = newest_good(tmp_path, "np")
     assert (found.bad, found.content["model"]["w"].shape) == ([], (8 << 20,))
     assert unfinished(tmp_path) == []
@@ -190,7 +193,7 @@ print(saver.finish().name)
 
 def check_full(directory: Path, reason: str, *words: str) -> None:
     with script(directory, FULL, *words) as process:
-        told, newest = process.communicate(timeout=30)[0].splitlines()
+        told, newest = process.communicate(timeout=HANGS_AFTER_SECONDS)[0].splitlines()
     assert process.returncode == 0
     assert f"a checkpoint of {directory} could not be written ({reason})" in told
     assert "the newest is checkpoint-0001-" in told

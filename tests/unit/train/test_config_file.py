@@ -265,7 +265,7 @@ def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
         [sys.executable, "-m", "hvdtrain", "--config", path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [

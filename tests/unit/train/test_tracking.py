@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import math
+import mmap
 import os
 import resource
 import signal
@@ -17,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.heartbeat.resources import ResourceMonitor
+from hvdtrain.train.heartbeat.resources import ResourceMonitor, ResourceUsage
 from hvdtrain.train.tracking.masking import masked
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import Trackers, open_trackers, tracker_names
@@ -122,16 +124,16 @@ def test_tensorboard_files(tmp_path: Path) -> None:
 
 
 def test_tensorboard_loads_no_framework(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", LIGHT, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", LIGHT, str(tmp_path)], check=True, timeout=300)
 
 
 def test_a_kill_tears_the_last_line_at_most(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)])
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not _has_bytes(tmp_path / "metrics.csv", 50_000) and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(300) == -signal.SIGKILL
     lines = (tmp_path / "metrics.csv").read_text().split("\n")[:-1]
     assert lines[0] == 'step,seconds,loss,"train/acc, top 5"'
     assert len(lines) > 600
@@ -234,17 +236,43 @@ def test_figures() -> None:
     }
 
 
+class Watched:
+    """A monitor, and the clocks just before and just after it was read last."""
+
+    def __init__(self) -> None:
+        before = self._now()
+        self._watch = ResourceMonitor()
+        self._before, self._after = before, self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+    def read(self) -> ResourceUsage:
+        """Read it, and see that its percentage is possible, wherever this thread was held up."""
+        (early, early_cpu), (late, late_cpu) = self._before, self._after
+        self._before = began, began_cpu = self._now()
+        found = self._watch.read()
+        self._after = ended, ended_cpu = self._now()
+        least = 100 * (began_cpu - late_cpu) / (ended - early)
+        most = 100 * (ended_cpu - early_cpu) / max(began - late, 1e-9)
+        assert least * (1 - 1e-6) <= found.cpu_percent <= most * (1 + 1e-6)
+        return found
+
+
 def test_system_figures() -> None:
-    watch = ResourceMonitor()
+    gc.collect()  # what others have left is not to be given back meanwhile
+    watch = Watched()
     before = watch.read()
-    block = bytearray(os.urandom(1 << 20) * 64)
-    cpu, start = time.process_time(), time.perf_counter()
+    block = mmap.mmap(-1, 64 << 20)  # new pages, whatever memory Python has kept
+    for _ in range(64):
+        block.write(os.urandom(1 << 20))
+    cpu = time.process_time()
     while time.process_time() - cpu < 0.1:
         pass
     after = watch.read()
-    busy = 100 * (time.process_time() - cpu) / (time.perf_counter() - start)
-    assert after.cpu_percent == pytest.approx(busy, rel=0.5)
     assert after.memory_bytes - before.memory_bytes > len(block) / 2
     time.sleep(0.2)
-    assert watch.read().cpu_percent < after.cpu_percent / 2
+    watch.read()
     assert after.gpu_memory_bytes is None
+    block.close()

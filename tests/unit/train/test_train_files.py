@@ -60,7 +60,7 @@ def test_nothing_stays_of_what_was_not_finished(tmp_path: Path, end: type[BaseEx
 
 def dead_process() -> int:
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait(60)
+    process.wait(300)
     return process.pid
 
 

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.core.agreement.decision import Decision, Ending, Report, decide
+from hvdtrain.core.agreement.decision import (
+    Decision,
+    Ending,
+    JoinOrder,
+    Report,
+    decide,
+    last_to_join,
+)
 from hvdtrain.core.agreement.events import (
     ChannelState,
     EndJoin,
@@ -14,7 +21,6 @@ from hvdtrain.core.agreement.events import (
     ReportsExchanged,
     RunRequests,
 )
-from hvdtrain.core.agreement.join_order import JoinOrder, last_to_join
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp

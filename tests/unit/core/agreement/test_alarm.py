@@ -27,11 +27,12 @@ def test_an_alarm_before_the_wait_is_not_lost() -> None:
 
 
 def test_a_closed_alarm_leaves_no_file_open() -> None:
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     alarm = Alarm()
     alarm.close()
     alarm.set(NOW)
-    assert os.listdir("/proc/self/fd") == before
+    # Meanwhile what others have left may be collected, with its files: there are no more than then.
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_without_files_each_time_is_at_once() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.agreement import arrivals
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.exchanges import allreduce
@@ -18,6 +19,16 @@ from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.membership.joined import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import ReduceOp
+
+# A limit that only ends a hang.
+HANGS_AFTER_SECONDS = 300
+
+# Rests between rounds of members that only listen, each twice as long as the one before it.
+ROUNDS = 10
+RESTS = [
+    min(arrivals._FIRST_BACK_OFF_SECONDS * 2**number, arrivals._LONGEST_BACK_OFF_SECONDS)
+    for number in range(ROUNDS - 2)  # the first round may be under way before they listen
+]
 
 
 class CountingCommunicator(LocalCommunicator):
@@ -36,11 +47,15 @@ def test_members_that_only_listen_rest_between_rounds() -> None:
     channel = Channel(communicator, [0], "[rank 0/1]", answer_with_zeros, "world")
     for _ in range(3):
         channel.run(Barrier())
-    before, heard = communicator.rounds, threading.Event()
+    heard = threading.Event()
+    first, began = communicator.rounds, time.monotonic()
     channel.listen(heard.set)
-    time.sleep(0.1)
+    while communicator.rounds < first + ROUNDS:
+        assert time.monotonic() - began < HANGS_AFTER_SECONDS
+        time.sleep(0.001)
+    # However slow the machine is, the rests between them last: without any it is a millisecond.
+    assert time.monotonic() - began >= sum(RESTS)
     channel.unlisten(heard.set)
-    assert 0 < communicator.rounds - before < 50  # without a rest it is thousands
     channel.close()
 
 
@@ -73,7 +88,7 @@ def test_a_channel_that_is_closed_in_the_middle_of_a_step() -> None:
     for thread in (waiting, closing):
         thread.start()
     for thread in (waiting, closing):
-        thread.join(30)
+        thread.join(HANGS_AFTER_SECONDS)
         assert not thread.is_alive()
     assert step.outcome() is None
     assert [bucket.array().tolist() for bucket in buckets] == [[3.0, 3.0], [0.0, 0.0], [0.0, 0.0]]
@@ -82,7 +97,7 @@ def test_a_channel_that_is_closed_in_the_middle_of_a_step() -> None:
 def test_all_count_from_the_same_number_when_all_have_joined() -> None:
     channel = Channel(CountingCommunicator(), [0], "[rank 0/1]", answer_with_zeros, "world")
     assert [channel.count("step"), channel.count("step"), channel.counted("step")] == [1, 2, 2]
-    assert channel.wait(channel.join()) == 0
+    assert channel.wait(channel.join()).ranks == (0,)
     assert channel.counted("step") == 0
     channel.close()
 
