@@ -33,7 +33,7 @@ HOROVOD = "Horovod"
 def bench(*words: object, cwd: Path | None = None) -> Completed:
     """Run `python -m hvdtrain bench` to its end; it must leave nothing behind."""
     with start([sys.executable, "-m", "hvdtrain", "bench", *words], cwd=cwd) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         job.assert_nothing_left()
     return done
 
@@ -234,7 +234,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     with start([sys.executable, *words]) as job:
         job.wait_for_output("collectives: 1 KiB")
         job.interrupt()
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 130
     assert "hvdtrain: interrupted" in done.stderr
@@ -278,7 +278,7 @@ def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) ->
 def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
     words = ["-m", "hvdtrain", "bench", "--quick", "--out", tmp_path]
     with start([mpi_python("mpich"), *words]) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     told = "hvdtrain: torch is not installed: pip install 'hvdtrain[torch]'\n"
     assert (done.returncode, done.stderr) == (2, told)
@@ -286,7 +286,7 @@ def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
 
 def test_ranks_do_not_start_ranks() -> None:
     with launch(["-m", "hvdtrain", "bench", "--quick"], 2) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 2
     assert done.stderr.count("'bench' starts ranks itself") == 1

@@ -18,7 +18,7 @@ def bench(kind: str, out: Path, *words: str) -> list[dict[str, Any]]:
     quick = ["-np", 2, "--quick", "--repeats", 1, "--out", out]
     command = [tensorflow_python(), "-m", "hvdtrain", "bench", kind, *words, *quick]
     with start(command, env=keras_variables()) as job:
-        done = job.wait(240)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 0, done.stderr
     results: list[dict[str, Any]] = json.loads((out / "bench.json").read_text())["results"]

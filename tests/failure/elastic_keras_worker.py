@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -29,17 +31,27 @@ WIDTH = 4096
 
 
 class Kill:
-    """Ends this rank in a step of a case, once.
+    """Ends this rank in a step of a case, once, when all others have begun that step.
+
+    Else its end may break off the step before, which others have yet to end.
 
     Args:
+        name: name of the case.
         here: whether this rank ends.
     """
 
-    def __init__(self, here: bool) -> None:
+    def __init__(self, name: str, here: bool) -> None:
         self.here = here
+        self._files = [Path(f"{name} {rank}") for rank in range(hvd.size())]
+        self._own = self._files[hvd.rank()]
 
     def __call__(self, epoch: int, batch: int) -> None:
-        if self.here and (epoch, batch) == (1, 2):
+        if (epoch, batch) != (1, 2):
+            return
+        self._own.touch()
+        if self.here:
+            while not all(file.exists() for file in self._files):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -141,7 +153,7 @@ def main(case: str, victims: list[int]) -> None:
         cases |= elastic_tapes.CASES
     expected, results = alone(), {}
     for name, run in cases.items():
-        model, results[name] = run(Kill(name == case and started in victims))
+        model, results[name] = run(Kill(name, name == case and started in victims))
         for weight, value in zip(model.weights, expected, strict=True):
             np.testing.assert_allclose(keras.ops.convert_to_numpy(weight), value, atol=1e-5)
     report(len(cases), {"size": hvd.size(), "rank": hvd.rank(), "results": results})

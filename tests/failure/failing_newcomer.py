@@ -6,13 +6,13 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from newcomers import JOINED, await_newcomer
 from ranks import report
 
 import hvdtrain.torch as hvd
+from hvdtrain.core.membership.recruiter import Recruiter
 
 TRIES = 3
 
@@ -21,16 +21,23 @@ def be_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def raises(folder: Path) -> None:
+def raises() -> None:
     """Have rank 1 be killed, and rank 0 go on until all that are to replace it have failed."""
     if JOINED:
-        (folder / str(os.getpid())).touch()
         raise ValueError("as it was told to")
+    noticed: list[str] = []
+    fail = Recruiter._fail
+
+    def noting(self: Recruiter, text: str) -> None:
+        fail(self, text)
+        noticed.append(text)
+
+    Recruiter._fail = noting  # type: ignore[method-assign]
     hvd.init()
 
     @hvd.elastic.run
     def train(state: Any) -> None:
-        while hvd.size() > 1 or len(list(folder.iterdir())) < TRIES:
+        while hvd.size() > 1 or len(noticed) < TRIES:
             if hvd.rank() == 1:
                 be_killed()
             time.sleep(0.01)
@@ -40,7 +47,7 @@ def raises(folder: Path) -> None:
     report(1, hvd.size())
 
 
-def is_left_alone(folder: Path) -> None:
+def is_left_alone() -> None:
     """Have rank 0 be killed, too, when another rank joins that has no state yet."""
     hvd.init()
 
@@ -60,4 +67,4 @@ def is_left_alone(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"raises": raises, "is left alone": is_left_alone}[sys.argv[1]](Path(sys.argv[2]))
+    {"raises": raises, "is left alone": is_left_alone}[sys.argv[1]]()

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable
 
 import torch
+from late_launcher import leave_it_to_the_launcher
 
 import hvdtrain.torch as hvd
+
+LONG_SECONDS = 600
 
 
 def raises() -> None:
@@ -75,12 +78,12 @@ def dies() -> None:
 def is_terminated() -> None:
     """Be asked to end, one rank alone."""
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(30)
+    time.sleep(LONG_SECONDS)
 
 
 def waits() -> None:
     """Be slow, so that the test can interrupt the job."""
-    time.sleep(60)
+    time.sleep(LONG_SECONDS)
 
 
 def goes_on() -> None:
@@ -121,5 +124,8 @@ FAULTS = {
 }
 
 if __name__ == "__main__":
+    fault = FAULTS[sys.argv[1]]
+    if fault not in EVERYWHERE:
+        leave_it_to_the_launcher()
     hvd.init()
-    train(FAULTS[sys.argv[1]])
+    train(fault)

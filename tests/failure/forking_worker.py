@@ -1,7 +1,8 @@
 """Starts `python -m hvdtrain` again and again without the seconds that the imports take.
 
-For each line of stdin, a JSON list of arguments and the file for the output, it forks a process
-that does what `python -m hvdtrain` does, says its id, and then, in a second line, how it ended.
+For each line of stdin, a JSON list of arguments, the file for the output and when the process is to
+kill itself (see save_kills.py), it forks a process that does what `python -m hvdtrain` does, and
+says in a line how it ended.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import sys
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch._dynamo  # noqa: F401
+from save_kills import arrange
 
 from hvdtrain.cli.main import main
 
 
-def run(arguments: list[str], output: str) -> None:
+def run(arguments: list[str], output: str, kill: str) -> None:
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
         os.dup2(file, number)
+    os.environ["KILL"] = kill
+    arrange()
     main(arguments)
 
 
@@ -31,5 +35,4 @@ if __name__ == "__main__":
         process = os.fork()
         if not process:
             run(*json.loads(line))
-        print(process, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +22,19 @@ from hvdtrain.train import session
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.recipe import Recipe
 
-JOIN_SECONDS = 90
+JOIN_SECONDS = 300
+
+
+# Which all ranks come to in a step, and none needs another one for.
+OF_STEPS = ("forward", "backward", "before_update", "update")
 
 
 class Killed:
     """Counts moments of this process, and disturbs it: KILLS="RANK:NUMBER:MOMENT[:WAY] ...".
 
-    RANK is "new" for processes that have joined. WAY is one of disturb(), "kill" by default.
+    RANK is "new" for processes that have joined. WAY is one of disturb(), "kill" by default. Where
+    TOGETHER names a folder, a rank is killed in a step when all ranks have come to that moment:
+    else the end of one that is ahead may break off the step before on the others.
     """
 
     def __init__(self) -> None:
@@ -40,12 +48,37 @@ class Killed:
             for rank, number, moment, *way in kills
             if rank == own
         }
+        self.folder = os.environ.get("TOGETHER", "")
+        self.noted = {(int(number), moment) for _, number, moment, *_ in kills}
 
     def at(self, moment: str) -> None:
         self.counts[moment] = self.counts.get(moment, 0) + 1
-        way = self.ways.get((self.counts[moment], moment))
+        here = self.counts[moment], moment
+        way = self.ways.get(here)
+        if self.folder and here in self.noted:
+            self._meet(f"{here[0]} {moment}", moment in OF_STEPS, way == "kill")
         if way is not None:
             disturb(way)
+
+    def _meet(self, moment: str, waits: bool, ends: bool) -> None:
+        """Tell that this rank has come to a moment; one that ends may wait until all have."""
+        world = context.current().topology
+        names = [f"{rank} of {world.size}" for rank in range(world.size)]
+        Path(self.folder, f"{moment} {names[world.rank]}").touch()
+        deadline = time.monotonic() + JOIN_SECONDS
+        # Without one that has ended, others may not come to it.
+        while ends and waits and not self._told("end", names, any):
+            if self._told(moment, names, all):
+                break
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if ends:
+            Path(self.folder, f"end {names[world.rank]}").touch()
+
+    def _told(
+        self, what: str, names: Sequence[str], these: Callable[[Iterable[bool]], bool]
+    ) -> bool:
+        return these(Path(self.folder, f"{what} {name}").exists() for name in names)
 
 
 KILLED = Killed()

@@ -1,7 +1,8 @@
 """Ranks of which the last keeps the others waiting, in the cases that the arguments name.
 
 Rank 0 says on stderr, where it also warns, which case begins; the late rank comes when the test
-makes a file of that name.
+makes a file of that name. Where no rank shall be late, the watch has a clock that each rank holds
+unless all is well: so a rank that the machine makes late is no stall.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import time
 from pathlib import Path
 
 import torch
+from held_clock import HeldClock
 from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
 LONG_SECONDS = 1.5
+# Of the watch's clock: twice as much is not a stall, and thrice is.
+PART_SECONDS = 0.45
+CLOCK = HeldClock()
 
 MODEL = torch.nn.Sequential(*[torch.nn.Linear(20, 20) for _ in range(4)])
 
@@ -37,17 +42,48 @@ def backward(layers: torch.nn.Module = MODEL) -> None:
 def healthy(optimizer: hvd.DistributedOptimizer) -> None:
     """Leave a step half-filled for long; join early, and go on for long."""
     backward(MODEL[2:])
+    CLOCK.go()
     time.sleep(LONG_SECONDS)
+    CLOCK.await_look()
+    CLOCK.hold()
     optimizer.step()
-    for number in range(0 if hvd.rank() == 0 else 12):
-        total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"lonely {number}")
-        assert total.item() == hvd.size() - 1
-        time.sleep(LONG_SECONDS / 12)
+    resting = threading.Thread(target=rest_between_parts)
+    if hvd.rank() == 0:
+        resting.start()
+    else:
+        for number in range(3):
+            total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"lonely {number}")
+            assert total.item() == hvd.size() - 1
+            tell(f"part {number}")
+            await_files(f"rest {number}.0")
     hvd.join()
+    if hvd.rank() == 0:
+        resting.join()
+
+
+def rest_between_parts() -> None:
+    """Have some time pass on rank 0, which has joined, after each operation of the others."""
+    for number in range(3):
+        await_files(*(f"part {number}.{rank}" for rank in range(1, hvd.size())))
+        CLOCK.move(PART_SECONDS)
+        CLOCK.await_look()
+        tell(f"rest {number}")
+
+
+def tell(what: str) -> None:
+    """Tell the other ranks what this one has done."""
+    Path(f"{what}.{hvd.rank()}").touch()
+
+
+def await_files(*names: str) -> None:
+    """Wait until ranks have told all of this."""
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.01)
 
 
 def late(optimizer: hvd.DistributedOptimizer) -> None:
     """Submit an operation, one in a process set, and a step; one rank does so late."""
+    CLOCK.go()
     members = hvd.add_process_set([0, hvd.size() - 1]) if hvd.size() > 2 else None
     keep_the_others_waiting("late")
     handles = [hvd.allreduce_async(torch.ones(1), op=hvd.Sum, name="late")]
@@ -91,5 +127,6 @@ if __name__ == "__main__":
         hvd.barrier()
         if hvd.rank() == 0:
             print(f"CASE {name}", file=sys.stderr, flush=True)
+        hvd.barrier()  # nobody is late before that is said
         CASES[name](optimizer)
     report(cases=len(sys.argv) - 1)

@@ -15,7 +15,7 @@ import pytest
 from ranks import Job, launch, torch_beside
 
 WORKER = Path(__file__).with_name("disturbed_worker.py")
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 300.0
 STOPPED_SECONDS = 0.3
 
 
@@ -65,6 +65,6 @@ def test_the_job_goes_on(mpi: str, engine: str, shared_memory: str, tmp_path: Pa
     computed = {number for number, _ in results}
     assert len(computed) == 1
     assert min(computed) >= 11
-    # Rank 1 sleeps, so that the others are interrupted in the middle of operations, and often.
-    assert all(rung > min(computed) for _, rung in results)
+    # In the middle of operations: rank 1 sleeps, for which the others wait.
+    assert all(rung >= 50 for _, rung in results)
     assert "Traceback" not in done.stderr

@@ -30,7 +30,7 @@ def survive(
     more = ["--wanted", wanted] if wanted else []
     command = [python, "-m", "hvdtrain", *words, "--victim", victim, *more]
     with start(command, env=QUICK | dict(env)) as job:
-        done = job.wait(200)
+        done = job.wait(600)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()

@@ -25,7 +25,7 @@ def survive(backend: str, case: str, ranks: int, victim: int) -> list[dict[str, 
         env=keras_variables(backend),
         launcher_args=["--with-ft", "ulfm"],
     ) as job:
-        done = job.wait(200)
+        done = job.wait(600)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()

@@ -18,7 +18,7 @@ def survive(ranks: int, victims: list[int], in_reset: int = -1) -> list[dict[str
     """Run the script, and return what those report that are left."""
     words = [in_reset, *victims]
     with launch(WORKER, ranks, args=words, launcher_args=["--with-ft", "ulfm"]) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, An
     """Rank 2 of 4 after the first step, and rank 1 in the middle of the second epoch."""
     timeline = tmp_path / "timeline.json"
     variables = {"HVDTRAIN_TIMELINE": timeline}
+    started = time.monotonic()
     summary = survive(tmp_path, 4, "2:1:forward:leave 1:13:forward", variables=variables)
+    seconds = time.monotonic() - started
     require_like(summary, alone)
     left, killed = summary["failures"]
     assert (left["step"], left["lost"], left["ranks"], left["left"]) == (1, [2], 3, True)
@@ -50,7 +53,7 @@ def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, An
         for rank in (0, 1)
         for name, lost in (("rank 2 of 4 lost", [2]), ("rank 1 of 3 lost", [1]))
     ]
-    assert all(0 < mark["args"]["seconds"] < 60 for mark in marks)
+    assert all(0 < mark["args"]["seconds"] < seconds for mark in marks)
 
 
 KILLS = [
@@ -107,7 +110,7 @@ def test_batch_and_rate_are_rescaled(tmp_path: Path) -> None:
     with launch(
         [*asked, "--batch-size", "4"], 3, env={"KILLS": "1:4:forward"}, launcher_args=TOLERATE
     ) as job:
-        assert job.wait(120).returncode == 0
+        assert job.wait(300).returncode == 0
     summary = summary_of(out)
     assert (summary["global_batch_size"], summary["samples"]) == (8, 2 * SAMPLES)
     assert summary["scaled_lr"] == pytest.approx(0.02)
@@ -125,8 +128,9 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
     """The ranks that are left save, and a job with enough of them goes on."""
     out = tmp_path / "out"
     run = ["-m", "hvdtrain", "run", "--elastic", "--min-np", "2", "-np", "2", "--"]
-    with start([sys.executable, *run, *words(out)[2:]], env={"KILLS": kill}) as job:
-        done = job.wait(120)
+    env = {"KILLS": kill, "TOGETHER": tmp_path}
+    with start([sys.executable, *run, *words(out)[2:]], env=env) as job:
+        done = job.wait(300)
     assert done.returncode == 75, done.stderr
     assert f"1 rank left, fewer than --min-np 2: {saved} are saved" in done.stderr
     assert (out / "requeue").exists()

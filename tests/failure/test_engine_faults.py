@@ -27,7 +27,7 @@ def no_shared_memory_left() -> Iterator[None]:
 def fail(fault: str, *work: str, np: int = 2, env: Mapping[str, object] | None = None) -> Completed:
     """Run the worker with a fault, and return how the job ended after it."""
     with launch(WORKER, np, args=[fault, *work], env=env) as job:
-        job.wait_for_output(FAULT, 90)
+        job.wait_for_output(FAULT, 300)
         done = job.wait(LIMIT_SECONDS)
         job.assert_nothing_left()
     assert done.returncode == 1
@@ -104,5 +104,5 @@ def test_a_program_that_does_not_ask() -> None:
 )
 def test_a_rank_that_is_slow(fault: str, work: str) -> None:
     with launch(WORKER, 2, args=[fault, work]) as job:
-        done = job.wait(60)
+        done = job.wait(300)
     assert (done.returncode, done.stdout) == (0, "all 20 rounds are done\n" * 2)

@@ -9,26 +9,29 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
+from job import python_path
 from ranks import launch, run_ranks
 from run_files import both_splits, epochs_of, metrics_of, summary_of
+from save_kills import LEAST_BYTES
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, CheckpointName, position_of
 
 RECIPE = """
 import numpy as np
+import save_kills
 from torch import nn
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.recipe import Recipe
+
+save_kills.arrange()
 
 def samples(rng, count):
     inputs = rng.standard_normal((count, 32), dtype=np.float32)
@@ -51,9 +54,6 @@ OPTIONS = (
     "--log-every 5 --watch-every 7 --resume auto"
 )
 SAVE_STEPS, KEEP = 4, 2
-PATIENCE_SECONDS = 60.0
-# The files that a start writes are smaller, and each checkpoint is larger.
-LEAST_BYTES = 100_000
 
 
 def arguments(recipe: Path, out: Path, epochs: int) -> list[str]:
@@ -74,58 +74,35 @@ class Trainer:
 
     Attributes:
         out: the directory.
-        process: the one that trains.
     """
 
     def __init__(self, server: subprocess.Popen[str], recipe: Path, out: Path, epochs: int) -> None:
         self._server, self._arguments = server, arguments(recipe, out, epochs)
         self.out = out
         self._output = out.with_suffix(".txt")
-        self._origin = ""
 
-    def start(self) -> None:
+    def run(self, kill: str = "") -> int:
+        """Return how a process ended; fail if it has not gone on from the newest checkpoint.
+
+        Args:
+            kill: when it is to kill itself; see save_kills.py.
+        """
         newest = next(iter(checkpoint_files(self.out)), None)
-        self._origin = f"{newest}, " if newest else f"no checkpoint in {self.out}: "
+        origin = f"{newest}, " if newest else f"no checkpoint in {self.out}: "
         self._output.write_text("")
         assert self._server.stdin is not None
-        request = json.dumps([self._arguments, str(self._output)])
+        assert self._server.stdout is not None
+        request = json.dumps([self._arguments, str(self._output), kill])
         print(request, file=self._server.stdin, flush=True)
-        self.process = int(self._line())
-
-    def kill(self) -> None:
-        os.kill(self.process, signal.SIGKILL)
-        assert self.wait() == -signal.SIGKILL, self.said
-
-    def stop(self) -> None:
-        """Have it do nothing until it goes on."""
-        os.kill(self.process, signal.SIGSTOP)
-        threads = Path(f"/proc/{self.process}/task")
-        wait_until(lambda: all(_state(thread) in "TZ" for thread in threads.iterdir()))
-
-    def go_on(self) -> None:
-        os.kill(self.process, signal.SIGCONT)
-
-    def wait(self) -> int:
-        """Return how it ended; fail if it has not gone on from the newest checkpoint."""
-        code = int(self._line())
+        code = int(self._server.stdout.readline())
         if "results" in self.said:
-            assert self._origin in self.said, (self._origin, self.said)
+            assert origin in self.said, (origin, self.said)
         assert "damaged" not in self.said
         return code
-
-    def _line(self) -> str:
-        assert self._server.stdout is not None
-        return self._server.stdout.readline()
 
     @property
     def said(self) -> str:
         return self._output.read_text()
-
-
-def _state(thread: Path) -> str:
-    with suppress(OSError):  # it has ended
-        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
-    return ""
 
 
 @contextmanager
@@ -133,28 +110,11 @@ def server() -> Iterator[subprocess.Popen[str]]:
     """Start what starts processes that need no time for imports."""
     worker = Path(__file__).with_name("forking_worker.py")
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, worker], text=True, stdin=pipe, stdout=pipe) as process:
+    env = {**os.environ, "PYTHONPATH": python_path()}
+    with subprocess.Popen(
+        [sys.executable, worker], text=True, stdin=pipe, stdout=pipe, env=env
+    ) as process:
         yield process
-
-
-def wait_until(condition: Callable[[], Any]) -> Any:
-    """Return the first value that is true, asking as often as can be."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-    return found
-
-
-def wait_for_checkpoints(out: Path, count: int) -> None:
-    """Wait until so many more are there."""
-    known = named(out, CHECKPOINT)
-    seen: set[Path] = set()
-
-    def enough() -> bool:
-        seen.update(named(out, CHECKPOINT) - known)
-        return len(seen) >= count
-
-    wait_until(enough)
 
 
 def named(out: Path, kind: str) -> set[Path]:
@@ -165,52 +125,32 @@ def named(out: Path, kind: str) -> set[Path]:
 
 def half_checkpoints(out: Path, least_bytes: int = LEAST_BYTES) -> list[Path]:
     """Return the temporary files of at least this size."""
-    found = []
-    for path in out.glob(".unfinished-*"):
-        with suppress(FileNotFoundError):  # it has got its name
-            if path.stat().st_size >= least_bytes:
-                found.append(path)
-    return found
+    return [path for path in out.glob(".unfinished-*") if path.stat().st_size >= least_bytes]
 
 
-def kill_at_any_time(trainer: Trainer, rng: random.Random, pace: float) -> None:
+def kill_at_any_time(rng: random.Random, pace: float) -> str:
     """Kill it while it starts, or until two saves later."""
-    wait_for_checkpoints(trainer.out, rng.randrange(2))
-    time.sleep(rng.uniform(0, pace))
-    trainer.kill()
+    return f"any:{rng.randrange(2)}:{rng.uniform(0, pace)}"
 
 
-def kill_in_a_save(trainer: Trainer, rng: random.Random, pace: float) -> None:
-    """Kill it while it writes, in the first save that it has not finished when it is seen."""
-    wait_for_checkpoints(trainer.out, rng.randrange(2))
-    while True:
-        files = wait_until(lambda: half_checkpoints(trainer.out))
-        trainer.stop()
-        if any(path.exists() for path in files):
-            break
-        trainer.go_on()
-    trainer.kill()
+def kill_in_a_save(rng: random.Random, pace: float) -> str:
+    """Kill it while it writes, in its first save or the second."""
+    return f"save:{rng.randint(1, 2)}:0"
 
 
-def kill_after_a_save(trainer: Trainer, rng: random.Random, pace: float) -> None:
+def kill_after_a_save(rng: random.Random, pace: float) -> str:
     """Kill it when an epoch is saved: before the best is marked, or others are removed."""
-    known = named(trainer.out, CHECKPOINT)
-    wait_until(lambda: any(not position_of(p)[1] for p in named(trainer.out, CHECKPOINT) - known))
-    trainer.kill()
+    return f"{rng.choice(['saved', 'removes'])}:0:0"
 
 
-def kill_after_marking(trainer: Trainer, rng: random.Random, pace: float) -> None:
+def kill_after_marking(rng: random.Random, pace: float) -> str:
     """Kill it when the best has its name: before that of the one before is removed."""
-    known = named(trainer.out, BEST)
-    wait_until(lambda: named(trainer.out, BEST) - known)
-    trainer.kill()
+    return "marked:0:0"
 
 
-def kill_at_the_start(trainer: Trainer, rng: random.Random, pace: float) -> None:
+def kill_at_the_start(rng: random.Random, pace: float) -> str:
     """Kill it while it prepares the directory and takes lines back."""
-    wait_until(lambda: half_checkpoints(trainer.out, 0))
-    time.sleep(rng.uniform(0, 0.005))
-    trainer.kill()
+    return f"start:0:{rng.uniform(0, 0.005)}"
 
 
 def assert_best(out: Path, losses: list[float]) -> None:
@@ -268,18 +208,16 @@ def test_a_run_that_is_killed_twenty_times_ends_as_one_that_is_not(
     plan = rng.sample(TWENTY_KILLS, len(TWENTY_KILLS))
     with server() as process:
         reference = Trainer(process, recipe, whole, epochs)
-        reference.start()
-        assert reference.wait() == 0, reference.said
+        assert reference.run() == 0, reference.said
         pace = summary_of(whole)["seconds"]["total"] / (epochs * STEPS / SAVE_STEPS)
         trainer = Trainer(process, recipe, parts, epochs)
         for kill in chain(*plan):
-            trainer.start()
-            kill(trainer, rng, pace)
+            assert trainer.run(kill(rng, pace)) == -signal.SIGKILL, trainer.said
             if kill is kill_in_a_save:
+                assert half_checkpoints(parts)
                 assert_best(parts, losses_of(whole, "test"))
         assert position_of(checkpoint_files(parts)[0]) < (epochs, 0)
-        trainer.start()
-        assert trainer.wait() == 0, trainer.said
+        assert trainer.run() == 0, trainer.said
     assert_same(parts, whole, epochs)
 
 
@@ -289,13 +227,11 @@ def test_ranks_of_which_one_is_killed_in_a_save_end_as_those_that_are_not(
     whole, parts, epochs = tmp_path / "whole", tmp_path / "parts", 2
     module = ["-m", "hvdtrain"]
     run_ranks(module, 2, args=arguments(recipe, whole, epochs))
-    with launch(module, 2, args=arguments(recipe, parts, epochs)) as job:
-        process = job.rank_pids(2)[0]
-        wait_for_checkpoints(parts, 3)
-        wait_until(lambda: half_checkpoints(parts))
-        os.kill(process, signal.SIGKILL)
-        assert job.wait(60).returncode != 0
+    env = {"KILL": "save:4:0"}  # on rank 0, which saves
+    with launch(module, 2, args=arguments(recipe, parts, epochs), env=env) as job:
+        assert job.wait(300).returncode != 0
         job.assert_nothing_left()
+    assert half_checkpoints(parts)
     newest = checkpoint_files(parts)[0]
     done = run_ranks(module, 2, args=arguments(recipe, parts, epochs))
     assert f"{newest}, " in done.stdout

@@ -19,7 +19,7 @@ TOLERATE = ["--with-ft", "ulfm"]
 def survive(worker: str, size: int, left: list[int], env: Mapping[str, object], **how: Any) -> None:
     """Run a worker, and check that those are left that nobody has killed."""
     with no_new_segments(), launch(FOLDER / worker, size, env=env, **how) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
@@ -95,7 +95,8 @@ def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
     """The job ends, although mpirun leaves it to the ranks, which wait in MPI_Init."""
     worker = FOLDER / "lost_at_start_worker.py"
     with launch(worker, 3, args=[how, tmp_path], launcher_args=TOLERATE) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         assert done.returncode != 0
         job.assert_nothing_left()
-    assert done.stderr.count("ended before all had started: the job ends") == 1, done.stderr
+    # By one of the others, and by the last one, too, if it outlives that one for a while.
+    assert "ended before all had started: the job ends" in done.stderr, done.stderr

@@ -33,7 +33,7 @@ def test_a_rank_without_descriptors_or_memory() -> None:
 
 def test_a_job_without_descriptors() -> None:
     with launch(WORKER, 2, args=["uncaught"]) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

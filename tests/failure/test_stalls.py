@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import Job, launch, run_ranks, start
+from ranks import Job, launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
 WAIT_FOR_THE_LAST = {
@@ -18,6 +18,8 @@ WAIT_FOR_THE_LAST = {
     3: "ranks 0, 1 wait for rank 2",
     4: "ranks 0-2 wait for rank 3",
 }
+# What only ends a hang.
+LIMIT_SECONDS = 300.0
 UNHEARD = "and a rank that prints no such line has not answered for"
 
 
@@ -37,7 +39,7 @@ def stalls(stderr: str) -> dict[str, set[str]]:
 
 def wait_for_stalls(job: Job, case: str, expected: set[str]) -> None:
     """Wait until rank 0 has warned of all that is expected in this case."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_SECONDS
     while not expected <= stalls(job.stderr).get(case, set()):
         if job.process.poll() is not None or time.monotonic() > deadline:
             job.fail(f"{case}: no {expected}")
@@ -70,7 +72,7 @@ def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: 
         for case in filter(expected.__contains__, cases):
             wait_for_stalls(job, case, expected[case])
             (tmp_path / case).touch()
-        done = job.wait(60)
+        done = job.wait(LIMIT_SECONDS)
         assert done.returncode == 0
         assert len(job.results(np)) == np
     found = stalls(done.stderr)
@@ -80,27 +82,52 @@ def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: 
     assert re.search(r"^\[rank 0/\d\] no longer stalled: .*allreduce 'late'", done.stderr, re.M)
 
 
+# The clock of the watch stands still while ranks start, however late one of them is.
 START = """
-import ctypes, time
+import ctypes, os, select, signal, sys, threading, time
+from pathlib import Path
 import numpy as np
+from held_clock import HeldClock
+from late_launcher import leave_it_to_the_launcher
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
 from hvdtrain.core.horovod_api import init
+from hvdtrain.core.timeline import stopwatch
 from hvdtrain.types import ReduceOp
+clock = HeldClock(stopwatch)
+leave_it_to_the_launcher()
 init()
 here = context.current()
 rank = here.topology.rank
 memory = Buffer.from_array(np.ones(1))
 operations.barrier(here.world)
+def tell(what):
+    Path(f"{what} {rank}").touch()
+def await_files(*names):
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.01)
+def tell_that_it_waits(then):
+    while not here.world.pending():
+        time.sleep(0.01)
+    tell("waits")
+    then()
+def when_it_waits(then):
+    threading.Thread(target=tell_that_it_waits, args=[then], daemon=True).start()
 """
 BROADCAST = """
 operations.broadcast(here.world, memory, (1,), 0, "weights").run()
 """
+# Time passes with the looks of the watch, in which all ranks take part.
 SITS = """
 def sits_here():
-    time.sleep(60)
+    tell("sits")
+    time.sleep(600)
+def begin():
+    await_files("waits 0", "waits 2", "sits 1")
+    clock.seconds_per_look = 0.25
 if rank == 1:
     sits_here()
+when_it_waits(begin)
 """
 
 
@@ -112,7 +139,7 @@ def test_the_job_ends_by_horovods_variables() -> None:
         "HVDTRAIN_STALL_STACKS": 1,
     }
     with launch(["-c", START + SITS + BROADCAST], 3, env=env) as job:
-        done = job.wait(60)
+        done = job.wait(LIMIT_SECONDS)
         job.assert_nothing_left()
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -134,58 +161,91 @@ def main_stack(stderr: str, rank: int) -> str:
     return found[1]
 
 
-SLEEPS = """
+# Rank 1's clock shows the pause, and stands still again while others may be late.
+STOPS = """
 if rank == 1:
-    print("ready", flush=True)
-    time.sleep(0.5)
+    await_files("waits 0", "waits 2")
+    clock.go()
+    tell("stops")
+    os.kill(os.getpid(), signal.SIGSTOP)
+    clock.hold()
+else:
+    when_it_waits(lambda: (await_files("is stopped"), clock.go()))
 """
 
 
-def test_a_rank_that_is_stopped() -> None:
+def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1}
-    with launch(["-c", START + SLEEPS + BROADCAST], 3, env=env) as job:
+    with launch(["-c", START + STOPS + BROADCAST], 3, env=env, cwd=tmp_path) as job:
         pid = job.rank_pids(3)[1]
-        job.wait_for_output("ready")
-        os.kill(pid, signal.SIGSTOP)
+        wait_for_stop(job, pid, tmp_path / "stops 1")
+        (tmp_path / "is stopped").touch()
         for rank in (0, 2):
-            job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}")
+            job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}", LIMIT_SECONDS)
         os.kill(pid, signal.SIGCONT)
-        done = job.wait(60)
+        done = job.wait(LIMIT_SECONDS)
     assert done.returncode == 0
     assert "[rank 1/3] stalled" not in done.stderr
     assert "[rank 2/3] no longer stalled: broadcast 'weights'" in done.stderr
 
 
+def wait_for_stop(job: Job, pid: int, told: Path) -> None:
+    """Wait until a process that has said that it stops itself has done so."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    stat = Path(f"/proc/{pid}/stat")
+    while not (told.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T"):
+        if job.process.poll() is not None or time.monotonic() > deadline:
+            job.fail("no rank is stopped")
+        time.sleep(0.02)
+
+
+# What rank 0 sees in the pipe, rank 1 has written within the call that keeps Python from running:
+# there is no room for all of it.
 HOLDS_PYTHON = """
+pipe = os.open("pipe", os.O_RDWR)
 if rank == 1:
-    ctypes.PyDLL(None).sleep(60)
+    await_files("waits 0")
+    ctypes.PyDLL(None).write(pipe, bytes(1 << 20), 1 << 20)
+else:
+    when_it_waits(lambda: (select.select([pipe], [], []), clock.go()))
 """
 
 
-def test_a_rank_that_keeps_python_from_running() -> None:
+def test_a_rank_that_keeps_python_from_running(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 2}
-    with launch(["-c", START + HOLDS_PYTHON + BROADCAST], 2, env=env) as job:
-        done = job.wait(60)
+    os.mkfifo(tmp_path / "pipe")
+    with launch(["-c", START + HOLDS_PYTHON + BROADCAST], 2, env=env, cwd=tmp_path) as job:
+        done = job.wait(LIMIT_SECONDS)
         job.assert_nothing_left()
     assert done.returncode == 1
-    end = rf"the job ends .*: broadcast 'weights' for \d s: rank 0 waits, {UNHEARD} \d s"
+    end = rf"the job ends .*: broadcast 'weights' for \d+ s: rank 0 waits, {UNHEARD} \d+ s"
     assert re.search(rf"^\[rank 0/2\] {end}", done.stderr, re.M)
 
 
 ONE_THREAD = """
 reduction = operations.allreduce(here.world, [memory], [(1,)], ReduceOp.SUM).start()
+clock.go()
 time.sleep(1.5)  # with one thread, nothing happens before somebody waits
+clock.await_look()
+clock.hold()
 reduction.wait()
 if rank == 1:
-    time.sleep(1.5)
+    await_files("seen")
+else:
+    clock.go()
 """
 
 
-def test_an_mpi_for_one_thread_tells_who_waits() -> None:
+def test_an_mpi_for_one_thread_tells_who_waits(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1, "MPI4PY_RC_THREAD_LEVEL": "serialized"}
-    done = run_ranks(["-c", START + ONE_THREAD + BROADCAST], 2, env=env)
+    with launch(["-c", START + ONE_THREAD + BROADCAST], 2, env=env, cwd=tmp_path) as job:
+        job.wait_for_output("stalled: ", LIMIT_SECONDS)
+        (tmp_path / "seen").touch()
+        done = job.wait(LIMIT_SECONDS)
+        job.assert_nothing_left()
+    assert done.returncode == 0, done.stderr
     lines = re.findall(r"^\[rank .*stalled: .*$", done.stderr, re.M)
-    first, *_, last = [re.sub(r"\d s", "N s", line) for line in lines]
+    first, *_, last = [re.sub(r"\d+ s", "N s", line) for line in lines]
     assert first == (
         "[rank 0/2] stalled: broadcast 'weights' for N s: rank 0 waits, and this engine does not "
         "tell for whom"
@@ -195,7 +255,7 @@ def test_an_mpi_for_one_thread_tells_who_waits() -> None:
 
 def test_a_stall_time_that_makes_no_sense() -> None:
     with start([sys.executable, "-c", START], env={"HVDTRAIN_STALL_SECONDS": "soon"}) as job:
-        done = job.wait(60)
+        done = job.wait(LIMIT_SECONDS)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "hvdtrain: HVDTRAIN_STALL_SECONDS='soon' must be a number of seconds, 0 or more\n"

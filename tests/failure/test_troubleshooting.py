@@ -25,7 +25,7 @@ HOSTFILES = {
 
 def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Completed:
     with start([mpi_python(mpi), "-m", "hvdtrain", *words], cwd=cwd) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     return done
 
@@ -79,7 +79,7 @@ def test_without_torch(words: list[object], tmp_path: Path) -> None:
 def test_a_misspelt_variable(tmp_path: Path) -> None:
     code = "import hvdtrain.torch as hvd; hvd.init()"
     with start([sys.executable, "-c", code], env={"HVDTRAIN_BUCKETS_BYTES": 1}) as job:
-        done = job.wait(60)
+        done = job.wait(300)
     assert done.returncode == 2
     line = "HVDTRAIN_BUCKETS_BYTES has no effect: did you mean HVDTRAIN_BUCKET_BYTES?"
     assert done.stderr == f"hvdtrain: {line}\n"

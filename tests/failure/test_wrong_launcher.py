@@ -25,7 +25,7 @@ def test_mpirun_and_libmpi_do_not_belong_together(
 ) -> None:
     mpirun = mpi_python(launcher).parent / "mpirun"
     with start([mpirun, "-np", 2, mpi_python(library), "-c", INIT]) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 3
     assert "started" not in done.stdout
@@ -51,7 +51,7 @@ def test_variables_of_a_launcher_around_a_single_process(
         env={**os.environ, **variables, "HVDTRAIN_ENGINE": engine},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == code
     assert done.stdout == ""
@@ -73,7 +73,7 @@ def test_settings_that_make_no_sense(variables: dict[str, str], message: str) ->
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"hvdtrain: {message}")

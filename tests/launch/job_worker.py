@@ -15,6 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+# A notice would end a rank that does not handle it yet, or no longer. One that comes before the
+# training waits for it, as with the command `train`; one that comes after it is ignored.
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+# ruff: noqa: E402
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.data.sampling.sharding import Indices

@@ -81,7 +81,8 @@ def see_an_executor_that_is_lost(folder: Path) -> None:
         with (folder / f"starts{os.environ['RANK']}").open("a") as file:
             file.write("x")
         if os.environ["RANK"] == "1":
-            while not (folder / "starts0").exists():
+            other = folder / "starts0"
+            while not (other.exists() and other.read_text()):
                 time.sleep(0.01)
             os.kill(executor_of(os.getpid()), 9)
         time.sleep(600)

@@ -76,7 +76,7 @@ def test_threads_of_a_rank(text: str | None, threads: int) -> None:
 def warnings_of(command: list[object], threads: int) -> list[str]:
     """Run a command that starts ranks; return what they say."""
     with start(command, env={"OMP_NUM_THREADS": threads}) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 0, done.stderr
     return re.findall(r"\[rank.*", done.stderr)

@@ -21,7 +21,7 @@ CACHED_SECONDS = 240
 
 
 def build(
-    *words: str, python: str | Path = sys.executable, timeout_seconds: float = 60, **env: object
+    *words: str, python: str | Path = sys.executable, timeout_seconds: float = 300, **env: object
 ) -> Completed:
     """Run the command in an environment; variables that are None are removed."""
     with start([python, *BUILD, *words], env={"CXX": None, **env}) as job:
@@ -65,7 +65,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_ranks_do_not_build(tmp_path: Path) -> None:
     with launch(BUILD, 2, env={"XDG_CACHE_HOME": tmp_path}) as job:
-        done = job.wait(60)
+        done = job.wait(300)
     assert done.returncode == 2
     assert done.stderr.count("'build-horovod' is for one process") == 1
 
@@ -110,7 +110,7 @@ def test_it_builds_and_checks_and_takes_the_wheel_from_the_cache_next_time() -> 
     wheel = Path(only.stdout.splitlines()[-1])
     assert wheel.is_file()
     assert wheel.name.startswith("horovod-0.28.1-")
-    assert only.seconds < CACHED_SECONDS
+    assert "compiling" not in only.stdout
 
 
 def test_horovod_is_not_in_the_environment_of_the_other_tests() -> None:

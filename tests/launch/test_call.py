@@ -132,7 +132,7 @@ def test_a_caller_that_is_killed_leaves_nothing(launcher_hangs: bool) -> None:
             if launcher_hangs:
                 os.kill(_launcher(job), signal.SIGSTOP)  # nor does it end the ranks
             job.process.kill()
-            assert job.wait(60).returncode == -signal.SIGKILL
+            assert job.wait(300).returncode == -signal.SIGKILL
             job.assert_nothing_left(40)
         assert list(Path(folder).iterdir()) == []
 
@@ -140,7 +140,7 @@ def test_a_caller_that_is_killed_leaves_nothing(launcher_hangs: bool) -> None:
 def test_a_launcher_that_is_killed_leaves_no_ranks() -> None:
     with _called_to_sleep() as job:
         os.kill(_launcher(job), signal.SIGKILL)
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 1
     assert "rank 0, 1 of 2 ended without a result (mpirun's exit code is -9)" in done.stderr
@@ -182,6 +182,6 @@ def test_the_documented_call_beside_a_world_of_ones_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"import hvdtrain.torch\nhvdtrain.torch.init()\n{code}")
     with start([sys.executable, script]) as job:
-        done = job.wait(90)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")

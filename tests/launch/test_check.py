@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,7 @@ def check(
 ) -> Completed:
     """Run the check, which leaves nothing behind and never shows a traceback."""
     with start([mpi_python(mpi), *CHECK, *words], env=env, cwd=cwd) as job:
-        done = job.wait(150)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr == ""
@@ -133,11 +134,17 @@ def test_ranks_that_do_not_start() -> None:
     assert problem.endswith("mpirun -np 2 hostname` runs")
 
 
-def test_ctrl_c_ends_it_without_a_traceback() -> None:
-    with start([sys.executable, *CHECK]) as job:
-        job.wait_for_output("engines")
+def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    # It is at work when the signal comes, because a process that it asks does not answer.
+    (tmp_path / "torch.py").write_text(
+        "import pathlib, time; pathlib.Path('loading').touch(); time.sleep(3600)"
+    )
+    with start([sys.executable, *CHECK], cwd=tmp_path) as job:
+        while not (tmp_path / "loading").exists():
+            assert job.process.poll() is None
+            time.sleep(0.01)
         job.process.send_signal(signal.SIGINT)
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 130
     assert done.stderr == "hvdtrain: interrupted\n"
@@ -145,7 +152,7 @@ def test_ctrl_c_ends_it_without_a_traceback() -> None:
 
 def test_ranks_do_not_check() -> None:
     with launch(CHECK, 2) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 2
     assert done.stderr.count("'check' starts ranks itself") == 1

@@ -34,7 +34,7 @@ def test_transcripts(transcript: str, tmp_path: Path) -> None:
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     env = dict.fromkeys(name for name in os.environ if name.startswith(SETTINGS)) | {"PATH": path}
     with start(["bash", "-c", f"exec 2>&1\n{script}"], env=env, cwd=tmp_path) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     shown = re.sub(OF_TESTS, "", done.stdout.replace(sys.prefix, "venv"))
     assert lines(shown) == expected

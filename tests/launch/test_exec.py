@@ -155,7 +155,7 @@ def test_a_script_that_only_one_rank_has(tmp_path: Path) -> None:
     script = tmp_path / "of_one_rank.py"
     script.write_text(OF_ONE_RANK)
     with launch(["-P", str(script)], 2) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("0.py: name an existing script") == 1
@@ -183,7 +183,7 @@ def test_the_exit_code_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("import sys; sys.exit(7)")
     with launch([*EXEC, str(script)], 2) as job:
-        assert job.wait(60).returncode == 7
+        assert job.wait(300).returncode == 7
         job.assert_nothing_left()
 
 

@@ -13,7 +13,7 @@ from gridengine import GridEngine, require_grid_engine
 from run_files import summary_of
 
 WORKER = Path(__file__).with_name("job_worker.py")
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 300
 # Notice is given after 26 seconds, when steps of two seconds are under way; without these a job
 # on busy cores is done long before.
 OPTIONS = ["--ranks-per-node", 2, "--cpus-per-rank", 1, "--time", "2m", "--notice", "94s"]
@@ -40,7 +40,10 @@ def test_generated_scripts(tmp_path: Path) -> None:
         dies = engine.submit(written(tmp_path, "dies", "--", WORKER, "dies"))
         assert engine.wait_for_exits(hosts, 1, LIMIT_SECONDS) == [0]
         assert engine.wait_for_exits(dies, 1, LIMIT_SECONDS) == [128 + signal.SIGKILL]
-        assert engine.wait_for_exits(limited, 2, LIMIT_SECONDS) == [99, 0]
+        exits = engine.wait_for_exits(limited, 2, LIMIT_SECONDS)
+        while exits[-1] == 99:  # a busy machine may need more than 26 seconds for the rest, too
+            exits = engine.wait_for_exits(limited, len(exits) + 1, LIMIT_SECONDS)
+        assert (set(exits[:-1]), exits[-1]) == ({99}, 0)
     said = (tmp_path / f"hosts.o{hosts}").read_text().splitlines()
     assert said == ["3 slots", "localhost slots=3"]
     assert "places all.q all.q" in (tmp_path / f"dies.o{dies}").read_text()

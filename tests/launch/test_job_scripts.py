@@ -170,11 +170,13 @@ def test_what_a_script_leaves_out_is_said(words: list[str], notes: list[str]) ->
     assert all(note in line for note, line in zip(notes, said, strict=True))
 
 
-# A rank that trains until it is told to stop, and one that fails.
+# A rank that trains until it is told to stop, and one that fails. The first one is ready when the
+# time is over: it has the clock of timeout(1), its parent, go off.
 STOPS = """#!/bin/bash
 trap 'touch "$OUT/requeue"; exit 0' USR1
 mkdir -p "$OUT"
 [[ ! -e $OUT/requeue ]] || exit 1
+kill -ALRM "$PPID"
 until false; do sleep 0.05; done
 """
 
@@ -187,10 +189,10 @@ def test_the_time_limit(ranks: str, code: int, tmp_path: Path) -> None:
     out = tmp_path / "runs" / "hvdtrain"
     out.mkdir(parents=True)
     (out / "requeue").write_text("of an earlier start")
-    words = ["--ranks-per-node", "2", "--time", "60s", "--notice", "58s"]
+    words = ["--ranks-per-node", "2", "--time", "1h", "--notice", "1m"]
     (tmp_path / "job.sh").write_text(written(["sge", *words, "--python", str(tmp_path / "python")]))
     with start(["bash", "job.sh"], cwd=tmp_path) as job:
-        done = job.wait(60)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == code, done.stderr
     assert (out / "requeue").exists() == (code == 99)

@@ -41,7 +41,7 @@ def test_two_hosts_and_a_slow_link() -> None:
     python = Path(sys.executable)
     words = [python.with_name("mpirun"), "--bind-to", "none", "-np", 4, "-hostfile", "HOSTS"]
     with start([SCRIPT, *words, python, "-c", SEND]) as job:
-        done = job.wait(60)
+        done = job.wait(300)
     assert done.returncode == 0, done.stderr
     hosts, seconds = done.stdout.split()
     assert hosts == "nodea,nodea,nodeb,nodeb"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,17 @@ from run_files import both_splits, epochs_of, summary_of
 from slurm import Slurm, require_slurm
 
 WORKER = Path(__file__).with_name("job_worker.py")
+RECIPE = Path(__file__).with_name("held_recipe.py")
 # How mpirun and srun are each asked for, and whose MPI the ranks have.
 HOW = {
     "openmpi": ["--launcher", "mpirun"],
     "mpich": ["--launcher", "srun", "--mpi", "pmi2"],
 }
 LIMIT_SECONDS = 300
+# Slurm looks every 30 seconds, and gives notice up to 30 too early: with 20 seconds behind it, a
+# job has begun to train.
+SOON = ["--time", "2m", "--notice", "70s"]
+NEVER = ["--time", "1h"]
 # Where a rank does not find its world: in the shell of a job, and where srun speaks no MPI.
 TRAPS = """\
 #!/bin/bash
@@ -43,13 +49,10 @@ class Site:
     def __init__(self, slurm: Slurm, directory: Path) -> None:
         self.slurm, self.directory = slurm, directory
 
-    def submit(self, name: str, mpi: str, *words: object) -> str:
+    def submit(self, name: str, mpi: str, *words: object, limit: Sequence[str] = NEVER) -> str:
         """Submit a generated script, with these last words; return the job's number."""
-        options = ["--nodes", 2, "--ranks-per-node", 1, "--cpus-per-rank", 1, "--time", "2m"]
-        python = str(mpi_python(mpi))
-        # Slurm looks every 30 seconds, and gives notice up to 30 too early: with 20 seconds behind
-        # it, a job has begun to train.
-        more = ["--notice", "70s", "--name", name, "--python", python, *HOW[mpi]]
+        options = ["--nodes", 2, "--ranks-per-node", 1, "--cpus-per-rank", 1, *limit]
+        more = ["--name", name, "--python", str(mpi_python(mpi)), *HOW[mpi]]
         command = [sys.executable, "-m", "hvdtrain", "job", "slurm", *options, *more, *words]
         script = self.directory / f"{name}.sh"
         with script.open("w") as file:
@@ -67,7 +70,7 @@ def test_generated_scripts(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
     with Slurm(tmp_path / "slurm") as slurm:
         site = Site(slurm, tmp_path)
-        limited = site.submit("limited", "openmpi", "--", WORKER, "slow")
+        limited = site.submit("limited", "openmpi", "--", WORKER, "slow", limit=SOON)
         traps = tmp_path / "traps.sh"
         traps.write_text(TRAPS.format(python=mpi_python("mpich")))
         slurm.submit(traps, torch_beside("mpich"))
@@ -80,7 +83,8 @@ def test_generated_scripts(tmp_path: Path) -> None:
 
 def a_job_that_is_told_to_stop(site: Site) -> None:
     """One of an array, with srun: it saves, is started again, and ends."""
-    array = site.submit("told", "mpich", "--array", "3-3", "--", "--epochs", 8)
+    options = ["train", RECIPE, "--epochs", 8]
+    array = site.submit("told", "mpich", "--array", "3-3", "--", *options)
     job, output = f"{array}_3", site.output("told", f"{array}-3")
     site.slurm.wait_for_text(output, "epoch 2/8", LIMIT_SECONDS)
     site.slurm.ask("scancel", "--batch", "--signal=USR1", job)

@@ -72,7 +72,7 @@ def test_what_tensorflow_and_keras_broke(tmp_path: Path) -> None:
         "        print(f'{type(error).__name__}: {error}')\n"
     )
     with start([tensorflow_python(), script], env=keras_variables()) as job:
-        done = job.wait(100)
+        done = job.wait(300)
     assert done.stdout.splitlines() == [cells[1].strip("`") for cells in broken]
 
 

@@ -73,7 +73,7 @@ def test_the_usual_training_script(
 ) -> None:
     words = ["run", "-np", size, SCRIPTS / "classifier.py", "--out", tmp_path, *arguments]
     with start([sys.executable, "-m", "hvdtrain", *words], env=env) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert (done.returncode, complaints(done)) == (0, [])
     epochs = len(done.stdout.splitlines())
@@ -87,13 +87,13 @@ def test_the_usual_training_script(
 def test_a_script_that_starts_its_own_ranks() -> None:
     words = [sys.executable, *SCRIPT, SCRIPTS / "own_ranks.py", "--num-proc", "2", "--hosts"]
     with start([*words, "localhost:2"]) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert (done.returncode, done.stdout, done.stderr) == (0, "(0, 6, 11) (1, 6, 11)\n", "")
     require_hosts()
     agent = {"PRTE_MCA_plm_ssh_agent": AGENT}
     with start([*words, "node1:1,node2:1"], env=agent) as job:
-        done = job.wait(120)
+        done = job.wait(300)
         job.assert_nothing_left()
     # Open MPI 5 warns if what it starts is faster than its own setpgid().
     lines = [line for line in done.stdout.splitlines() if "setpgid(" not in line]

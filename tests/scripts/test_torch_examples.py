@@ -65,7 +65,7 @@ def test_ranks_from_python(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     with start([sys.executable, EXAMPLES / "run_function.py"], cwd=tmp_path) as job:
-        done = job.wait(200)
+        done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode == 0, done.stderr
     lines = re.findall(r"^test accuracy (.*)% on (\d) ranks, of (.*) samples$", done.stdout, re.M)

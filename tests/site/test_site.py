@@ -130,7 +130,7 @@ def test_search_finds_a_function_without_a_network(site: Path, browser: Browser)
         opened.page.get_by_role("textbox", name="Search").click()
         opened.page.keyboard.type("DistributedOptimizer")
         result = ".md-search-result__link[href*='#hvdtrain.torch.DistributedOptimizer']"
-        opened.page.locator(result).first.click(timeout=20_000)
+        opened.page.locator(result).first.click()
         opened.page.wait_for_url(re.compile(r"\?h="))
         assert "DistributedOptimizer" in opened.page.locator("article").inner_text()
         assert opened.faults == []

@@ -32,6 +32,6 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     options = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--out", str(run)]
     run_ranks([*options, *ALL.split()], 2)
     with start([sys.executable, "-m", "hvdtrain", "report", run]) as job:
-        assert job.wait(60).returncode == 0
+        assert job.wait(300).returncode == 0
     found = {pattern(path.name) + "/" * path.is_dir() for path in run.iterdir()}
     assert found == listed() - ABSENT

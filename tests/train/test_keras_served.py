@@ -88,4 +88,4 @@ def test_a_gradient_that_is_not_finite_ends_the_job(tmp_path: Path) -> None:
         done = job.wait(LIMIT_SECONDS)
     assert done.returncode == 1
     assert "[rank 0/2] step 2: the gradient of this rank is not finite" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "[rank 0/2] Traceback" not in done.stderr

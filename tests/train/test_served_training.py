@@ -201,7 +201,7 @@ def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
         done = job.wait(LIMIT_SECONDS)
     assert done.returncode == 1
     assert "[rank 0/2] step 2: the gradient of this rank is not finite" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "[rank 0/2] Traceback" not in done.stderr
 
 
 def test_any_number_of_ranks_evaluates_what_servers_have_trained(

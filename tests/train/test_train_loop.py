@@ -46,7 +46,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "postlocal": {**ALONE, "exchange": "postlocal:after=4,steps=3"},
     "diloco": {**ALONE, "exchange": "diloco:steps=4,fragments=2"},
     "blocks": {**ALONE, "exchange": "blockmomentum:block=30,state=keep"},
-    # Of two all-reduces and one, for a few kilobytes, one is the faster.
+    # The worker has all runs choose alike, whatever they measure.
     "auto": {**NOISY, "exchange": "auto:allow=half,steps=2", "apart": True, "quiet": False},
 }
 CASES: dict[str, dict[str, Any]] = {
@@ -258,7 +258,7 @@ def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -
     for name in ("onebit", "blocks"):
         shutil.copytree(runs[0] / name, tmp_path / name)
         cases.append({**RESUMED[name], "epochs": 3, "resume": "auto", "out": str(tmp_path / name)})
-    done = run_ranks(WORKER, 2, args=[json.dumps(cases)], timeout_seconds=60, warm="torch")
+    done = run_ranks(WORKER, 2, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
     for results in done.results:
         assert [result["steps"] for result in results] == [27, 27]
         assert all(len(set(result["weights_sha256"])) == 1 for result in results)

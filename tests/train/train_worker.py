@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import train_recipes
+from forced_costs import force_choice
 from nodes import nodes_of_their_own
 from one_bit import OneBit
 from ranks import report
@@ -73,10 +74,12 @@ def note_saves(patches: pytest.MonkeyPatch) -> list[int]:
 
 def kill_once_there_is(directory: Path, name: str, seen: Any) -> None:
     """Write down what each rank has seen, and end the last rank as nobody can refuse to."""
-    (directory / f"seen-{hvd.rank()}.json").write_text(json.dumps(seen))
+    part = directory / f"seen-{hvd.rank()}.part"
+    part.write_text(json.dumps(seen))
+    part.rename(part.with_suffix(".json"))  # once it is seen, its writer may be ended
     if hvd.rank() < hvd.size() - 1:
         return
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     wanted = [f"{name}-*", *(f"seen-{rank}.json" for rank in range(hvd.size()))]
     while not all(list(directory.glob(pattern)) for pattern in wanted):
         assert time.monotonic() < deadline, f"never saw {wanted}"
@@ -97,6 +100,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 
     with pytest.MonkeyPatch.context() as patches:
         patches.setitem(EXCHANGES, "onebit", OneBit)
+        force_choice(patches)
         saves = note_saves(patches)
         if eager or stop or kill:
             patches.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
