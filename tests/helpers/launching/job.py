@@ -112,7 +112,7 @@ class Job:
             if text in self.stdout + self.stderr:
                 return
             if over:
-                self.fail(f"never said {text!r}")
+                self.fail(f"never said {text!r} (exit code {self.process.poll()})")
             time.sleep(0.02)
 
     def interrupt(self) -> None:
