@@ -48,7 +48,7 @@ def wait(pending: Pending) -> None:
 
 
 def say(word: str) -> None:
-    """Tell the other ranks something without what is tested."""
+    """Tell the other ranks something by a file, not by the engine that is tested."""
     (Path(os.environ[RESULTS]) / word).touch()
 
 

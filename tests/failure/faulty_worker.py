@@ -112,7 +112,7 @@ def world() -> Channel:
 
 
 def end_only_when_busy() -> None:
-    """Have the job end, as it does in two seconds, when the program has caught the later error."""
+    """Have the job end only when the program has caught the later error, not after two seconds."""
     end = exits.ExitGuard._end_for
 
     def waiting(self: exits.ExitGuard, reason: str) -> None:

@@ -22,10 +22,9 @@ from hvdtrain.train import session
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.recipe import Recipe
 
-JOIN_SECONDS = 300
+JOIN_SECONDS = 240
 
-
-# Which all ranks come to in a step, and none needs another one for.
+# Moments that every rank reaches in each step without waiting for a rank that has come to them.
 OF_STEPS = ("forward", "backward", "before_update", "update")
 
 
@@ -34,7 +33,8 @@ class Killed:
 
     RANK is "new" for processes that have joined. WAY is one of disturb(), "kill" by default. Where
     TOGETHER names a folder, a rank is killed in a step when all ranks have come to that moment:
-    else the end of one that is ahead may break off the step before on the others.
+    else the end of one that is ahead may break off the step before on the others. That is left to
+    chance where the world has the size again that another one had.
     """
 
     def __init__(self) -> None:

@@ -186,6 +186,23 @@ main(["train", "digits", "--epochs", "100", "--quiet", "--out", "out"])
 """
 
 
+SIGNALLED_LATE = """
+import os, signal
+from hvdtrain.cli.main import main
+try:
+    main(["train", "digits", "--epochs", "1", "--quiet", "--out", "out"])
+finally:
+    os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_a_signal_after_the_last_step_is_ignored(tmp_path: Path) -> None:
+    with start([sys.executable, "-c", SIGNALLED_LATE], cwd=tmp_path) as job:
+        done = job.wait(300)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out" / MARKER).exists()
+
+
 def test_a_signal_before_the_first_step_is_not_lost(tmp_path: Path) -> None:
     with start([sys.executable, "-c", SIGNALLED_EARLY], cwd=tmp_path) as job:
         done = job.wait(300)

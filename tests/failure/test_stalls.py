@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -193,10 +194,12 @@ def wait_for_stop(job: Job, pid: int, told: Path) -> None:
     """Wait until a process that has said that it stops itself has done so."""
     deadline = time.monotonic() + LIMIT_SECONDS
     stat = Path(f"/proc/{pid}/stat")
-    while not (told.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T"):
-        if job.process.poll() is not None or time.monotonic() > deadline:
-            job.fail("no rank is stopped")
+    while job.process.poll() is None and time.monotonic() < deadline:
+        with suppress(OSError):  # it may have ended
+            if told.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T":
+                return
         time.sleep(0.02)
+    job.fail("no rank is stopped")
 
 
 # What rank 0 sees in the pipe, rank 1 has written within the call that keeps Python from running:

@@ -137,7 +137,7 @@ def test_make_builds_horovod_where_a_compiler_is(
         env={"PATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stdout == f"{environment}: {' '.join(COMPILERS)}\n"

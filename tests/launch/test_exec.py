@@ -267,6 +267,6 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
     line = [sys.executable, *EXEC, *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert reason in done.stderr

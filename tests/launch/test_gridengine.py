@@ -71,5 +71,5 @@ def written(directory: Path, name: str, *words: object) -> Path:
     command = [sys.executable, "-m", "hvdtrain", "job", "sge", *map(str, options)]
     script = directory / f"{name}.sh"
     with script.open("w") as file:
-        subprocess.run(command, stdout=file, timeout=60, check=True)
+        subprocess.run(command, stdout=file, timeout=300, check=True)
     return script

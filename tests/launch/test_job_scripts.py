@@ -72,7 +72,7 @@ def test_shellcheck_has_no_objections(tmp_path: Path) -> None:
     paths = [*FOLDER.glob("*.sh"), *tmp_path.iterdir()]
     assert len(paths) == len(CASES)
     done = subprocess.run(
-        [found, "--shell=bash", *paths], capture_output=True, text=True, timeout=60
+        [found, "--shell=bash", *paths], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (0, "")
 

@@ -120,7 +120,10 @@ def test_a_warm_process_outlives_its_ranks_but_they_do_not_outlive_it() -> None:
 
 
 def wait_for_state(pid: int, state: str) -> None:
-    while f") {state} " not in Path(f"/proc/{pid}/stat").read_text():
+    """Wait until Linux says this of a process."""
+    deadline = time.monotonic() + 300
+    while f") {state} " not in (stat := Path(f"/proc/{pid}/stat").read_text()):
+        assert time.monotonic() < deadline, stat
         time.sleep(0.01)
 
 

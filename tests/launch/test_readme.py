@@ -117,14 +117,14 @@ def test_the_table_of_options() -> None:
     script = DOCS / "options_table.py"
     page = (DOCS / "options.md").read_text(encoding="utf-8")
     table = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, script], capture_output=True, text=True, timeout=300, check=True
     )
     assert table.stdout in page, "run docs/options_table.py --write"
     done = subprocess.run(
         [sys.executable, "-m", "hvdtrain", "train", "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     offered = set(re.findall(r"^ +(--[a-z-]+)", done.stdout, re.MULTILINE))
@@ -141,7 +141,7 @@ def test_the_table_of_variables() -> None:
         "    print('HVDTRAIN_' + field.name.upper(), text)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     page = (DOCS / "variables.md").read_text(encoding="utf-8")
     described = re.findall(r"^\| `(HVDTRAIN_\w+)` \| (\S+) \|", page, re.MULTILINE)

@@ -56,7 +56,7 @@ class Site:
         command = [sys.executable, "-m", "hvdtrain", "job", "slurm", *options, *more, *words]
         script = self.directory / f"{name}.sh"
         with script.open("w") as file:
-            subprocess.run([str(word) for word in command], stdout=file, timeout=60, check=True)
+            subprocess.run([str(word) for word in command], stdout=file, timeout=300, check=True)
         return self.slurm.submit(script, torch_beside("mpich"))
 
     def output(self, name: str, job: str) -> Path:

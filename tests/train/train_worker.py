@@ -79,7 +79,7 @@ def kill_once_there_is(directory: Path, name: str, seen: Any) -> None:
     part.rename(part.with_suffix(".json"))  # once it is seen, its writer may be ended
     if hvd.rank() < hvd.size() - 1:
         return
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 240
     wanted = [f"{name}-*", *(f"seen-{rank}.json" for rank in range(hvd.size()))]
     while not all(list(directory.glob(pattern)) for pattern in wanted):
         assert time.monotonic() < deadline, f"never saw {wanted}"

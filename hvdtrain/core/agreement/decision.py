@@ -51,7 +51,7 @@ class Decision:
             them, by key.
         deserted: reason why all pending requests fail because members have left, or "".
         ending: the state that ends for all members.
-        behind: members that have joined without submitting all that runs or fails now.
+        behind: members that have joined without submitting something that runs or fails now.
     """
 
     run: tuple[Request, ...] = ()
@@ -92,6 +92,7 @@ def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
     view = _View(reports, ranks)
     run: list[Request] = []
     mismatched: dict[str, str] = {}
+    behind: frozenset[int] = frozenset()
     for member, request in view.candidates():
         if view.is_everywhere(request):
             run.append(request)
@@ -99,18 +100,18 @@ def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
         sent = view.counterparts(request, member)
         if sent is None:
             continue
+        behind |= view.joined.difference(sent)
         objection = view.objection(request, sent)
         if objection:
             mismatched.update({other.key: objection for other in sent.values()})
         else:
             run.append(request)
-    settled = {*mismatched, *(request.key for request in run)}
-    behind = view.joined_without(settled)
     if not view.active:
         return Decision(tuple(run), mismatched, ending=Ending.JOIN, behind=behind)
     left = view.members_with(LEAVE)
     if len(left) == len(reports):
-        unmet = view.unmet({LEAVE.key, *settled})
+        settled = {LEAVE.key, *mismatched, *(request.key for request in run)}
+        unmet = view.unmet(settled)
         return Decision(tuple(run), mismatched, unmet, ending=Ending.LEAVE, behind=behind)
     deserted = view.deserted(left) if left and not run and not mismatched else ""
     return Decision(tuple(run), mismatched, deserted=deserted, behind=behind)
@@ -123,9 +124,9 @@ def last_to_join(orders: Sequence[JoinOrder]) -> int:
     among ranks that missed none: a busy machine delays the moment in which a rank measures its own.
 
     Args:
-        orders: what each channel of these ranks knows, in the same order on all of them.
+        orders: what each channel of these ranks knows; the last one is the world's.
     """
-    seconds = dict(zip(orders[0].ranks, orders[0].seconds, strict=True))
+    seconds = dict(zip(orders[-1].ranks, orders[-1].seconds, strict=True))
     behind = frozenset[int]().union(*(order.behind for order in orders))
     last = [rank for rank in seconds if rank not in behind]
     return min(last or seconds, key=seconds.__getitem__)
@@ -142,10 +143,6 @@ class _View:
 
     def members_with(self, request: Request) -> frozenset[int]:
         return frozenset(m for m, theirs in enumerate(self._by_key) if request.key in theirs)
-
-    def joined_without(self, keys: set[str]) -> frozenset[int]:
-        """Return the members that have joined and did not submit all of these requests."""
-        return frozenset(m for m in self.joined if not keys <= self._by_key[m].keys())
 
     def candidates(self) -> Iterator[tuple[int, Request]]:
         """Yield the requests that may run: those of the first active member, or else of all."""

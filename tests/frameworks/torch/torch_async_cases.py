@@ -592,7 +592,7 @@ def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:
         return
     blocked, program = context.current().blocked, threading.get_ident()
 
-    def call() -> None:
+    def ring_soon() -> None:
         while (since := blocked.since) is None or time.perf_counter() - since < 0.1:
             time.sleep(0.01)
         signal.pthread_kill(program, signal.SIGALRM)
@@ -602,7 +602,7 @@ def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:
     rung = Path(os.environ[RESULTS]) / f"rung-{next(TIMES)}"
     before = signal.signal(signal.SIGALRM, ring)
     if hvd.rank() == 0:  # which waits for the others in backward() until it hears the alarm
-        caller = threading.Thread(target=call, daemon=True)
+        caller = threading.Thread(target=ring_soon, daemon=True)
         caller.start()
         with contextlib.suppress(Alarm):
             weight.sum().backward()

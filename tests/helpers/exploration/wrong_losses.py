@@ -52,8 +52,8 @@ class TakesOverTheChannel(LossModel):
         return replace(life, size=size)
 
 
-class TakesOverWhoHasJoined(LossModel):
-    """Open it with the members that had joined."""
+class TakesOverWhoIsBehind(LossModel):
+    """Open it with the members that were behind."""
 
     def _next_life(self, life: ChannelState, size: int) -> ChannelState:
         return ChannelState(size, behind=life.behind)
@@ -116,7 +116,7 @@ WRONG_MODELS: Sequence[type[LossModel]] = (
     FillsNothing,
     LeavesOthersInCalls,
     TakesOverTheChannel,
-    TakesOverWhoHasJoined,
+    TakesOverWhoIsBehind,
     KeepsItsSize,
     WaitsForTheDead,
     WaitsForNobody,

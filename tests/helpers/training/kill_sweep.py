@@ -171,7 +171,7 @@ def _from_outside(kind: str, draw: random.Random, job: Job, ranks: int, out: Pat
             by_host.setdefault(os.readlink(f"/proc/{pid}/ns/uts"), []).append(pid)
     victims = by_host[draw.choice(sorted(by_host))] if by_host else []  # it may have ended
     if kind == "host with daemon" and victims:
-        with suppress(OSError, StopIteration):  # the same
+        with suppress(OSError, StopIteration):  # it may have ended in the meantime
             return end_host(victims[0], draw.random() < 0.5) and len(victims)
         return 0
     return _kill(victims)

@@ -64,7 +64,8 @@ def survive(
     """
     out, ledger = folder / "out", folder / "ledger"
     env = {"KILLS": kills, "HVDTRAIN_LEDGER": ledger, **(variables or {})}
-    if "--strategy" not in more:  # servers take no steps
+    # Servers take no steps, and some ranks may have no virtual shards.
+    if not {"--strategy", "--virtual-shards"} & set(more):
         env["TOGETHER"] = folder
     with (
         no_new_segments(),

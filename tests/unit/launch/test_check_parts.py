@@ -172,7 +172,8 @@ def test_a_probe_answers_with_its_last_json_line() -> None:
         ("raise OSError('no\\nsuch library')", 300, "exit code 1: OSError: no such library"),
         (
             "import sys; sys.exit('hvdtrain: engine mpi needs mpi4py')",
-            *(300, "exit code 1: engine mpi"),
+            300,
+            "exit code 1: engine mpi",
         ),
         ("import os; os.abort()", 300, "it died of SIGABRT"),
         ("pass", 300, "exit code 0: it said nothing"),

@@ -16,8 +16,8 @@ import hvdtrain
 PACKAGE = Path(hvdtrain.__file__).parent
 BENCHMARKS = Path(hvdtrain_bench.__file__).parent
 HEAVY = {"jax", "keras", "mpi4py", "numpy", "rich", "scipy", "sklearn", "tensorflow", "torch"}
-# A start takes less than 0.3 s of a core of today: about 80 ms are 60,000 calls of functions, which
-# are as many on any machine, however busy it is.
+# A start shall take less than 0.3 s of a core of today. It makes 60,000 calls in 80 ms, and their
+# number is the same however busy the machine is.
 START_LIMIT_CALLS = 200_000
 # Counts the calls, and notes what a start would wait for.
 COUNTED = """

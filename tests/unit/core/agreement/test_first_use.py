@@ -33,7 +33,7 @@ def test_one_thread_settles_what_all_get() -> None:
     arrived = threading.Barrier(THREADS)
 
     def work(number: int) -> None:
-        arrived.wait(30)
+        arrived.wait(300)
 
         def agree() -> int:
             asked.append(number)
@@ -67,7 +67,7 @@ def test_each_thread_tries_again_after_an_error() -> None:
         raise ValueError("a rank has joined")
 
     def work(number: int) -> None:
-        arrived.wait(30)
+        arrived.wait(300)
         try:
             first_use.settle(channel, "size", refuse)
         except ValueError:
