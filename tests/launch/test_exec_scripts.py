@@ -44,6 +44,7 @@ print(accelerator.num_processes, accelerator.mixed_precision, float(total), __na
 for thread in threading.enumerate():  # one rank is watched by a thread, which says what it has seen
     if thread.name.endswith("(_watch)"):
         thread.join()
+accelerator.end_training()  # else a thread of torch may still be busy when Python ends, and abort
 """
 # What `accelerate config` writes for GPUs.
 YAML = """
