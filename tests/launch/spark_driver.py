@@ -28,6 +28,7 @@ import beside
 import torch.distributed as dist
 dist.init_process_group("gloo")
 open(sys.argv[1] + str(dist.get_rank()), "w").write(str(dist.get_world_size()))
+dist.barrier()  # else one could leave while the other still connects
 dist.destroy_process_group()
 """
 
