@@ -12,17 +12,11 @@ from hvdtrain.lint.registry import RULES
 from hvdtrain.lint.source.finding import Finding
 from hvdtrain.lint.source.script import Script, parse_script, too_deep
 
-__all__ = ["check_script"]
-
 _IGNORE = re.compile(r"#\s*hvdtrain:\s*ignore(?:\[([^\]]*)\]|\s+((?:HVD\d+[,\s]*)+))?")
 
 
 def check_script(path: Path) -> list[Finding]:
-    """Return what is wrong with a script, by line.
-
-    Raises:
-        UsageError: it cannot be read, or is not Python.
-    """
+    """Return what is wrong with a script, by line."""
     script, text = parse_script(path)
     try:
         return _findings(path, script, _silenced(text))

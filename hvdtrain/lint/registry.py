@@ -20,8 +20,6 @@ from hvdtrain.lint.rules import (
 )
 from hvdtrain.lint.rules.rule import Rule
 
-__all__ = ["RULES"]
-
 RULES: tuple[Rule, ...] = tuple(
     sorted(
         (

@@ -8,9 +8,7 @@ from itertools import pairwise
 
 from hvdtrain.lint.rules.rule import Found, Rule
 from hvdtrain.lint.source.script import Script
-from hvdtrain.lint.source.tree import blocks, last_name, path_of
-
-__all__ = ["RULES"]
+from hvdtrain.lint.source.tree import blocks, path_of
 
 _BARRIERS = {"barrier", "wait_for_everyone", "monitored_barrier"}
 
@@ -19,15 +17,16 @@ def _around_nothing(script: Script) -> Iterator[Found]:
     for holder in script.tree.nodes:
         for block in blocks(holder):
             for first, second in pairwise(block):
-                call = _barrier(first)
-                if call is not None and (again := _barrier(second)) is not None:
+                call = _barrier(script, first)
+                if call is not None and (again := _barrier(script, second)) is not None:
                     yield Found(again, f"{path_of(again.func)}() follows another one at once")
 
 
-def _barrier(statement: ast.stmt) -> ast.Call | None:
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    is_barrier = isinstance(value, ast.Call) and last_name(value) in _BARRIERS
-    return value if is_barrier and not value.args and not value.keywords else None  # type: ignore[union-attr,return-value]
+def _barrier(script: Script, statement: ast.stmt) -> ast.Call | None:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or call.args or call.keywords:
+        return None
+    return call if script.names.last(call) in _BARRIERS else None
 
 
 RULES = (

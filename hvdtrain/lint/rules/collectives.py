@@ -12,8 +12,6 @@ from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script
 from hvdtrain.lint.source.tree import last_name
 
-__all__ = ["RULES"]
-
 _CALLBACKS = (
     *("BroadcastGlobalVariablesCallback", "BroadcastGlobalVariablesHook", "MetricAverageCallback"),
 )

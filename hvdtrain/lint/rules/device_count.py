@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from hvdtrain.lint.rules.rates import rates
 from hvdtrain.lint.rules.rule import Found, Rule
+from hvdtrain.lint.source.data import train_batch_sizes
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name, words_in
-
-__all__ = ["RULES"]
 
 _COUNTS = ("world_size", "num_replicas")
 _DEVICES = {"torch.cuda.device_count"}
@@ -35,7 +35,7 @@ def _in_node(script: Script, node: ast.AST) -> Iterator[Found]:
                 yield Found(each.value, f"{each.arg} is the number of GPUs of this node")
     elif isinstance(node, ast.BinOp) and last_name(node.right) not in _COUNTS:
         counts = _is_device_count(script, node.right) and not _is_of_node(script)
-        if counts and (what := _scaled(node)):
+        if counts and (what := _scaled(script, node)):
             yield Found(node, f"the {what} depends on the number of GPUs of this node")
 
 
@@ -45,11 +45,14 @@ def _is_of_node(script: Script) -> bool:
     return any("node" in str(each.value) for each in told if isinstance(each, ast.Constant))
 
 
-def _scaled(node: ast.BinOp) -> str:
+def _scaled(script: Script, node: ast.BinOp) -> str:
     words = {word.lower() for word in words_in(node.left)}
-    if isinstance(node.op, (ast.Div, ast.FloorDiv)) and any("batch" in word for word in words):
-        return "batch"
-    is_rate = words & {"lr", "learning_rate", "base_lr"}
+    if isinstance(node.op, (ast.Div, ast.FloorDiv)):
+        sizes = (each for size in train_batch_sizes(script) for each in script.values.origins(size))
+        is_batch = any("batch" in word for word in words) or node in sizes
+        return "batch" if is_batch else ""
+    given = (each for _, rate in rates(script) for each in script.values.origins(rate))
+    is_rate = words & {"lr", "learning_rate", "base_lr"} or node in given
     return "rate" if isinstance(node.op, ast.Mult) and is_rate else ""
 
 

@@ -10,8 +10,6 @@ from hvdtrain.lint.source.data import is_true
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name, path_of
 
-__all__ = ["RULES"]
-
 _KERAS_SETS = {
     *("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb", "reuters", "boston_housing"),
     "california_housing",
@@ -29,7 +27,8 @@ def _downloaded(script: Script) -> Iterator[Found]:
 
 
 def _downloads(script: Script, call: ast.Call) -> bool:
-    if is_true(keyword(call, "download")):
+    asked = keyword(call, "download")
+    if asked is not None and all(is_true(each) for each in script.values.origins(asked)):
         return True
     full = (script.names.full(call) or "").split(".")
     of_keras = script.names.imports("keras", "tensorflow")

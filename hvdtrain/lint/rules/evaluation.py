@@ -11,8 +11,6 @@ from hvdtrain.lint.source.data import is_true, rank_samplers
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name
 
-__all__ = ["RULES"]
-
 _PADDING = "DistributedSampler"
 _DROP_POSITION = 5
 # Names of what brings the results of ranks together, here or in another file.
@@ -69,15 +67,24 @@ def _one_share(script: Script) -> Iterator[Found]:
 def _own_decision(script: Script) -> Iterator[Found]:
     if not script.uses_hvd or "keras" not in script.names.frameworks:
         return
+    lists = [node for node in script.tree.nodes if isinstance(node, ast.List)]
     for call in script.named(*_MONITORING):
-        holder = script.tree.parent(call)
-        after = holder.elts[holder.elts.index(call) :] if isinstance(holder, ast.List) else []
-        late = any(last_name(each) == "MetricAverageCallback" for each in after)
+        late = any(_is_before_averages(script, call, each) for each in lists)
         monitor = keyword(call, "monitor", 0)
         own = isinstance(monitor, ast.Constant) and monitor.value in _OWN_METRICS
         absent = "MetricAverageCallback" not in script.words and script.names.from_horovod
         if late or (absent and own):
             yield Found(call, f"{last_name(call)} sees the metric of its own rank")
+
+
+def _is_before_averages(script: Script, call: ast.Call, callbacks: ast.List) -> bool:
+    made = [script.values.origins(each) for each in callbacks.elts]
+    averages = [
+        index
+        for index, origins in enumerate(made)
+        if any(last_name(each) == "MetricAverageCallback" for each in origins)
+    ]
+    return any(call in origins for origins in made[: max(averages, default=0)])
 
 
 RULES = (

@@ -10,11 +10,12 @@ from hvdtrain.lint.rules.rule import Found, Rule
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name, path_of, words_in
 
-__all__ = ["RULES"]
-
 _WRITING = {"torch.save", "numpy.save", "numpy.savez", "numpy.savetxt", "np.save", "joblib.dump"}
 _KERAS_SAVES = {"save", "save_weights", "save_model"}
 _KERAS_CALLBACKS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore")
+_MODELS = re.compile(
+    r"(^|\.)(keras|applications)\.|(^|\.)(Sequential|Model|load_model|clone_model)$"
+)
 _TRACKING = {
     *("mlflow.log_metric", "mlflow.log_metrics", "mlflow.log_param", "mlflow.log_params"),
     *("mlflow.log_artifact", "mlflow.pytorch.log_model", "mlflow.tensorflow.log_model"),
@@ -43,7 +44,18 @@ def _writes(script: Script, call: ast.Call) -> bool:
         return isinstance(mode, ast.Constant) and str(mode.value)[:1] in ("w", "x")
     if not isinstance(call.func, ast.Attribute) or not script.names.imports("keras", "tensorflow"):
         return False
-    return call.func.attr in _KERAS_SAVES and "model" in last_name(call.func.value).lower()
+    return call.func.attr in _KERAS_SAVES and _is_model(script, call.func.value)
+
+
+def _is_model(script: Script, node: ast.expr) -> bool:
+    """Return whether this is a model of Keras: by what makes it, by name if that is not seen."""
+    made = script.values.makers(node)
+    if not any(made):
+        return "model" in last_name(node).lower()
+    own = {each.name: each for each in script.tree.known if isinstance(each, ast.ClassDef)}
+    bases = [base for name in made if name in own for base in own[name].bases]
+    made += [script.names.full(base) or "" for base in bases]
+    return any(_MODELS.search(name) for name in made)
 
 
 def _has_own_path(script: Script, call: ast.Call) -> bool:

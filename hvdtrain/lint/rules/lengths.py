@@ -11,8 +11,6 @@ from hvdtrain.lint.source.data import is_every_nth
 from hvdtrain.lint.source.script import Script
 from hvdtrain.lint.source.tree import last_name
 
-__all__ = ["RULES"]
-
 _WRAPPERS = {"enumerate", "tqdm", "iter", "list", "zip"}
 # They make loops of different lengths end together, or equal.
 _JOINING = {"join", "Join", "joinable"}

@@ -10,8 +10,6 @@ from hvdtrain.lint.rules.rule import Found, Rule
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import Scope, last_name, path_of, words_in
 
-__all__ = ["RULES"]
-
 _OWN_LINE = re.compile(r"rank|gpu|worker|host|pid|device|process|node", re.IGNORECASE)
 _OWN_TEXT = re.compile(r"rank|gpu|worker|process|node", re.IGNORECASE)
 _VERBOSE_POSITION = 4

@@ -8,11 +8,8 @@ from collections.abc import Iterator
 
 from hvdtrain.lint.rules.rule import Found, Rule
 from hvdtrain.lint.source.data import train_batch_sizes
-from hvdtrain.lint.source.factors import size_factors
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name
-
-__all__ = ["RULES"]
 
 _OPTIMIZERS = {
     *("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "NAdam"),
@@ -26,9 +23,12 @@ _TOTAL_HELP = re.compile(
     re.IGNORECASE,
 )
 _EACH_HELP = re.compile(r"\b(per|each|every|single)\b", re.IGNORECASE)
+# A rate that passes through these stays a rate.
+_PASSING = {"int", "float", "round", "max", "abs"}
+_DEEPEST = 8
 
 
-def _rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
+def rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
     for call in script.tree.calls:
         last = script.names.last(call)
         if last not in _OPTIMIZERS and not _TF1_OPTIMIZER.match(last):
@@ -40,11 +40,11 @@ def _rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 def _scaled_without_need(script: Script) -> Iterator[Found]:
-    sizes = [size_factors(script, size) for size in train_batch_sizes(script)]
+    sizes = [_size_factors(script, size) for size in train_batch_sizes(script)]
     if not sizes or any(size != -1 for size in sizes):
         return
-    for call, rate in _rates(script):
-        if (size_factors(script, rate) or 0) > 0:
+    for call, rate in rates(script):
+        if (_size_factors(script, rate) or 0) > 0:
             yield Found(
                 call,
                 "the rate is multiplied by the number of ranks, while the batch is divided by it",
@@ -52,15 +52,15 @@ def _scaled_without_need(script: Script) -> Iterator[Found]:
 
 
 def _scaled_twice(script: Script) -> Iterator[Found]:
-    for call, rate in _rates(script):
-        if (size_factors(script, rate) or 0) > 1:
+    for call, rate in rates(script):
+        if (_size_factors(script, rate) or 0) > 1:
             yield Found(call, "the rate is multiplied by the number of ranks twice")
 
 
 def _warm_up(script: Script) -> Iterator[Found]:
     for call in script.named("LearningRateWarmupCallback"):
         rate = keyword(call, "initial_lr")
-        if rate is None or "scale" in last_name(rate).lower() or size_factors(script, rate) != 0:
+        if rate is None or "scale" in last_name(rate).lower() or _size_factors(script, rate) != 0:
             continue
         yield Found(call, "the warm-up begins at initial_lr / size() and ends at initial_lr")
 
@@ -72,10 +72,11 @@ def _total_for_each(script: Script) -> Iterator[Found]:
         return
     told = set(_arguments_for_all(script))
     for size in train_batch_sizes(script):
-        name = last_name(size)
-        if isinstance(size, ast.Call) or not (_TOTAL.search(name) or name in told):
+        names = [last_name(each) for each in (size, *script.values.origins(size))]
+        name = next((each for each in names if _TOTAL.search(each) or each in told), "")
+        if isinstance(size, ast.Call) or not name:
             continue
-        if not _is_divided(script, name) and size_factors(script, size) in (0, 1):
+        if not _is_divided(script, name) and _size_factors(script, size) in (0, 1):
             yield Found(size, f"each rank gets {name}, the batch that all ranks have together")
 
 
@@ -86,7 +87,7 @@ def _arguments_for_all(script: Script) -> Iterator[str]:
         text = str(told.value) if isinstance(told, ast.Constant) else ""
         if _TOTAL_HELP.search(text) and not _EACH_HELP.search(text):
             for flag in flags:
-                if str(flag).startswith("--") and "batch" in str(flag):
+                if str(flag).startswith("--") and "batch" in str(flag) + text:
                     yield str(flag)[2:].replace("-", "_")
 
 
@@ -97,6 +98,51 @@ def _is_divided(script: Script, name: str) -> bool:
         and last_name(node.left if isinstance(node, ast.BinOp) else node.target) == name
         for node in script.tree.nodes
     )
+
+
+def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> int | None:
+    """Return how often a product has the number of ranks as a factor; -1 if it is divided by it.
+
+    None where names have several values, or lead to none that is a number or an argument.
+    """
+    if depth > _DEEPEST:
+        return None
+    if script.ranks.is_size(node):
+        return 1
+    if isinstance(node, ast.BinOp):
+        left = _size_factors(script, node.left, depth + 1)
+        right = _size_factors(script, node.right, depth + 1)
+        if left is None or right is None:
+            return None
+        if isinstance(node.op, ast.Mult):
+            return left + right
+        if isinstance(node.op, (ast.Div, ast.FloorDiv)):
+            return left - right
+        return 0 if left == right == 0 else None
+    if isinstance(node, ast.Call):
+        passes = last_name(node) in _PASSING and node.args
+        return _size_factors(script, node.args[0], depth + 1) if passes else None
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return _of_name(script, node, depth + 1)
+    return 0 if isinstance(node, (ast.Constant, ast.UnaryOp, ast.Subscript)) else None
+
+
+def _of_name(script: Script, node: ast.expr, depth: int) -> int | None:
+    """Return the factors of what a name is assigned once, and of what it is multiplied by later."""
+    found, firsts = 0, 0
+    for value in script.values.of(node):
+        factors = _size_factors(script, value, depth)
+        if factors is None:
+            return None
+        later = script.tree.parent(value)
+        if not isinstance(later, ast.AugAssign):
+            firsts += 1
+        elif isinstance(later.op, (ast.Div, ast.FloorDiv)):
+            factors = -factors
+        elif not isinstance(later.op, ast.Mult):
+            return None
+        found += factors
+    return found if firsts <= 1 else None
 
 
 RULES = (

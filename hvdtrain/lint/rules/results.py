@@ -11,8 +11,6 @@ from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name, path_of
 
-__all__ = ["RULES"]
-
 _NOT_IN_PLACE = {f"{HVD}.allreduce", f"{HVD}.broadcast", f"{HVD}.allgather"}
 _VALUES = ("item", "numpy", "cpu", "detach")
 
@@ -26,15 +24,14 @@ def _divided_twice(script: Script) -> Iterator[Found]:
 
 
 def _is_average(script: Script, node: ast.expr) -> bool:
-    while isinstance(node, ast.Call) and script.names.full(node) != f"{HVD}.allreduce":
+    if isinstance(node, ast.Call) and script.names.full(node) != f"{HVD}.allreduce":
         if last_name(node) in _VALUES and isinstance(node.func, ast.Attribute):
-            node = node.func.value
-        elif last_name(node) == "float" and node.args:
-            node = node.args[0]
-        else:
-            return False
-    origins = script.values.origins(node)
-    return bool(origins) and all(_averages(script, each) for each in origins)
+            return _is_average(script, node.func.value)
+        return last_name(node) == "float" and bool(node.args) and _is_average(script, node.args[0])
+    origins = [each for each in script.values.origins(node) if each is not node]
+    if not origins:
+        return _averages(script, node)
+    return all(_is_average(script, each) for each in origins)
 
 
 def _averages(script: Script, node: ast.expr) -> bool:
@@ -113,7 +110,7 @@ def _reads_all(script: Script, loader: ast.expr) -> bool:
     if {each.arg for each in loader.keywords} & {"sampler", "batch_sampler", None}:
         return False
     data = keyword(loader, "dataset", 0)
-    return data is not None and len(loader.args) <= 2 and evaluates(script, data)
+    return data is not None and len(loader.args) <= 2 and evaluates(script, loader, data)
 
 
 def _has_size(script: Script, node: ast.BinOp) -> bool:

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 
 from hvdtrain.lint.source.script import Script
 
-__all__ = ["Found", "Rule"]
-
 
 @dataclass(frozen=True)
 class Found:
-    """A place that breaks a rule.
-
-    Attributes:
-        node: where it is.
-        what: what is there, which begins the reason: "torch.save() runs on all ranks".
-    """
+    """A place that breaks a rule."""
 
     node: ast.AST
     what: str
@@ -26,15 +19,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Rule:
-    """One mistake that the lint knows.
-
-    Attributes:
-        code: its stable name.
-        title: the mistake, in a few words.
-        reason: what follows from it; a sentence of its own, after a colon.
-        mend: what to do.
-        find: yields the places in a script that break it.
-    """
+    """One mistake that the lint knows."""
 
     code: str
     title: str

@@ -12,8 +12,6 @@ from hvdtrain.lint.source.data import evaluates, is_true
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import words_in
 
-__all__ = ["RULES", "equal_seeds"]
-
 _SEEDING = re.compile(r"seed", re.IGNORECASE)
 _SEEDS_TORCH = ("torch.manual_seed", "torch.random.manual_seed")
 _DIVIDED = re.compile(r"shard|split|subset|partition|sampl|chunk|stream|iter|rank", re.IGNORECASE)

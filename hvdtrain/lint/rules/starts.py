@@ -12,8 +12,6 @@ from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script
 from hvdtrain.lint.source.tree import last_name
 
-__all__ = ["RULES"]
-
 _WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape")
 # With these all ranks may read the same weights, or the library takes care of it.
 _EQUAL_ANYWAY = re.compile(

@@ -12,8 +12,6 @@ from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import last_name, path_of
 
-__all__ = ["RULES"]
-
 _FSDP = {"FullyShardedDataParallel", "FSDP"}
 _OF_CLASS = {"optim_state_dict", "full_optim_state_dict", "sharded_optim_state_dict"}
 _CHECKPOINT = "torch.distributed.checkpoint"
@@ -22,6 +20,7 @@ _CHECKPOINT_CALLS = {
     *("save_state_dict",),
 }
 _STEPPED = re.compile(r"optim|^opt$|sched", re.IGNORECASE)
+_MAKERS = re.compile(r"^torch\.optim\.|^hvd\.Distributed\w*Optimizer$|optimi[sz]er|scheduler", re.I)
 _OTHER_PARALLELISM = ("torch.distributed.rpc", "torch.distributed.pipelining", "deepspeed")
 
 
@@ -70,7 +69,7 @@ def _stepped_alone(script: Script) -> Iterator[Found]:
     for call in script.tree.calls:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
             continue
-        if not _STEPPED.search(last_name(call.func.value)):
+        if not _is_stepped(script, call.func.value):
             continue
         branch = script.guards.sure(call)
         if branch is None or not script.calls.runs_on_ranks(call):
@@ -82,6 +81,14 @@ def _stepped_alone(script: Script) -> Iterator[Found]:
         yield Found(
             call, f"{path_of(call.func)}() runs on some ranks only (condition in line {line})"
         )
+
+
+def _is_stepped(script: Script, owner: ast.expr) -> bool:
+    """Return whether this is an optimizer or a scheduler: by what makes it, by name if unseen."""
+    made = script.values.makers(owner)
+    if not any(made):
+        return bool(_STEPPED.search(last_name(owner)))
+    return any(_MAKERS.search(name) for name in made)
 
 
 def _steps(block: list[ast.stmt] | ast.expr) -> bool:

@@ -8,19 +8,10 @@ from dataclasses import dataclass
 from hvdtrain.lint.running.record import Operation, Record
 from hvdtrain.lint.source.finding import Finding
 
-__all__ = ["RUN_RULES", "RunRule", "compare"]
-
 
 @dataclass(frozen=True)
 class RunRule:
-    """A mistake that shows when a script runs.
-
-    Attributes:
-        code: its stable name.
-        title: the mistake, in a few words.
-        reason: what follows from it.
-        mend: what to do.
-    """
+    """A mistake that shows when a script runs."""
 
     code: str
     title: str
@@ -56,13 +47,7 @@ RUN_RULES = (_WEIGHTS, _SAMPLES, _OPERATIONS, _RATES)
 
 
 def compare(path: str, first: Record, second: Record) -> list[Finding]:
-    """Return what is wrong in the records of rank 0 and rank 1, at most one line for each rule.
-
-    Args:
-        path: the script, as it was named.
-        first: what rank 0 did.
-        second: what rank 1 did.
-    """
+    """Return what is wrong in the records of rank 0 and rank 1, at most one line for each rule."""
     found = []
     for rule, line, what in _differences(first, second):
         found.append(Finding(path, line, rule.code, f"{what}: {rule.reason}", rule.mend))

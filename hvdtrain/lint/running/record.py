@@ -7,18 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Operation", "Record", "Step", "read_record"]
-
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective operation that a script called.
-
-    Attributes:
-        name: name of the function.
-        shape: shape and type of its tensor, as text; "" where it has none.
-        line: line in the script.
-    """
+    """A collective operation that a script called."""
 
     name: str
     shape: str
@@ -27,16 +19,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of an optimizer.
-
-    Attributes:
-        line: line in the script that called step().
-        weights: digest of the weights after it.
-        rates: learning rates in it.
-        samples: digest of the model's inputs before it; None if no model was called.
-        samples_line: line in the script that called the model.
-        operations: operations since the step before.
-    """
+    """A step of an optimizer."""
 
     line: int
     weights: str
@@ -48,13 +31,7 @@ class Step:
 
 @dataclass
 class Record:
-    """What one rank did.
-
-    Attributes:
-        steps: its steps.
-        rest: operations after the last step.
-        has_failed: whether the script raised an error on it, other than that of an operation.
-    """
+    """What one rank did."""
 
     steps: list[Step] = field(default_factory=list)
     rest: list[Operation] = field(default_factory=list)

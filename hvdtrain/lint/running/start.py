@@ -18,8 +18,6 @@ from hvdtrain.lint.running.record import read_record
 from hvdtrain.lint.source.finding import Finding
 from hvdtrain.lint.source.script import parse_script
 
-__all__ = ["run_script"]
-
 _TIMEOUT_SECONDS = 600.0
 _RANK = re.compile(r"^\[rank \d+/\d+\] ")
 _ERROR = re.compile(r"^[\w.]*(Error|Exception)\b")
@@ -28,16 +26,7 @@ _STALLS = {"HVDTRAIN_STALL_SECONDS": "10", "HVDTRAIN_STALL_SHUTDOWN_SECONDS": "3
 
 
 def run_script(path: Path, steps: int, horovod_names: str) -> list[Finding]:
-    """Run a script on two ranks until each has taken so many steps; return what went wrong.
-
-    Args:
-        path: a script that uses hvdtrain.torch or horovod.torch.
-        steps: steps of the optimizer.
-        horovod_names: folder with the package `horovod` that stands for hvdtrain.
-
-    Raises:
-        UsageError: it is no such script, or it fails without a finding.
-    """
+    """Run a script on two ranks until each has taken so many steps; return what went wrong."""
     script, _ = parse_script(path)
     if not script.uses_hvd or "torch" not in script.names.frameworks:
         raise UsageError(

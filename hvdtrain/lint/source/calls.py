@@ -9,8 +9,6 @@ from hvdtrain.lint.source.methods import Methods
 from hvdtrain.lint.source.names import HVD, Names
 from hvdtrain.lint.source.tree import Function, Scope, Tree
 
-__all__ = ["Calls"]
-
 _STARTS = {f"{HVD}.init", "torch.distributed.init_process_group"}
 _STARTS_BY_LAST_NAME = {"init_process_group", "Accelerator", "init_distributed"}
 # They start processes that run a function: what calls them is not a rank itself.
@@ -19,24 +17,14 @@ _STARTING_MODULES = ("hvdtrain", "horovod", "horovod.spark", "horovod.ray", "hvd
 
 
 class Calls:
-    """Follows calls between the functions of a script.
-
-    Args:
-        tree: the script.
-        names: its imports.
-        methods: what its calls run.
-
-    Attributes:
-        starts_processes: whether the script itself starts the processes that are its ranks.
-        on_ranks: functions that every rank may run: they start the world, or are called by those.
-    """
+    """Follows calls between the functions of a script."""
 
     def __init__(self, tree: Tree, names: Names, methods: Methods) -> None:
         self._tree = tree
         self._names = names
         self._sites: dict[ast.AST, list[ast.Call]] = defaultdict(list)
         self._called: dict[ast.AST, set[Function]] = defaultdict(set)
-        for call in tree.calls:
+        for call in (node for node in tree.known if isinstance(node, ast.Call)):
             for function in methods.called(call):
                 self._sites[function].append(call)
                 self._called[tree.scope(call)].add(function)

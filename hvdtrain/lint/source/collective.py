@@ -8,8 +8,6 @@ from hvdtrain.lint.source.names import HVD
 from hvdtrain.lint.source.script import Script, keyword
 from hvdtrain.lint.source.tree import Function, last_name, path_of
 
-__all__ = ["averages_by_hvd", "collective", "collectives_of", "joins"]
-
 _HVD_OPERATIONS = {
     *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),
     *("reducescatter", "grouped_reducescatter"),

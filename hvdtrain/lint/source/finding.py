@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Finding"]
-
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """A mistake in a script.
-
-    Attributes:
-        path: the script, as it was named.
-        line: line number, from 1.
-        code: code of the rule.
-        reason: what is wrong.
-        mend: what to do.
-    """
+    """A mistake in a script."""
 
     path: str
     line: int

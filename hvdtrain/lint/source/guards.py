@@ -10,8 +10,6 @@ from hvdtrain.lint.source.calls import Calls
 from hvdtrain.lint.source.ranks import Ranks
 from hvdtrain.lint.source.tree import Function, Tree, words_in
 
-__all__ = ["Branch", "Guards"]
-
 _ONE_RANK_DECORATORS = (
     *("rank_zero", "on_main_process", "on_local_main_process", "main_process_only", "master_only"),
     *("is_master", "only_on"),
@@ -22,25 +20,14 @@ _TURNS = ("lock", "first", "main_process", "main_rank", "rank_zero")
 
 @dataclass(frozen=True)
 class Branch:
-    """A condition on ranks that decides whether a statement runs.
-
-    Attributes:
-        holder: the `if` (or `while`, or conditional expression).
-        taken: whether the statement runs if the condition holds.
-    """
+    """A condition on ranks that decides whether a statement runs."""
 
     holder: ast.If | ast.IfExp | ast.While
     taken: bool
 
 
 class Guards:
-    """Finds conditions on ranks around and before statements.
-
-    Args:
-        tree: the script.
-        ranks: its ranks.
-        calls: its calls of its own functions.
-    """
+    """Finds conditions on ranks around and before statements."""
 
     def __init__(self, tree: Tree, ranks: Ranks, calls: Calls) -> None:
         self._tree = tree

@@ -10,20 +10,12 @@ from typing import TypeAlias
 from hvdtrain.lint.source.names import Names
 from hvdtrain.lint.source.tree import Function, Tree, last_name, path_of
 
-__all__ = ["Methods"]
-
 _MOST_BASES = 10
 _Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Methods:
-    """Finds what calls run: functions where Python finds them, methods by the class of their owner.
-
-    Args:
-        tree: the script.
-        names: its imports.
-        origins: returns the expressions that a name leads to; see Values.
-    """
+    """What calls run: functions where Python finds them, methods by the class of their owner."""
 
     def __init__(
         self, tree: Tree, names: Names, origins: Callable[[ast.expr], list[ast.expr]]
@@ -33,7 +25,7 @@ class Methods:
         self._origins = origins
         self._defined: dict[tuple[ast.AST, str], list[_Definition]] = defaultdict(list)
         self._of_any_class: dict[str, list[Function]] = defaultdict(list)
-        for node in tree.nodes:
+        for node in tree.known:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 holder = self._holder(node)
                 self._defined[holder, node.name].append(node)
@@ -43,12 +35,19 @@ class Methods:
     def called(self, call: ast.Call) -> list[Function]:
         """Return the functions of the script that a call may run; none if that is not certain."""
         function = call.func
+        module, _, name = (self._names.full(function) or "").rpartition(".")
+        if module in self._tree.beside:
+            return self._run(self._defined.get((self._tree.beside[module], name), []))
         if self._names.is_of_import(function):
             return []
         if isinstance(function, ast.Attribute):
             return self._of_owner(function.value, function.attr)
+        return self._run(self._visible(function)) if isinstance(function, ast.Name) else []
+
+    def _run(self, defined: list[_Definition]) -> list[Function]:
+        """Return what runs when one of these is called."""
         found: list[Function] = []
-        for each in self._visible(function) if isinstance(function, ast.Name) else []:
+        for each in defined:
             found += self._method(each, "__init__") if isinstance(each, ast.ClassDef) else [each]
         return found
 
@@ -96,7 +95,11 @@ class Methods:
 
     def _class_of(self, node: ast.expr) -> ast.ClassDef | None:
         """Return the class of the script that a name stands for, if it is one for certain."""
-        found = self._visible(node) if isinstance(node, ast.Name) else []
+        module, _, name = (self._names.full(node) or "").rpartition(".")
+        if module in self._tree.beside:
+            found = self._defined.get((self._tree.beside[module], name), [])
+        else:
+            found = self._visible(node) if isinstance(node, ast.Name) else []
         return found[0] if len(found) == 1 and isinstance(found[0], ast.ClassDef) else None
 
     def _class_around(self, node: ast.AST) -> ast.ClassDef | None:

@@ -3,51 +3,64 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hvdtrain.lint.source.tree import Tree, last_name, path_of
 
-__all__ = ["HVD", "Names"]
-
 HVD = "hvd"
 _ROOTS = ("horovod", "hvdtrain")
+_DEEPEST = 8
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "mxnet")
 
 
 class Names:
-    """The imports of a script, those inside functions included.
+    """The imports of a script and of the modules beside it, those inside functions included.
 
-    Args:
-        tree: the script.
-
-    Attributes:
-        modules: full names of all that is imported.
-        frameworks: frameworks whose Horovod interface is imported: torch, tensorflow, keras.
-        from_horovod: whether one of them comes from Horovod itself.
+    `modules` holds full names of all that the script imports, `frameworks` those of which it
+    imports Horovod's interface (torch, tensorflow, keras), `from_horovod` whether from Horovod.
     """
 
     def __init__(self, tree: Tree) -> None:
-        self._full = dict(_imports(tree))
-        self.modules = set(self._full.values()) | set(_plain(tree))
+        self._tree = tree
+        roots = (tree.module, *tree.beside.values())
+        self._full: dict[ast.AST, dict[str, str]] = {root: {} for root in roots}
+        for node in tree.known:
+            self._full[tree.root(node)].update(_imports(node))
+        own = (name for node in tree.nodes for name, is_near in _named_modules(node) if not is_near)
+        self.modules = set(self._full[tree.module].values()) | set(own)
         interfaces = [parts for name in self.modules if (parts := _interface(name))]
         self.frameworks = {framework for _, framework, _ in interfaces}
         self.from_horovod = any(root == "horovod" for root, _, _ in interfaces)
+        # What a name is assigned; Values sets it, which needs the imports first.
+        self.assigned: Callable[[ast.AST], list[ast.expr]] = lambda node: []
 
     def full(self, node: ast.AST) -> str | None:
         """Return the full name of a function or module: "torch.distributed.barrier", "hvd.rank".
 
         What belongs to the Horovod interface of a framework begins with "hvd", whoever provides it.
-        None for what has no name, such as the result of a call.
+        A name that is assigned another one has the full name of that. None for what has no name,
+        such as the result of a call.
         """
-        path = path_of(node.func if isinstance(node, ast.Call) else node)
-        if path is None:
-            return None
-        first, _, rest = path.partition(".")
-        full = f"{self._full.get(first, first)}{'.' if rest else ''}{rest}"
-        interface = _interface(full)
+        full = self._named(node.func if isinstance(node, ast.Call) else node, _DEEPEST)
+        interface = _interface(full) if full else None
         if interface is None:
             return full
         return f"{HVD}.{interface[2]}" if interface[2] else HVD
+
+    def imported(self, node: ast.Name) -> str:
+        """Return the full name of what is imported under a name; "" if nothing is."""
+        return self._full[self._tree.root(node)].get(node.id, "")
+
+    def _named(self, node: ast.AST, depth: int) -> str | None:
+        if not isinstance(node, (ast.Name, ast.Attribute)):
+            return None
+        values = self.assigned(node) if depth else []
+        if len(values) == 1 and (full := self._named(values[0], depth - 1)):
+            return full
+        if isinstance(node, ast.Name):
+            return self._full[self._tree.root(node)].get(node.id, node.id)
+        base = self._named(node.value, depth)
+        return None if base is None else f"{base}.{node.attr}"
 
     def last(self, node: ast.AST) -> str:
         """Return the last word of a function's full name, which `import as` does not change."""
@@ -57,7 +70,7 @@ class Names:
     def is_of_import(self, node: ast.expr) -> bool:
         """Return whether something is part of an imported module or class."""
         first, _, rest = (path_of(node) or "").partition(".")
-        return bool(rest) and (first in self._full or first in self.modules)
+        return bool(rest) and (first in self._full[self._tree.root(node)] or first in self.modules)
 
     def imports(self, *roots: str) -> bool:
         """Return whether one of these packages, or a part of one, is imported."""
@@ -79,21 +92,22 @@ def _interface(full: str) -> tuple[str, str, str] | None:
     return parts[0], framework, ".".join(rest)
 
 
-def _imports(tree: Tree) -> Iterator[tuple[str, str]]:
-    for node in tree.nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.asname:
-                    yield alias.asname, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                base = f"{node.module or ''}."
-                yield alias.asname or alias.name, f"{'' if node.level else base}{alias.name}"
+def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+    if isinstance(node, ast.Import):
+        yield from ((alias.asname, alias.name) for alias in node.names if alias.asname)
+    elif isinstance(node, ast.ImportFrom):
+        base = f"{node.module}." if node.module else ""
+        yield from ((alias.asname or alias.name, f"{base}{alias.name}") for alias in node.names)
 
 
-def _plain(tree: Tree) -> Iterator[str]:
-    for node in tree.nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+def modules_of(module: ast.Module) -> list[str]:
+    """Return the names of the modules that a module imports, in the order of the text."""
+    return [name for node in ast.walk(module) for name, _ in _named_modules(node)]
+
+
+def _named_modules(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield the modules that a statement imports, and whether it looks for them beside its own."""
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, False) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module, bool(node.level)

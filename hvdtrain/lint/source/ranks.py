@@ -11,8 +11,6 @@ from hvdtrain.lint.source.names import HVD, Names
 from hvdtrain.lint.source.tree import Function, Tree, last_name, path_of, words_in
 from hvdtrain.lint.source.values import Values
 
-__all__ = ["Ranks"]
-
 _RANK_NAMES = {
     *("rank", "local_rank", "global_rank", "cross_rank", "node_rank", "world_rank", "process_rank"),
     *("process_index", "local_process_index"),
@@ -41,21 +39,14 @@ _PERHAPS = re.compile(
 
 
 class Ranks:
-    """Tells ranks and conditions on ranks from other expressions.
-
-    Args:
-        tree: the script.
-        names: its imports.
-        values: its assignments.
-        methods: what its calls run.
-    """
+    """Tells ranks and conditions on ranks from other expressions."""
 
     def __init__(self, tree: Tree, names: Names, values: Values, methods: Methods) -> None:
         self._names = names
         self._values = values
         self._methods = methods
         self._tree = tree
-        self._asked: set[tuple[str, str | None]] = set()
+        self._asked: set[tuple[str, str | ast.AST]] = set()
 
     def is_rank(self, node: ast.expr) -> bool:
         """Return whether an expression is surely a rank, a local or a node's one included."""
@@ -68,7 +59,7 @@ class Ranks:
         if isinstance(node, ast.Subscript):
             return _is_variable(node.slice, _RANK_VARIABLES)
         if isinstance(node, ast.Call):
-            return self._is_rank_call(node)
+            return self._is_rank_call(node) or self._every_value("rank", node, self.is_rank)
         return False
 
     def is_size(self, node: ast.expr) -> bool:
@@ -88,7 +79,7 @@ class Ranks:
             return self._names.full(node) == f"{HVD}.size"
         if last in ("get", "getenv") and node.args:
             return _is_variable(node.args[0], _SIZE_VARIABLES)
-        return last in _SIZE_CALLS
+        return last in _SIZE_CALLS or self._every_value("size", node, self.is_size)
 
     def mentions_rank(self, node: ast.AST) -> bool:
         """Return whether a rank, or a name made from one, is a part of an expression."""
@@ -98,7 +89,10 @@ class Ranks:
                     return True
                 if isinstance(each, (ast.Name, ast.Attribute)):
                     for value in self._values.origins(each):
-                        if value is not each and any(
+                        # An object that knows its rank, such as a sampler, does not show it.
+                        if value is each or last_name(value)[:1].isupper():
+                            continue
+                        if any(
                             isinstance(part, ast.expr) and self.is_rank(part)
                             for part in ast.walk(value)
                         ):
@@ -200,7 +194,7 @@ class Ranks:
 
     def _every_value(self, kind: str, node: ast.expr, holds: Callable[[ast.expr], bool]) -> bool:
         """Return whether all that a name is assigned is of a kind; x = int(x) says nothing."""
-        asked = (kind, path_of(node))
+        asked = (kind, path_of(node) or node)
         if asked in self._asked:
             return False
         self._asked.add(asked)

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import ast
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.lint.source.calls import Calls
 from hvdtrain.lint.source.guards import Guards
-from hvdtrain.lint.source.methods import Methods
-from hvdtrain.lint.source.names import HVD, Names
+from hvdtrain.lint.source.names import HVD, Names, modules_of
 from hvdtrain.lint.source.ranks import Ranks
 from hvdtrain.lint.source.tree import Tree, last_name
 from hvdtrain.lint.source.values import Values
 
-__all__ = ["Script", "keyword", "parse_script", "too_deep"]
-
+_MOST_MODULES = 20
 _TRAINERS = {"Trainer", "Fabric", "Seq2SeqTrainer", "Engine"}
 _PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "FSDP", "DDP"}
 
 
 class Script:
-    """What is known of a script.
+    """What is known of a script."""
 
-    Args:
-        module: its syntax tree.
-    """
-
-    def __init__(self, module: ast.Module) -> None:
-        self.tree = Tree(module)
+    def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module] | None = None) -> None:
+        self.tree = Tree(module, beside or {})
         self.names = Names(self.tree)
-        self.values = Values(self.tree)
-        self.methods = Methods(self.tree, self.names, self.values.origins)
-        self.values.add_arguments(self.methods)
+        self.values = Values(self.tree, self.names)
+        self.methods = self.values.methods
         self.ranks = Ranks(self.tree, self.names, self.values, self.methods)
         self.calls = Calls(self.tree, self.names, self.methods)
         self.guards = Guards(self.tree, self.ranks, self.calls)
+        # The loops that read what a call has made; see data.py, which fills it when it is asked.
+        self.readings: dict[ast.expr, list[ast.AST]] | None = None
 
     @cached_property
     def uses_hvd(self) -> bool:
@@ -93,14 +88,11 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 
 def parse_script(path: Path) -> tuple[Script, str]:
-    """Read a script; return it and its text.
-
-    Raises:
-        UsageError: it cannot be read, or is not Python.
-    """
+    """Read a script; return it and its text."""
     text = _read(path)
     try:
-        return Script(ast.parse(text, str(path))), text
+        module = ast.parse(text, str(path))
+        return Script(module, _beside(path.parent, module)), text
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         reason = getattr(error, "msg", None) or str(error)
@@ -109,6 +101,23 @@ def parse_script(path: Path) -> tuple[Script, str]:
         ) from None
     except (RecursionError, MemoryError):
         raise too_deep(path) from None
+
+
+def _beside(folder: Path, script: ast.Module) -> dict[str, ast.Module]:
+    """Return the modules of a script's folder that it imports, those that they import included."""
+    found: dict[str, ast.Module] = {}
+    waiting = [script]
+    while waiting:
+        for name in modules_of(waiting.pop()):
+            path = folder.joinpath(*name.split(".")).with_suffix(".py")
+            if name in found or len(found) == _MOST_MODULES or not path.is_file():
+                continue
+            try:
+                found[name] = ast.parse(_read(path))
+            except (UsageError, SyntaxError, ValueError, RecursionError, MemoryError):
+                continue  # it says so itself when it is checked
+            waiting.append(found[name])
+    return found
 
 
 def too_deep(path: Path) -> UsageError:

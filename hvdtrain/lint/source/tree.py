@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TypeAlias
-
-__all__ = ["Function", "Scope", "Tree", "last_name", "path_of", "words_in"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
@@ -16,20 +14,22 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
 
 
 class Tree:
-    """A module's nodes.
+    """The nodes of a script, and of the modules beside it that it imports, by their names.
 
-    Args:
-        module: the parsed script.
+    `nodes`, `calls` and `functions` are the script's own; `known` are those of all modules.
     """
 
-    def __init__(self, module: ast.Module) -> None:
+    def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         self.module = module
+        self.beside = beside
         self.nodes = list(_in_order(module))
+        self.known = self.nodes + [node for each in beside.values() for node in _in_order(each)]
         self._parents: dict[ast.AST, ast.AST] = {}
-        self._scopes: dict[ast.AST, Scope] = {module: module}
+        self._scopes: dict[ast.AST, Scope] = {each: each for each in (module, *beside.values())}
+        self._returns: dict[Function, list[ast.Return]] = {}
         # What holds a node, and its child that leads there, as within() yields them.
         self._places: dict[ast.AST, tuple[ast.AST, ast.AST]] = {}
-        for node in self.nodes:
+        for node in self.known:
             scope = node if isinstance(node, _SCOPES) else self._scopes[node]
             # The terms of a long sum are as deep inside one another as there are terms.
             outside = self._places.get(node) if isinstance(node, ast.BinOp) else None
@@ -48,6 +48,13 @@ class Tree:
         """All functions and methods."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
         return [node for node in self.nodes if isinstance(node, kinds)]
+
+    def root(self, node: ast.AST) -> ast.AST:
+        """Return the module that holds `node`."""
+        scope = self.scope(node)
+        while not isinstance(scope, ast.Module):
+            scope = self.scope(scope)
+        return scope
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return the node that holds `node`, None for the module."""
@@ -97,6 +104,13 @@ class Tree:
             for block in blocks(holder):
                 if child in block:
                     yield from block[: block.index(child)]
+
+    def returns(self, function: Function) -> list[ast.Return]:
+        """Return the statements with which a function returns."""
+        if function not in self._returns:
+            own = self.own(function)
+            self._returns[function] = [node for node in own if isinstance(node, ast.Return)]
+        return self._returns[function]
 
     def own(self, scope: Scope) -> Iterator[ast.AST]:
         """Yield the nodes of a scope without those of functions inside it."""
