@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hvdtrain.core.process_set import global_process_set
 from hvdtrain.torch.operations.allgather import allgather_handle
-from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
+from hvdtrain.torch.operations.allreduce_handle import differentiable_allreduce
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
@@ -17,7 +18,7 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):
     """Normalize each channel by mean and variance over all ranks (collective in training).
 
-    The input has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU;
+    In eval() it is local: without running statistics it takes those of the rank's batch. The input has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU;
     batch sizes may differ between ranks, and a batch may be empty. Arguments and buffers are those
     of torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if each
     rank's loss is weighted by its share of the samples before backward().
@@ -30,9 +31,10 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the normalized input, with the same shape and dtype."""
         self._check_input_dim(input)
-        if not self.training and self.running_mean is not None:
+        if not self.training:
+            kept = (self.running_mean, self.running_var)
             return torch.nn.functional.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+                input, *kept, self.weight, self.bias, kept[0] is None, eps=self.eps
             )
         arguments = (input, self.weight, self.bias, self.eps)
         output, mean, variance, count = _Normalize.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -77,7 +79,7 @@ class _Normalize(torch.autograd.Function):
         if bias is not None:
             output = output + _broadcastable(bias, x)
         ctx.save_for_backward(x, weight, mean, inverse)
-        ctx.count, ctx.has_bias = count, bias is not None
+        ctx.count, ctx.eps, ctx.bias_dtype = count, eps, None if bias is None else bias.dtype
         total = torch.tensor(count, device="cpu")
         ctx.mark_non_differentiable(mean, variance, total)
         return output.to(x.dtype), mean, variance, total
@@ -88,16 +90,19 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         wide = gradient.to(mean.dtype)
+        if torch.is_grad_enabled():  # to be differentiated again: statistics depend on x, too
+            mean = _mean_of_ranks(_sum(x.to(mean.dtype)), ctx.count)
+            squares = _sum((x.to(mean.dtype) - _broadcastable(mean, x)).square())
+            inverse = torch.rsqrt(_mean_of_ranks(squares, ctx.count) + ctx.eps)
         centred = x.to(mean.dtype) - _broadcastable(mean, x)
         own = torch.stack([_sum(wide), _sum(wide * centred)])
-        (sums,) = allreduce_handle([own.double()], ReduceOp.SUM).wait()
-        plain, weighted = (sums / ctx.count).to(mean.dtype)
+        plain, weighted = _mean_of_ranks(own, ctx.count)
         scale = inverse if weight is None else inverse * weight
         slope = centred * _broadcastable(inverse.square() * weighted, x)
         dx = (wide - _broadcastable(plain, x) - slope) * _broadcastable(scale, x)
         # The gradients of the parameters stay local: the optimizer reduces them.
         dweight = None if weight is None else (own[1] * inverse).to(weight.dtype)
-        dbias = own[0].to(gradient.dtype) if ctx.has_bias else None
+        dbias = None if ctx.bias_dtype is None else own[0].to(ctx.bias_dtype)
         return dx.to(x.dtype), dweight, dbias, None
 
 
@@ -118,6 +123,13 @@ def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     overall = (counts * means).sum(0) / total
     variance = (squares + counts * (means - overall).square()).sum(0) / total
     return overall.to(x.dtype), variance.to(x.dtype), total
+
+
+def _mean_of_ranks(sums: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the sums of all ranks divided by the count of all, differentiably."""
+    arguments = (ReduceOp.SUM, None, 1.0, 1.0, global_process_set)
+    (total,) = differentiable_allreduce([sums.double()], *arguments)
+    return (total / count).to(sums.dtype)
 
 
 def _sum(x: torch.Tensor) -> torch.Tensor:

@@ -133,8 +133,9 @@ def broadcast(
         averaged = allreduce(upstream, average, name.automatic())
         if context.current().topology.rank == root_rank:
             return averaged
-        with tf.control_dependencies(averaged):  # which the root rank waits for
-            return [tf.zeros_like(upstream[0])]
+        # Part of the graph, so that all ranks reduce when this is differentiated again.
+        never = tf.zeros_like(averaged[0], tf.bool)
+        return [tf.where(never, averaged[0], tf.zeros_like(averaged[0]))]
 
     return differentiable(forward, backward, [tensor])[0]
 

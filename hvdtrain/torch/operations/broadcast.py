@@ -109,7 +109,8 @@ class _Broadcast(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (averaged,) = average_gradients([gradient], ctx.process_set)
         if context.current().topology.rank != ctx.root_rank:
-            averaged = torch.zeros_like(averaged)
+            # Part of the graph, so that all ranks reduce when this is differentiated again.
+            averaged = averaged.masked_fill(torch.ones_like(averaged, dtype=torch.bool), 0)
         return averaged, None, None, None
 
 

@@ -179,15 +179,21 @@ def gradients_flow() -> None:
         for mode in both_modes(gradient(operation)):
             got = mode(x)
             np.testing.assert_allclose(got, np.broadcast_to(want, got.shape), rtol=1e-6)
-    # The second derivative of sum(sum_r(x_r)^2 / 2), where rank r's x is r + 1 everywhere.
-    with tf.GradientTape() as outer:
-        outer.watch(x)
-        with tf.GradientTape() as inner:
-            inner.watch(x)
-            y = tf.reduce_sum(hvd.allreduce(x, op=hvd.Sum) ** 2) / 2
-        first = inner.gradient(y, x)
-    np.testing.assert_allclose(first, np.full((size, 2), size * total))
-    np.testing.assert_allclose(outer.gradient(first, x), np.full((size, 2), size * size))
+    # Derivatives of sum(f(x)^2 / 2): rank r's x is r + 1, and the last rank's is broadcast.
+    is_root = rank == size - 1
+    twice: list[tuple[Callable[[Any], Any], float, float]] = [
+        (lambda x: hvd.allreduce(x, op=hvd.Sum), size * total, size * size),
+        (lambda x: hvd.broadcast(x, size - 1), size * is_root, is_root / size),
+    ]
+    for operation, want_first, want_second in twice:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(operation(x) ** 2) / 2
+            first = inner.gradient(y, x)
+        np.testing.assert_allclose(first, np.full((size, 2), want_first))
+        np.testing.assert_allclose(outer.gradient(first, x), np.full((size, 2), want_second))
 
 
 def shapes_are_known_in_graphs() -> None:

@@ -485,6 +485,10 @@ def gradients_of_gradients() -> None:
         # its gradient takes the own part of an average, whose gradient is 1/n of it on each rank
         hvd.allgather: 2.0 / n,
         hvd.alltoall: 2.0,
+        # the parts are averages, of which each rank gets the gradients
+        hvd.reducescatter: 2.0,
+        # all ranks send back 1/n of what the root's gradient depends on
+        partial(hvd.broadcast, root_rank=0): 2.0 / n if r == 0 else 0.0,
     }
     for function, expected in expected_of.items():
         assert torch.allclose(second(function), torch.full((n,), expected).double()), function

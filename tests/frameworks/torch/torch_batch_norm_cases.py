@@ -52,6 +52,45 @@ def halves_stay_halves() -> None:
     assert half.dtype == torch.bfloat16
 
 
+def gradients_can_be_differentiated() -> None:
+    n, mine = hvd.size(), slice(3 * hvd.rank(), 3 * hvd.rank() + 3)
+    torch.manual_seed(6)
+    whole = torch.randn(3 * n, 2, 4).double()
+    results = []
+    for layer, rows in ((hvd.SyncBatchNorm(2), mine), (torch.nn.BatchNorm1d(2), slice(None))):
+        x = whole[rows].clone().requires_grad_()
+        layer.double()
+        torch.nn.init.uniform_(layer.weight, 0.5, 2.0, torch.Generator().manual_seed(7))
+        (gradient,) = torch.autograd.grad((layer(x) ** 3).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        assert x.grad is not None
+        assert layer.weight.grad is not None
+        results.append((x.grad, layer.weight.grad))
+    (ours, weight), (theirs, whole_weight) = results
+    assert torch.allclose(ours, theirs[mine], rtol=1e-9, atol=1e-9)
+    assert torch.allclose(hvd.allreduce(weight, op=hvd.Sum), whole_weight, rtol=1e-9)
+
+
+def gradients_of_halves_are_added_in_float32() -> None:
+    layer = hvd.SyncBatchNorm(1)
+    layer(torch.randn(70_000, 1).half()).sum().backward()
+    assert layer.bias.grad is not None
+    assert layer.bias.grad.item() == 70_000
+    other = hvd.SyncBatchNorm(1)
+    other(torch.randn(257, 1).bfloat16()).sum().backward()
+    assert other.bias.grad is not None
+    assert other.bias.grad.item() == 257
+
+
+def evaluation_is_local() -> None:
+    layer = hvd.SyncBatchNorm(2, track_running_stats=False).eval()
+    plain = torch.nn.BatchNorm1d(2, track_running_stats=False).eval()
+    if hvd.rank() == 0:  # the others do not take part
+        x = torch.randn(3, 2)
+        assert torch.equal(layer(x), plain(x))
+    hvd.barrier()
+
+
 def a_channel_of_one_value_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         hvd.SyncBatchNorm(2)(torch.randn(1 if hvd.rank() == 0 else 0, 2))
@@ -60,5 +99,8 @@ def a_channel_of_one_value_is_refused() -> None:
 CASES = (
     equals_batch_norm_on_the_whole_batch,
     halves_stay_halves,
+    gradients_can_be_differentiated,
+    gradients_of_halves_are_added_in_float32,
+    evaluation_is_local,
     a_channel_of_one_value_is_refused,
 )
