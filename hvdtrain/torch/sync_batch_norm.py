@@ -18,10 +18,11 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(_BatchNorm):
     """Normalize each channel by mean and variance over all ranks (collective in training).
 
-    In eval() it is local: without running statistics it takes those of the rank's batch. The input has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU;
-    batch sizes may differ between ranks, and a batch may be empty. Arguments and buffers are those
-    of torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if each
-    rank's loss is weighted by its share of the samples before backward().
+    In eval() it is local: without running statistics it takes those of the rank's batch. The input
+    has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU; batch sizes
+    may differ between ranks, and a batch may be empty. Arguments and buffers are those of
+    torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if each rank's
+    loss is weighted by its share of the samples before backward().
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
