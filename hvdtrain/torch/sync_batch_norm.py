@@ -39,7 +39,7 @@ class SyncBatchNorm(_BatchNorm):
             )
         arguments = (input, self.weight, self.bias, self.eps)
         output, mean, variance, count = _Normalize.apply(*arguments)  # type: ignore[no-untyped-call]
-        if self.training and self.track_running_stats:
+        if self.track_running_stats:
             self._track(mean, variance, int(count))
         result: torch.Tensor = output
         return result
