@@ -6,9 +6,13 @@ cloudpickle if it is installed; pickle can load both.
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
+from collections import ChainMap
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -22,10 +26,26 @@ __all__ = [
     "broadcast_object",
     "call_on_root",
     "gather_object",
+    "raise_together",
+    "reducers",
     "scatter_object",
 ]
 
 T = TypeVar("T")
+
+# How adapters pickle their types, by type, where these cannot do that themselves.
+reducers: dict[type, Callable[[Any], Any]] = {}
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table: ClassVar = ChainMap(reducers, copyreg.dispatch_table)
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Sent instead of an object that cannot be sent, so that all ranks learn of it."""
+
+    reason: str
 
 
 def broadcast_object(
@@ -40,12 +60,12 @@ def broadcast_object(
         channel: channel of the ranks; by default that of the world.
 
     Raises:
-        TypeError: the object cannot be pickled.
+        TypeError: the object cannot be pickled; on every rank.
     """
     here = context.current()
     channel, name = channel or here.world, name or "object"
     is_root = here.topology.rank == root_rank
-    payload = _pickled(obj) if is_root else np.empty(0, np.uint8)
+    payload, refusal = _packed(obj) if is_root else (np.empty(0, np.uint8), None)
     size = np.array([payload.size], np.int64)
     operations.broadcast(
         channel, Buffer.from_array(size), size.shape, root_rank, f"size of {name}"
@@ -53,7 +73,9 @@ def broadcast_object(
     if not is_root:
         payload = np.empty(int(size[0]), np.uint8)
     operations.broadcast(channel, Buffer.from_array(payload), payload.shape, root_rank, name).run()
-    return obj if is_root else pickle.loads(payload.tobytes())
+    if refusal is not None:
+        raise refusal
+    return obj if is_root else _loaded(payload)
 
 
 def allgather_object(
@@ -67,14 +89,27 @@ def allgather_object(
         channel: channel of the ranks; by default that of the world.
 
     Raises:
-        TypeError: the object cannot be pickled.
+        TypeError: the object of a rank cannot be pickled; on every rank.
     """
-    payload = _pickled(obj)
+    payload, _ = _packed(obj)
     channel = channel or context.current().world
     buffers, shapes = [Buffer.from_array(payload)], [payload.shape]
     ((gathered, sizes),) = operations.allgather(channel, buffers, shapes, name or "object").run()
     parts = np.split(gathered.array(), np.cumsum(sizes)[:-1])
-    return [pickle.loads(part.tobytes()) for part in parts]
+    return [_loaded(part) for part in parts]
+
+
+def raise_together(problem: Exception | None, name: str, channel: Channel | None = None) -> None:
+    """Raise the problem of the first rank that has one on every rank (collective).
+
+    Args:
+        problem: error of this rank, which names the rank; None if it can go on.
+        name: name in messages, equal on all ranks.
+        channel: channel of the ranks; by default that of the world.
+    """
+    for found in allgather_object(problem, f"problems of {name}", channel):
+        if found is not None:
+            raise found
 
 
 def gather_object(obj: object, name: str) -> list[Any] | None:
@@ -146,10 +181,30 @@ def call_on_root(function: Callable[[], T]) -> T:
     return cast("T", result)
 
 
-def _pickled(obj: object) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def _packed(obj: object) -> tuple[_Bytes, TypeError | None]:
+    """Return an object's pickle, or that of the reason why it has none and the error."""
     try:
-        data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return _pickled(obj), None
+    except TypeError as error:
+        return _pickled(_Refusal(str(error))), error
+
+
+def _loaded(payload: _Bytes) -> Any:
+    obj = pickle.loads(payload.tobytes())
+    if isinstance(obj, _Refusal):
+        raise TypeError(obj.reason)
+    return obj
+
+
+def _pickled(obj: object) -> _Bytes:
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+        data = stream.getvalue()
+    except Exception as error:  # whatever a type's own code for it raises
         data = _pickled_by_value(obj, error)
     return np.frombuffer(data, np.uint8).copy()
 
@@ -165,5 +220,5 @@ def _pickled_by_value(obj: object, refusal: Exception) -> bytes:
         ) from refusal
     try:
         return bytes(cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:
         raise TypeError(f"{title}: this {what} cannot be sent: {error}") from error

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hvdtrain.core import objects
+from hvdtrain.core import context, objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.broadcast import broadcast_, broadcast_async_
+from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.torch.operations.divergence import note_broadcast
+from hvdtrain.torch.state import overwrite_tensors, receive, send_outline
+from hvdtrain.torch.tensors.parameters import parameters_of
 
 __all__ = [
     "allgather_object",
+    "broadcast_module",
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
@@ -59,12 +61,15 @@ def broadcast_parameters(
     """Overwrite parameters and buffers with those of `root_rank` (collective).
 
     Args:
-        params: `model.state_dict()`, `model.named_parameters()` or tensors; entries that are not
-            tensors are ignored. The order of names may differ between ranks.
+        params: `model.state_dict()`, `model.named_parameters()` or tensors: dense ones of every
+            dtype, sparse ones with as many elements on every rank, quantized ones of equal scales.
+            What is no tensor, such as an extra state, must be equal on all ranks. The order of
+            names may differ between ranks.
         root_rank: rank whose values are sent.
 
     Raises:
-        MismatchError: shapes or dtypes differ between ranks.
+        MismatchError: names, shapes, dtypes or numbers of elements differ between ranks.
+        UnsupportedError: a tensor is of a lazy module that has not run, or on the meta device.
         ValueError: `params` is none of these.
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
@@ -74,23 +79,34 @@ def broadcast_parameters(
         )
     items = params.items() if isinstance(params, Mapping) else params
     pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
-    handles = [
-        broadcast_async_(tensor, root_rank, name)
-        for name, tensor in pairs
-        if isinstance(tensor, torch.Tensor)
-    ]
-    for handle in handles:
-        handle.wait()
+    named = {
+        f"tensor {number}" if name is None else str(name): value
+        for number, (name, value) in enumerate(pairs)
+    }
+    overwrite_tensors(named, root_rank, "broadcast_parameters")
     note_broadcast(tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor))
 
 
-@dataclass(frozen=True)
-class _TensorSpec:
-    """Placeholder of a tensor of the root rank, which is sent separately."""
+def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
+    """Load the state of `root_rank` into a module, extra states included (collective).
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    on_host: bool
+    Raises:
+        UnsupportedError: the module of `root_rank` is lazy or on the meta device, or another cannot
+            load its state; on every rank.
+        TypeError: an extra state of `root_rank` cannot be pickled.
+    """
+    own = module.state_dict()
+    outline = send_outline(own, root_rank, "state of a module")
+    state = receive(outline, own, torch.device("cpu"), root_rank, "state of a module")
+    here, problem = context.current().topology, None
+    if here.rank != root_rank:
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            problem = UnsupportedError(f"{here.title} state of a module: {text}")
+    objects.raise_together(problem, "state of a module")
+    note_broadcast(tensor for tensor in own.values() if isinstance(tensor, torch.Tensor))
 
 
 def broadcast_optimizer_state(
@@ -102,59 +118,55 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: torch optimizer or DistributedOptimizer over the same parameters in the same
-            groups on every rank.
+            groups on every rank. Its state may have keys that are no parameters, and values of any
+            kind that pickle supports.
         root_rank: rank whose state is sent.
         model: accepted for compatibility with Horovod; not used.
 
     Raises:
-        ValueError: the numbers of parameters differ from those on the root rank.
+        MismatchError: the numbers of parameters differ from those on the root rank; on every rank.
+        UnsupportedError: the state has a key that is a tensor, and none of the parameters.
+        TypeError: something in the root rank's state cannot be pickled; on every rank.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    operation, here = "broadcast_optimizer_state", context.current().topology
+    parameters = parameters_of(optimizer)
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
-    state = {number[id(p)]: entry for p, entry in optimizer.state.items()}
+    state, others, problem = {}, {}, None
+    for key, value in optimizer.state.items():
+        if id(key) in number:
+            state[number[id(key)]] = value
+        else:
+            others[key] = value
+        if isinstance(key, torch.Tensor) and id(key) not in number:
+            problem = UnsupportedError(
+                f"{here.title} {operation}: the optimizer has state for a tensor of shape "
+                f"{tuple(key.shape)} that is none of its parameters: remove it from optimizer.state"
+            )
     counts = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = broadcast_object(counts, root_rank, operation)
+    if counts != theirs:
+        problem = MismatchError(
+            f"{here.title} {operation}: this optimizer's groups have {counts} parameters, but rank "
+            f"{root_rank}'s have {theirs}"
+        )
     settings = [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
-    outline = {
-        index: {key: _outline(value) for key, value in entry.items()}
-        for index, entry in state.items()
+    own = {"settings": settings, "others": others, "state": state}
+    sent = send_outline(own, root_rank, operation, problem)
+    devices = [parameter.device for parameter in parameters]
+    received = {
+        name: receive(sent[name], own[name], devices[0], root_rank, name)
+        for name in ("settings", "others")
     }
-    outline, settings, theirs = broadcast_object(
-        (outline, settings, counts), root_rank, "optimizer state"
-    )
-    if counts != theirs:
-        raise ValueError(
-            f"this optimizer's groups have {counts} parameters, but rank {root_rank}'s have "
-            f"{theirs}"
+    entries = {
+        parameters[index]: receive(
+            entry, state.get(index), devices[index], root_rank, f"state of parameter {index}"
         )
-    received: dict[torch.Tensor, dict[str, Any]] = {}
-    for index, entry in outline.items():
-        mine = state.get(index, {})
-        received[parameters[index]] = {
-            key: _receive(value, mine.get(key), parameters[index].device, root_rank, key)
-            for key, value in entry.items()
-        }
+        for index, entry in sent["state"].items()
+    }
     optimizer.state.clear()
-    optimizer.state.update(received)
-    for group, sent in zip(optimizer.param_groups, settings, strict=True):
-        group.update(sent)
-
-
-def _outline(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return _TensorSpec(tuple(value.shape), value.dtype, value.device.type == "cpu")
-
-
-def _receive(value: Any, mine: Any, device: torch.device, root_rank: int, name: str) -> Any:
-    if not isinstance(value, _TensorSpec):
-        return value
-    fits = (
-        isinstance(mine, torch.Tensor) and mine.shape == value.shape and mine.dtype == value.dtype
-    )
-    if not fits:
-        target = torch.device("cpu") if value.on_host else device
-        mine = torch.empty(value.shape, dtype=value.dtype, device=target)
-    return broadcast_(mine, root_rank, name)
+    optimizer.state.update({**received["others"], **entries})
+    for group, setting in zip(optimizer.param_groups, received["settings"], strict=True):
+        group.update(setting)

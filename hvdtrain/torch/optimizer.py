@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hvdtrain.core.arguments import (
 from hvdtrain.core.gradient_settings import check_sharding
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.torch.closures import loss_of_all_ranks, uses_loss
 from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.settings import ParameterSettings
@@ -202,7 +204,12 @@ class DistributedOptimizer(ExchangingOptimizer):
 
     @disable_compile
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step on the reduced gradients, also in each evaluation of a closure (collective)."""
+        """Step on the reduced gradients, also in each evaluation of a closure (collective).
+
+        A closure's loss is averaged over the ranks as gradients are, with sample weights, or summed
+        with op=Sum, so that a line search takes the same steps on all. Optimizers of torch other
+        than LBFGS do not look at it: their step() returns the loss of this rank, as Horovod does.
+        """
         weights = self._exchanged.weights
         if weights is not None:
             weights.before_step()
@@ -214,26 +221,28 @@ class DistributedOptimizer(ExchangingOptimizer):
         if closure is None:
             self._reduce()
             loss = self._optimizer.step()
-            self._exchanged.end_gradient_step()
-            return loss
-
-        def reduced() -> Any:
-            with torch.enable_grad():
-                loss = closure()
-            self._reduce()
-            return loss
-
-        loss = self._optimizer.step(reduced)
+        else:
+            loss = self._optimizer.step(partial(self._evaluate, closure))
         self._exchanged.end_gradient_step()
         return loss
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Return a closure's loss, with the gradients and the loss of all ranks (collective)."""
+        with torch.enable_grad():
+            loss = closure()
+        self._reduce()
+        settings = self._exchanged.settings
+        if not settings.process_set.included() or not uses_loss(self._optimizer):
+            return loss
+        return loss_of_all_ranks(loss, settings.op, self.sample_weight, settings.process_set)
 
     def _step_shared(self, steps: SharedSteps, closure: Callable[[], Any] | None) -> Any:
         """Step on the gradients that this rank owns, if the ranks share the work."""
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._reduce()
+        if closure is None:
+            self._reduce()
+        else:
+            loss = self._evaluate(closure)
         if steps.active:
             steps.step()
         else:

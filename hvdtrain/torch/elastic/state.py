@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -11,10 +10,11 @@ from hvdtrain.core.elastic import ObjectState
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.torch.elastic.sampler import ElasticSampler
 from hvdtrain.torch.functions import (
+    broadcast_module,
     broadcast_object,
     broadcast_optimizer_state,
-    broadcast_parameters,
 )
+from hvdtrain.torch.state import snapshot
 
 __all__ = ["TorchState"]
 
@@ -44,7 +44,7 @@ class TorchState(ObjectState):
     def save(self) -> None:
         """Copy all states in memory (local)."""
         self._saved_states = {
-            name: copy.deepcopy(getattr(self, name).state_dict()) for name in self._stateful
+            name: snapshot(getattr(self, name).state_dict()) for name in self._stateful
         }
         super().save()
 
@@ -52,7 +52,7 @@ class TorchState(ObjectState):
         """Restore the last commit() or sync(), or else the initial state (local)."""
         for name, saved in self._saved_states.items():
             # An optimizer modifies the tensors that it loads.
-            getattr(self, name).load_state_dict(copy.deepcopy(saved))
+            getattr(self, name).load_state_dict(snapshot(saved))
         super().restore()
 
     def sync(self) -> None:
@@ -71,7 +71,7 @@ def _is_stateful(value: Any) -> bool:
 
 def _sync(value: Any) -> None:
     if isinstance(value, torch.nn.Module):
-        broadcast_parameters(value.state_dict(), root_rank=0)
+        broadcast_module(value, root_rank=0)
     elif isinstance(value, torch.optim.Optimizer):
         broadcast_optimizer_state(value, root_rank=0)
     elif isinstance(value, ElasticSampler):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.exchanges.saved import (
     SAMPLES_PER_STEP,
     SavedExchange,
@@ -18,12 +19,16 @@ from hvdtrain.core.exchanges.saved import (
 )
 from hvdtrain.core.gradients.exchange import Kind, LocalSteps
 from hvdtrain.core.membership.followers import Follower
+from hvdtrain.core.objects import raise_together
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.loss_scale import LossScale
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.weights import Weights
 from hvdtrain.torch.operations.divergence import note_wrapped
+from hvdtrain.torch.tensors.buffers import is_communicated
 from hvdtrain.torch.tensors.parameters import parameters_of, rate_of
+from hvdtrain.torch.tensors.parts import require_values
 
 __all__ = ["Exchanged"]
 
@@ -73,6 +78,7 @@ class Exchanged(Follower):
         trainable = [
             (self.names[id(p)], p) for p in parameters_of(self._optimizer) if p.requires_grad
         ]
+        _require_reducible(trainable, settings.process_set.channel())
         if self.exchanges_weights:
             self.gradients = None
             self.weights = Weights(self._optimizer, trainable, settings)
@@ -210,3 +216,23 @@ class Exchanged(Follower):
         self.names = names
         self._plan()
         self.steps, self.sample_weight = steps, weight
+
+
+def _require_reducible(
+    trainable: Sequence[tuple[str, torch.nn.Parameter]], channel: Channel
+) -> None:
+    """Raise on all ranks why one of them has no gradient to reduce for a parameter (collective)."""
+    title, problem = context.current().topology.title, None
+    try:
+        for name, parameter in trainable:
+            subject = f"{title} DistributedOptimizer: {name!r}"
+            require_values(parameter, subject)
+            if parameter.layout is not torch.strided or not is_communicated(parameter.dtype):
+                kind = f"{parameter.layout} of {parameter.dtype}".replace("torch.", "")
+                raise UnsupportedError(
+                    f"{subject} is {kind}, whose gradient cannot be reduced: freeze it, or train a "
+                    "dense parameter of a wider type"
+                )
+    except UnsupportedError as error:
+        problem = error
+    raise_together(problem, "DistributedOptimizer", channel)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdtrain.core import context
@@ -88,7 +89,11 @@ class _DivergenceMonitor:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    return {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+    return {
+        tensor.data_ptr()
+        for tensor in tensors
+        if not is_lazy(tensor) and tensor.layout is torch.strided and tensor.numel()
+    }
 
 
 def _in_torch_distributed() -> bool:

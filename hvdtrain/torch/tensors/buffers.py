@@ -14,6 +14,7 @@ __all__ = [
     "contiguous_copy",
     "dtype_of",
     "from_buffer",
+    "is_communicated",
     "is_plain",
     "require_dense",
     "require_tensors",
@@ -51,6 +52,11 @@ def dtype_of(tensor: torch.Tensor) -> DType:
         return _DTYPES[tensor.dtype]
     except KeyError:
         raise TypeError(f"tensors of {tensor.dtype} cannot be communicated") from None
+
+
+def is_communicated(dtype: torch.dtype) -> bool:
+    """Return whether a dtype has a counterpart in DType."""
+    return dtype in _DTYPES
 
 
 def as_buffer(tensor: torch.Tensor) -> Buffer:

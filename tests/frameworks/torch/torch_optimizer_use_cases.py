@@ -174,6 +174,89 @@ def closures() -> None:
     assert difference(model, alone) < 1e-10
 
 
+class Halving(torch.optim.SGD):
+    """Halves its rate where the loss is larger than 1: the closure's loss decides."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        self.param_groups[0]["lr"] /= 2 if float(loss) > 1 else 1
+        super().step()
+        return loss
+
+
+@case
+def closures_on_data_that_differ_between_ranks() -> None:
+    n, r = hvd.size(), hvd.rank()
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(4 * n, 3, generator=generator, dtype=torch.float64)
+    targets = inputs.sum(1, keepdim=True) + 1
+    targets[rows_of(n - 1)] *= 50  # so that a rank alone would search elsewhere
+    search = {"line_search_fn": "strong_wolfe"}
+    kinds: list[Any] = [
+        *(partial(torch.optim.LBFGS, max_iter=6, **options) for options in ({}, search)),
+        partial(Halving, lr=0.01),
+    ]
+    for make in kinds:
+        for op in (hvd.Average, hvd.Sum):
+            results = []
+            for rows in (rows_of(r), slice(None)):
+                layer = torch.nn.Linear(3, 1, dtype=torch.float64)
+                torch.nn.init.zeros_(layer.weight)
+                torch.nn.init.zeros_(layer.bias)
+                optimizer = make(layer.parameters())
+                if rows != slice(None):
+                    optimizer = hvd.DistributedOptimizer(optimizer, op=op)
+                reduction = "mean" if op is hvd.Average else "sum"
+
+                def closure(
+                    o: Any = optimizer, m: Any = layer, rows: Any = rows, how: str = reduction
+                ) -> torch.Tensor:
+                    o.zero_grad()
+                    loss = F.mse_loss(m(inputs[rows]), targets[rows], reduction=how)
+                    loss.backward()
+                    return loss
+
+                losses = [float(optimizer.step(closure)) for _ in range(3)]
+                results.append((layer.weight.detach(), losses))
+            (weight, losses), (alone, expected) = results
+            assert torch.allclose(weight, alone, rtol=1e-6, atol=1e-6), (make, op)
+            assert all(
+                abs(got / want - 1) < 1e-6 for got, want in zip(losses, expected, strict=True)
+            )
+            every = hvd.allgather_object((weight.tolist(), losses))
+            assert all(each == every[0] for each in every)
+
+
+def rows_of(rank: int) -> slice:
+    """Return the rows of a rank."""
+    return slice(4 * rank, 4 * rank + 4)
+
+
+@case
+def a_closure_gives_its_own_loss_where_nothing_depends_on_it() -> None:
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    for make, own in ((partial(torch.optim.SGD, lr=0.1), True), (partial(Halving, lr=0.1), False)):
+        optimizer = hvd.DistributedOptimizer(make([weight]))
+        for losses in (
+            lambda r: torch.tensor(r + 1.0),
+            lambda r: r + 1.0,
+            lambda r: None if r else 3.0,
+        ):
+
+            def closure(o: Any = optimizer, losses: Any = losses) -> Any:
+                o.zero_grad()
+                weight.sum().backward()
+                return losses(hvd.rank())
+
+            got = optimizer.step(closure)
+            mean = (hvd.size() + 1) / 2
+            wanted = losses(hvd.rank())
+            if not own:
+                wanted = 3.0 if losses(1) is None else mean
+            assert got is wanted or (type(got), float(got)) == (type(losses(0)), float(wanted))
+
+
 @case
 def schedulers_and_state() -> None:
     model, optimizer = together(momentum)

@@ -31,6 +31,7 @@ import torch_repeated_cases
 import torch_sharded_bits_cases
 import torch_sharded_cases
 import torch_sharded_use_cases
+import torch_state_cases
 import torch_table_cases
 import torch_table_member_cases
 import torch_training
@@ -71,6 +72,7 @@ TABLES = {
     "operations": [
         *(case for case in torch_operation_cases.CASES for _ in range(2)),
         *torch_repeated_cases.CASES,
+        *torch_state_cases.CASES,
     ],
     "asynchronous": torch_async_cases.CASES,
     "batch norm": torch_batch_norm_cases.CASES,

@@ -1,0 +1,125 @@
+"""The dense tensors that any tensor's memory consists of, in types that engines know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hvdtrain.core import objects
+from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.tensors.buffers import is_communicated
+
+__all__ = ["describe_tensor", "is_expanded", "parts_of", "require_values"]
+
+_BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+_LAYOUTS = (torch.strided, torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
+# Types of the same width that every engine and pickle know.
+_SAME_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Engines know them, and pickle does not.
+_WITHOUT_PICKLE = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def require_values(tensor: torch.Tensor, subject: str) -> None:
+    """Check that a tensor has elements (local).
+
+    Raises:
+        UnsupportedError: it is that of a lazy module, or on the meta device.
+    """
+    if is_lazy(tensor):
+        raise UnsupportedError(
+            f"{subject} has no values yet, because its module is lazy: run one batch through the "
+            "model first, on every rank"
+        )
+    if tensor.is_meta:
+        raise UnsupportedError(
+            f"{subject} is on the meta device, where tensors have no values: call "
+            "model.to_empty(device=...) and initialize it first, on every rank"
+        )
+
+
+def describe_tensor(tensor: torch.Tensor, subject: str) -> str:
+    """Return what must be equal in tensors that overwrite each other (local).
+
+    Raises:
+        UnsupportedError: the tensor has no values, or cannot be overwritten in place.
+    """
+    require_values(tensor, subject)
+    wrapped = is_traceable_wrapper_subclass(tensor)
+    if wrapped or tensor.layout not in _LAYOUTS or tensor.is_nested:
+        raise UnsupportedError(
+            f"{subject} is a {type(tensor).__name__} of {tensor.layout}, which cannot be "
+            "overwritten in place: model.load_state_dict(hvd.broadcast_object(model.state_dict()))"
+        )
+    text = f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.")
+    if tensor.is_quantized:
+        return f"{text} {_quantizer(tensor)}"
+    if tensor.layout is torch.strided:
+        return text + "".join(f", expanded in dimension {dim}" for dim in _expanded(tensor))
+    shapes = ", ".join(str(tuple(part.shape)) for part in parts_of(tensor))
+    ordered = tensor.layout is not torch.sparse_coo or tensor.is_coalesced()
+    layout = str(tensor.layout).removeprefix("torch.")
+    return f"{layout} {text} of parts {shapes}{'' if ordered else ', not coalesced'}"
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return dense tensors over the memory of a tensor, of types that engines know (local)."""
+    tensor = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in _BY_ROWS:
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in _BY_COLUMNS:
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    else:
+        parts = [tensor]
+    return [_plain(part) for part in parts]
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_quantized:
+        memory, width = tensor.untyped_storage(), _SAME_WIDTH[tensor.dtype.itemsize]
+        bare = torch.empty(0, dtype=width, device=tensor.device)
+        return bare.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+    if not is_communicated(tensor.dtype):
+        tensor = tensor.view(_SAME_WIDTH[tensor.dtype.itemsize])
+    for dim in _expanded(tensor):  # whose elements are one in memory
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Return whether elements of a dense tensor share their memory (local)."""
+    return bool(_expanded(tensor))
+
+
+def _expanded(tensor: torch.Tensor) -> list[int]:
+    strides = zip(tensor.stride(), tensor.shape, strict=True)
+    return [dim for dim, (stride, length) in enumerate(strides) if stride == 0 and length > 1]
+
+
+def _quantizer(tensor: torch.Tensor) -> str:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return f"scale {tensor.q_scale()} zero point {tensor.q_zero_point()}"
+    scales, points = tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    axis = tensor.q_per_channel_axis()
+    return f"scales {scales.tolist()} zero points {points.tolist()} of dimension {axis}"
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    """Return how a tensor is pickled, also of types that torch pickles in files only."""
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    unknown = not is_communicated(tensor.dtype) or tensor.dtype in _WITHOUT_PICKLE
+    if strided and unknown and not tensor.is_meta:
+        return _viewed, (tensor.detach().view(_SAME_WIDTH[tensor.dtype.itemsize]), tensor.dtype)
+    return tensor.__reduce_ex__(4)
+
+
+def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.view(dtype)
+
+
+objects.reducers[torch.Tensor] = _reduce

@@ -1,0 +1,242 @@
+"""What modules and optimizers may hold, sent from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch_operation_cases import refused
+
+import hvdtrain.torch as hvd
+from hvdtrain.errors import MismatchError, UnsupportedError
+
+CASES: list[Callable[[], None]] = []
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the table."""
+    CASES.append(function)
+    return function
+
+
+def tensors_of(rank: int) -> dict[str, torch.Tensor]:
+    """Return tensors of every kind with the values of a rank."""
+    dense = torch.diag(torch.arange(1.0, 4.0)).roll(rank, 0) * (rank + 1)
+    blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)) * (rank + 1)
+    kinds = {
+        "coo": dense.to_sparse(),
+        "hybrid": torch.sparse_coo_tensor([[rank % 2, 2]], torch.ones(2, 2) * rank, (3, 2)),
+        "csr": dense.to_sparse_csr(),
+        "csc": dense.to_sparse_csc(),
+        "bsr": blocks.to_sparse_bsr((2, 2)),
+        "quantized": torch.quantize_per_tensor(dense, 0.5, 2, torch.qint8),
+        "by channel": torch.quantize_per_channel(
+            dense, torch.tensor([0.5, 1.0, 2.0]), torch.tensor([0, 1, 2]), 0, torch.quint8
+        ),
+        "expanded": torch.full((1,), float(rank)).expand(3),
+        "transposed": dense.t(),
+        "channels last": torch.full((2, 3, 2, 2), float(rank)).to(
+            memory_format=torch.channels_last
+        ),
+        "scalar": torch.tensor(float(rank)),
+        "empty": torch.empty(0, 3),
+    }
+    types = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "uint16", "uint64", "complex64", "bool")
+    types = (*types, "complex32")
+    return kinds | {f"as {name}": dense.to(getattr(torch, name)) for name in types}
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two values have the same type, form and elements."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and bool(one == other)
+    same = (one.layout, one.dtype, one.shape) == (other.layout, other.dtype, other.shape)
+    if one.is_quantized:
+        return same and torch.equal(one, other)
+    wide = torch.complex128 if one.dtype.is_complex else torch.float64
+    dense = [t if t.layout is torch.strided else t.to_dense() for t in (one, other)]
+    return same and torch.equal(*(t.to(wide) for t in dense))
+
+
+def module_of(rank: int) -> torch.nn.Module:
+    """Return a module with all these tensors as buffers, and one of them twice."""
+    module = torch.nn.Linear(2, 2)
+    for name, tensor in tensors_of(rank).items():
+        module.register_buffer(name.replace(" ", "_"), tensor)
+    module.register_buffer("tied", module.get_buffer("transposed"))
+    module.register_buffer("absent", None)
+    return module
+
+
+def refused_everywhere(kind: type[Exception], call: Callable[[], object]) -> str:
+    """Return the message of the error that all ranks must raise, and go on together."""
+    message = refused(kind, call)
+    assert "\n" not in message
+    assert set(hvd.allgather_object(message)) == {message}
+    return message
+
+
+@case
+def buffers_of_every_kind() -> None:
+    root = hvd.size() - 1
+    module, expected = module_of(hvd.rank()), module_of(root)
+    hvd.broadcast_parameters(module.state_dict(), root_rank=root)
+    for name, buffer in expected.named_buffers():
+        assert equal(module.get_buffer(name), buffer), name
+
+
+@case
+def objects_of_every_kind() -> None:
+    for name, tensor in tensors_of(hvd.rank()).items():
+        every = hvd.allgather_object(tensor)
+        assert all(equal(got, tensors_of(rank)[name]) for rank, got in enumerate(every)), name
+        assert equal(hvd.broadcast_object({"inner": [tensor]})["inner"][0], tensors_of(0)[name])
+
+
+@case
+def objects_that_one_rank_cannot_send() -> None:
+    last = hvd.rank() == hvd.size() - 1
+    torn = (value for value in "ab") if last else 1
+    for call in (hvd.allgather_object, partial(hvd.broadcast_object, root_rank=hvd.size() - 1)):
+        message = refused_everywhere(TypeError, partial(call, torn))
+        assert f"rank {hvd.size() - 1}/" in message
+        assert "generator" in message
+
+
+@case
+def what_cannot_be_overwritten_is_refused() -> None:
+    last, size = hvd.rank() == hvd.size() - 1, hvd.size()
+    lazy = torch.nn.LazyLinear(3)
+    if not last:
+        lazy(torch.ones(1, 2))
+    message = refused_everywhere(
+        UnsupportedError, partial(hvd.broadcast_parameters, lazy.state_dict())
+    )
+    assert f"[rank {size - 1}/{size}] broadcast_parameters: 'weight' has no values yet" in message
+    assert "run one batch through the model first" in message
+
+    bare = torch.nn.Linear(2, 2, device="meta" if last else "cpu")
+    broadcast = partial(hvd.broadcast_parameters, dict(bare.named_parameters()))
+    assert "'weight' is on the meta device" in refused_everywhere(UnsupportedError, broadcast)
+
+    ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    broadcast = partial(hvd.broadcast_parameters, {"ragged": ragged})
+    assert "'ragged' is a NestedTensor" in refused_everywhere(UnsupportedError, broadcast)
+    if size == 1:
+        return
+    counts = {"graph": torch.ones(2 + last).to_sparse()}
+    message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, counts))
+    assert "'graph' is sparse_coo" in message
+    assert "load_state_dict(hvd.broadcast_object(model.state_dict()))" in message
+    scales = torch.quantize_per_tensor(torch.ones(2), 0.5 + last, 0, torch.qint8)
+    broadcast = partial(hvd.broadcast_parameters, {"scaled": scales})
+    assert "scale 1.5" in refused_everywhere(MismatchError, broadcast)
+    extra = {"same": None, "norm._extra_state": {"calls": [1, 2 + last]}}
+    broadcast = partial(hvd.broadcast_parameters, extra)
+    message = refused_everywhere(MismatchError, broadcast)
+    assert "'norm._extra_state/calls/1' is 3, but 2 on rank 0" in message
+    names = {"weight": torch.ones(1), **({} if last else {"bias": torch.ones(1)})}
+    message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, names))
+    assert "has no 'bias'" in message
+    names = {"weight": torch.ones(1), **({"bias": torch.ones(1)} if last else {})}
+    message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, names))
+    assert "has 'bias'" in message
+
+
+@case
+def state_of_an_optimizer_of_every_kind() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    optimizer = torch.optim.SGD([weight], lr=torch.tensor(0.1 * (hvd.rank() + 1)), momentum=0.9)
+
+    def state(rank: int) -> dict[Any, Any]:
+        inner: dict[str, Any] = {**tensors_of(rank), "text": "x", "none": None, "yes": True}
+        return {
+            "calls": 3 + rank,
+            ("pair", 1): {"deep": [torch.full((2,), float(rank)), {"count": rank}]},
+            weight: {**inner, "momentum_buffer": torch.full((3, 2), float(rank))},
+        }
+
+    root = hvd.size() - 1
+    for filled in (hvd.rank() == root, True):  # state that only the root rank has, and all have
+        optimizer.state.clear()
+        optimizer.state.update(state(hvd.rank()) if filled else {})
+        hvd.broadcast_optimizer_state(optimizer, root_rank=root)
+        assert optimizer.state.keys() == {"calls", ("pair", 1), weight}
+        assert optimizer.state["calls"] == 3 + root
+        first, second = optimizer.state["pair", 1]["deep"]
+        assert (first.tolist(), second) == ([root, root], {"count": root})
+        for name, value in state(root)[weight].items():
+            assert equal(optimizer.state[weight][name], value), name
+        assert torch.equal(optimizer.param_groups[0]["lr"], torch.tensor(0.1 * (root + 1)))
+    optimizer.state.clear()
+    if hvd.rank() == 0:
+        optimizer.state[torch.zeros(1)] = {"lost": 1}
+    message = refused_everywhere(
+        UnsupportedError, partial(hvd.broadcast_optimizer_state, optimizer)
+    )
+    assert "none of its parameters" in message
+
+
+class Counting(torch.nn.Linear):
+    """A layer with state of its own that is no tensor."""
+
+    calls = 0
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls, "names": ["a", None]}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+@case
+def elastic_state_of_every_kind() -> None:
+    rank = hvd.rank()
+    counting, module = Counting(2, 2), module_of(rank)
+    del module.expanded  # torch cannot load it
+    counting.calls = 5 + rank
+    module.register_buffer("graph", torch.ones(3).to_sparse())
+    module.get_buffer("graph").copy_(
+        torch.tensor([1.0] * (1 + rank % 3) + [0.0] * (2 - rank % 3)).to_sparse()
+    )
+    model = torch.nn.Sequential(counting, module)
+    optimizer = torch.optim.Adam(counting.parameters())
+    extra: dict[Any, Any] = optimizer.state
+    extra["calls"] = rank
+    state = hvd.elastic.TorchState(model, optimizer, epoch=rank)
+    state.sync()
+    expected = module_of(0)
+    del expected.expanded
+    expected.register_buffer("graph", torch.tensor([1.0, 0, 0]).to_sparse())
+    for _ in range(2):
+        for name, buffer in expected.named_buffers():
+            assert equal(module.get_buffer(name), buffer), name
+        assert (counting.calls, optimizer.state["calls"], state.epoch) == (5, 0, 0)
+        counting.calls = extra["calls"] = 9
+        module.get_buffer("scalar").fill_(7)
+        state.restore()
+
+
+@case
+def parameters_without_a_shape() -> None:
+    last, size = hvd.rank() == hvd.size() - 1, hvd.size()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LazyLinear(3))
+    if not last:
+        model(torch.ones(1, 2))
+    for options in ({}, {"sharded": True}, {"exchange": "local:steps=2"}, {"op": hvd.Adasum}):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        wrap = partial(hvd.DistributedOptimizer, sgd, model.named_parameters(), **options)  # type: ignore[arg-type]
+        message = refused_everywhere(UnsupportedError, wrap)
+        assert f"[rank {size - 1}/{size}] DistributedOptimizer: '1.weight' has no values" in message
+        assert "run one batch through the model first" in message
+    bare = torch.nn.Linear(2, 2, device="meta" if last else "cpu")
+    wrap = partial(hvd.DistributedOptimizer, torch.optim.SGD(bare.parameters(), lr=0.1))
+    assert "is on the meta device" in refused_everywhere(UnsupportedError, wrap)
+    sparse = torch.nn.Parameter(torch.eye(2).to_sparse() if last else torch.eye(2))
+    wrap = partial(hvd.DistributedOptimizer, torch.optim.SGD([sparse], lr=0.1))
+    assert "is sparse_coo" in refused_everywhere(UnsupportedError, wrap)
+    small = torch.nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn if last else torch.float32))
+    wrap = partial(hvd.DistributedOptimizer, torch.optim.SGD([small], lr=0.1))
+    assert "float8_e4m3fn" in refused_everywhere(UnsupportedError, wrap)
