@@ -14,7 +14,7 @@ __all__ = ["loss_of_all_ranks", "uses_loss"]
 
 
 def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step may depend on the loss: not in torch's own optimizers, but for LBFGS."""
+    """Return whether a step may depend on the loss, as with LBFGS and what is not torch's own."""
     kind = type(optimizer)
     own = kind.__module__.startswith("torch.optim.") and kind is getattr(
         torch.optim, kind.__name__, None
@@ -28,14 +28,14 @@ def loss_of_all_ranks(
     """Return the loss averaged or summed as gradients are (collective).
 
     Args:
-        loss: loss of this rank, a number or a tensor of one element; anything else does not count.
+        loss: number or tensor of one element; None on a rank without samples.
         op: Average or Sum.
         weight: c_r of this rank in the average; None for a plain average.
         process_set: ranks that take part.
 
     Returns:
-        The loss of all ranks with the type of this rank's, which is returned itself if it is
-        neither a number nor a tensor of one element.
+        The loss of all ranks with the type of this rank's, or as a number if that is None; another
+        object is returned as it is.
     """
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
     counts = is_tensor or isinstance(loss, (int, float))
@@ -45,7 +45,7 @@ def loss_of_all_ranks(
     total, shares = allreduce(
         terms, name="loss of a closure", op=ReduceOp.SUM, process_set=process_set
     ).tolist()
-    if not counts or not shares:
+    if not shares or not (counts or loss is None):
         return loss
     result = total / shares if op is ReduceOp.AVERAGE else total
     return torch.full_like(loss.detach(), result) if is_tensor else result

@@ -12,6 +12,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
+from hvdtrain.errors import MismatchError
 from hvdtrain.keras.callbacks.learning_rate import warmup_multiplier
 
 RATE = 0.4
@@ -147,6 +148,101 @@ def metrics_are_weighted_by_samples() -> None:
     assert history["extra"] == [7.0] * 2  # on all ranks, so that all decide the same by it
 
 
+class Kinds(keras.callbacks.Callback):
+    """Puts into the logs what callbacks may put there, other things on other ranks."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        rank = hvd.rank()
+        last = rank == hvd.size() - 1
+        logs |= {
+            "own": f"rank {rank}",
+            "none": None,
+            "some": float(rank) if last else None,
+            "nested": {"deep": keras.ops.full((2, 2), rank), "names": ["a", rank]},
+            "list": [rank, 2 * rank],
+            "yes": rank == 0,
+            "complex": complex(rank, 1),
+        }
+        if last:
+            logs["last"] = {"inner": np.float16(3)}
+
+
+def softmax_model(features: int, metrics: list[Any]) -> Any:
+    """Return a compiled model of which the output is softmax(input), and stays so."""
+    layer = keras.layers.Dense(
+        features, activation="softmax", kernel_initializer="identity", use_bias=False
+    )
+    model = keras.Sequential([keras.Input([features]), layer])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, loss="mse", metrics=metrics, run_eagerly=True)
+    return model
+
+
+def metrics_of_every_form_are_averaged() -> None:
+    """Rank r has r + 1 batches of 2 samples; a vector is averaged element by element."""
+    rank, size = hvd.rank(), hvd.size()
+    keras.utils.set_random_seed(rank)
+    model = softmax_model(3, [keras.metrics.F1Score()])
+    rows = 2 * (rank + 1)
+    x, y = np.random.rand(rows, 3).astype(np.float32), np.eye(3, dtype=np.float32)[rank % 3 :][:1]
+    targets = np.repeat(y, rows, 0)
+    held = (x, targets) if rank == 0 else None
+    callbacks = [Kinds(), hvd.callbacks.MetricAverageCallback()]
+    history = model.fit(
+        *(x, targets), batch_size=2, verbose=0, validation_data=held, callbacks=callbacks
+    ).history
+    metric = keras.metrics.F1Score()
+    metric.update_state(targets, keras.ops.softmax(x))
+    own = keras.ops.convert_to_numpy(metric.result())
+    every = np.stack(allgather_object(own))
+    weights = np.arange(size) + 1
+    assert history["f1_score"][0].shape == (3,)
+    want = np.average(every, axis=0, weights=weights)
+    np.testing.assert_allclose(history["f1_score"][0], want, rtol=1e-6)
+    np.testing.assert_allclose(history["val_f1_score"][0], every[0], rtol=1e-6)
+    mean = np.average(np.arange(size), weights=weights)
+    nested = history["nested"][0]
+    np.testing.assert_allclose(nested["deep"], np.full((2, 2), mean))
+    np.testing.assert_allclose(history["list"][0], [mean, 2 * mean])
+    assert (nested["names"], history["own"][0]) == (["a", rank], f"rank {rank}")
+    assert (history["none"], history["some"]) == ([None], [size - 1.0])
+    np.testing.assert_allclose(history["yes"][0], weights[0] / weights.sum())
+    np.testing.assert_allclose(history["complex"][0], complex(mean, 1))
+    assert history["last"] == [{"inner": 3.0}]
+    shared = allgather_object(
+        {k: repr(v) for k, v in history.items() if k not in ("own", "nested")}
+    )
+    assert all(each == shared[0] for each in shared)
+
+
+class Unequal(keras.callbacks.Callback):
+    """Has a metric of another form on the last rank."""
+
+    def __init__(self, values: tuple[Any, Any]) -> None:
+        super().__init__()
+        self._values = values
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["odd"] = self._values[hvd.rank() == hvd.size() - 1]
+
+
+def metrics_of_different_forms_are_refused_on_all_ranks() -> None:
+    if hvd.size() == 1:
+        return
+    for values, text in (
+        (
+            (np.zeros(3), np.zeros(4)),
+            f"metric 'odd' has shape (4,) on rank {hvd.size() - 1}, but (3",
+        ),
+        (({"a": 1.0}, 2.0), "metric 'odd' is a number on"),
+    ):
+        model = softmax_model(1, [])
+        callbacks = [Unequal(values), hvd.callbacks.MetricAverageCallback()]
+        x = np.ones((2, 1), np.float32)
+        with raising(MismatchError, text=text):
+            model.fit(x, x, verbose=0, callbacks=callbacks)
+
+
 def ranks_stop_together() -> str:
     """Each rank by itself sees another validation loss."""
     model = shared_model()
@@ -212,6 +308,8 @@ CASES = [
     learning_rates_follow_the_formulas,
     velocities_are_corrected,
     metrics_are_weighted_by_samples,
+    metrics_of_every_form_are_averaged,
+    metrics_of_different_forms_are_refused_on_all_ranks,
     ranks_stop_together,
     state_of_rank_0_is_broadcast,
     what_cannot_work_is_refused_at_the_start,

@@ -51,6 +51,7 @@ NOT_ON_TENSORFLOW = {
     keras_auto_cases.fit_measures_and_chooses,
     keras_callback_cases.learning_rates_follow_the_formulas,
     keras_callback_cases.metrics_are_weighted_by_samples,
+    keras_callback_cases.metrics_of_different_forms_are_refused_on_all_ranks,
     keras_callback_cases.ranks_stop_together,
     keras_callback_cases.what_cannot_work_is_refused_at_the_start,
     keras_data_cases.the_loop_of_the_data_page,

@@ -186,7 +186,7 @@ def objects_that_pickle_refuses() -> None:
     assert hvd.broadcast_object(lambda: r + 1, n - 1)() == n
     assert [kind().rank for kind in hvd.allgather_object(Local)] == list(range(n))
     lock = partial(hvd.allgather_object, threading.Lock())
-    assert f"[rank {r}/{n}]: this lock cannot be sent" in refused(TypeError, lock)
+    assert f"[rank 0/{n}]: this lock cannot be sent" in refused(TypeError, lock)
     sys.modules["cloudpickle"] = None  # type: ignore[assignment]  # as if not installed
     try:
         local = partial(hvd.allgather_object, Local)

@@ -236,12 +236,12 @@ def rows_of(rank: int) -> slice:
 @case
 def a_closure_gives_its_own_loss_where_nothing_depends_on_it() -> None:
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
-    for make, own in ((partial(torch.optim.SGD, lr=0.1), True), (partial(Halving, lr=0.1), False)):
-        optimizer = hvd.DistributedOptimizer(make([weight]))
+    for kind_of, is_local in ((torch.optim.SGD, True), (Halving, False)):
+        optimizer = hvd.DistributedOptimizer(kind_of([weight], lr=0.1))
         for losses in (
             lambda r: torch.tensor(r + 1.0),
             lambda r: r + 1.0,
-            lambda r: None if r else 3.0,
+            lambda r: 3.0 if r == 0 else None,
         ):
 
             def closure(o: Any = optimizer, losses: Any = losses) -> Any:
@@ -249,12 +249,13 @@ def a_closure_gives_its_own_loss_where_nothing_depends_on_it() -> None:
                 weight.sum().backward()
                 return losses(hvd.rank())
 
-            got = optimizer.step(closure)
-            mean = (hvd.size() + 1) / 2
-            wanted = losses(hvd.rank())
-            if not own:
-                wanted = 3.0 if losses(1) is None else mean
-            assert got is wanted or (type(got), float(got)) == (type(losses(0)), float(wanted))
+            got, local = optimizer.step(closure), losses(hvd.rank())
+            if is_local:
+                assert got is local or got == local
+            else:
+                kind = float if local is None else type(local)
+                mean = 3.0 if losses(1) is None else (hvd.size() + 1) / 2
+                assert (type(got), float(got)) == (kind, mean)
 
 
 @case
