@@ -24,6 +24,7 @@ from hvdtrain.lightning.sampling import (
     weight_of,
 )
 from hvdtrain.lightning.sync_batch_norm import HvdSyncBatchNorm
+from hvdtrain.torch.functions import broadcast_module
 
 __all__ = ["HvdStrategy"]
 
@@ -112,7 +113,7 @@ class HvdStrategy(ParallelStrategy):
         synchronize_metrics(self.lightning_module)
         super().setup(trainer)
         if not _fits(trainer):
-            hvd.broadcast_parameters(self.lightning_module.state_dict())
+            broadcast_module(self.lightning_module)
 
     def model_to_device(self) -> None:
         """Move the model to the device of this rank."""
@@ -121,7 +122,7 @@ class HvdStrategy(ParallelStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         """Wrap the optimizers, which then have the weights and states of rank 0 (collective)."""
         super().setup_optimizers(trainer)
-        hvd.broadcast_parameters(self.lightning_module.state_dict())
+        broadcast_module(self.lightning_module)
         self.optimizers = [
             wrap(optimizer, self.lightning_module, self._options) for optimizer in self.optimizers
         ]

@@ -173,11 +173,12 @@ def restore_progress(
 def _other_model(saved: Mapping[str, Any], own: Mapping[str, Array]) -> str | None:
     """Describe the first difference between saved weights and the model in name or shape."""
     for name, array in own.items():
-        if name not in saved:
+        if not hasattr(saved.get(name), "shape"):
             return f"it has no {name}"
         if tuple(saved[name].shape) != array.shape:
             return f"{name} has shape {tuple(saved[name].shape)}, and {array.shape} here"
-    extra = next((name for name in saved if name not in own), None)
+    tensors = [name for name, value in saved.items() if hasattr(value, "shape")]
+    extra = next((name for name in tensors if name not in own), None)
     return None if extra is None else f"it has {extra}, which is not here"
 
 

@@ -227,7 +227,8 @@ class Run:
             self._reserved = True
             self._loop.gather_state()
             if self._run_log is not None:
-                self._loop.state.reserve()
+                with on_this_rank():
+                    self._loop.state.reserve()
         if self._heartbeat.after_step() and self._run_log is not None:
             self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
             self._terminal.show_slowest(*self._run_log.slowest)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-__all__ = ["TensorLibrary", "read", "write"]
+__all__ = ["TensorLibrary", "holds", "read", "write"]
 
 # The library of tensors, as safetensors names them: torch or numpy.
 TensorLibrary = Literal["pt", "np"]
@@ -43,6 +43,11 @@ _NOT_OF_NUMPY = {"float8_e4m3fn", "float8_e5m2"}
 _ALIGNMENT_BYTES = 8
 # Large pieces, so that writing seldom takes the GIL from the thread that trains.
 _PIECE_BYTES = 16 << 20
+
+
+def holds(kind: str) -> bool:
+    """Return whether the format has a type of elements, as torch or numpy names it."""
+    return kind in _TYPES
 
 
 def write(file: BinaryIO, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> str:

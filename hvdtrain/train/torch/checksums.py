@@ -45,6 +45,8 @@ def torch_checksums(
         for parameter in group["params"]:
             name = repr(names.get(id(parameter), f"parameter of group {number}"))
             for key, value in states.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+                    continue
                 if isinstance(value, torch.Tensor) and value.ndim:
                     tensors[f"{key} of {name}"] = value
                 elif isinstance(value, (torch.Tensor, int, float)):

@@ -20,6 +20,7 @@ from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import describe_device, limit_threads, select_device
 from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.served_loop import ServedLoop
+from hvdtrain.train.torch.state import require_savable
 
 __all__ = ["TorchFramework"]
 
@@ -62,7 +63,8 @@ class TorchFramework:
             topology: ranks and hosts of the job.
 
         Raises:
-            UsageError: its model is not a torch.nn.Module, or part of it is one of Keras.
+            UsageError: its model is not a torch.nn.Module, part of it is one of Keras, or a
+                checkpoint cannot hold its state.
         """
         # Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
         # that failed shows in the digests.
@@ -74,6 +76,7 @@ class TorchFramework:
                 f"the model of {self._options.recipe} is a {type(recipe.model).__name__}, not a "
                 "torch.nn.Module"
             )
+        require_savable({"model": recipe.model.state_dict()})
         if recipe.most_threads is not None:
             limit_threads(recipe.most_threads)
         return recipe

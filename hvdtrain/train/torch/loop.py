@@ -10,6 +10,7 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
+from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks
 from hvdtrain.train.loop.ledger import note_samples
@@ -109,7 +110,7 @@ class TorchLoop:
 
     def broadcast(self) -> None:
         """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
-        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        broadcast_module(self._model)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
         self._updater.broadcast()
 

@@ -14,6 +14,8 @@ from hvdtrain.errors import UsageError
 
 __all__ = ["average_model_buffers", "compile_model", "require_scalar"]
 
+_AVERAGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 # Where CXX is not set; torch looks for no other.
 _COMPILERS_OF_INDUCTOR = ("g++",)
 
@@ -61,7 +63,7 @@ def require_scalar(loss: Any) -> None:
 def average_model_buffers(model: torch.nn.Module, ranks: int | None = None) -> None:
     """Make a model's buffers equal on all ranks (collective).
 
-    Floating-point buffers are averaged; others are copied from rank 0. Batch normalization keeps
+    Floating-point buffers are averaged, but for those of 8 bits; others are copied from rank 0. Batch normalization keeps
     running means and variances of the samples that a rank has seen; they do not change what is
     learned, but they change the results of an evaluation.
 
@@ -71,12 +73,12 @@ def average_model_buffers(model: torch.nn.Module, ranks: int | None = None) -> N
     """
     ranks = hvd.size() if ranks is None else ranks
     buffers = list(model.buffers())
-    floating = [buffer for buffer in buffers if buffer.is_floating_point()]
+    floating = [buffer for buffer in buffers if buffer.dtype in _AVERAGED]
     if floating:
         if hvd.rank() >= ranks:
             for buffer in floating:
                 buffer.zero_()
         hvd.grouped_allreduce_(floating, name="buffers", postscale_factor=1 / ranks, op=hvd.Sum)
-    rest = [(str(n), b) for n, b in enumerate(buffers) if not b.is_floating_point()]
+    rest = [(str(n), b) for n, b in enumerate(buffers) if b.dtype not in _AVERAGED]
     if rest:
         hvd.broadcast_parameters(rest, root_rank=0)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from hvdtrain.errors import UnsupportedError, UsageError
+from hvdtrain.torch.tensors.parts import is_expanded, require_values
 from hvdtrain.train.checkpoint.pytree import flatten, unflatten
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, holds
 from hvdtrain.train.loop.protocol import Array
 
-__all__ = ["TorchSnapshot", "TorchTrainingState", "copy_tensor"]
+__all__ = ["TorchSnapshot", "TorchTrainingState", "copy_tensor", "require_savable"]
 
 
 class TorchTrainingState:
@@ -41,15 +43,21 @@ class TorchTrainingState:
 
     def weights(self) -> dict[str, Array]:
         """Return all parameters and buffers by name; types that numpy lacks as integers (local)."""
-        return {name: _array(tensor) for name, tensor in self._model.state_dict().items()}
+        state = self._model.state_dict()
+        return {n: _array(value) for n, value in state.items() if isinstance(value, torch.Tensor)}
 
     def reserve(self) -> None:
         """Allocate the memory of snapshots now, so that the first is as fast as the others (local).
 
         It needs as much memory as weights, optimizer state and extras. Call it on the rank that
         saves, once the optimizer has taken a step.
+
+        Raises:
+            UsageError: the state holds what a checkpoint does not.
         """
-        tensors, _ = flatten(self._content())
+        content = self._content()
+        require_savable(content)
+        tensors, _ = flatten(content)
         for memory in self._memory_for(tensors).values():
             memory.zero_()  # the system allocates pages when they are written
 
@@ -121,11 +129,11 @@ class TorchTrainingState:
             self._memory[name] = memory
         return self._memory
 
-    def _unchanged_until_step(self, states: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    def _unchanged_until_step(self, states: Mapping[Any, Any]) -> set[int]:
         """Return the addresses of tensors in host memory that only optimizer steps change.
 
         Args:
-            states: state of each parameter in the optimizer's state_dict().
+            states: the optimizer's state, which may be that of more than parameters.
         """
         averages = [e for e in self._extras.values() if isinstance(e, AveragedModel)]
         tensors = chain(
@@ -140,14 +148,49 @@ def _array(tensor: torch.Tensor) -> Array:
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
+    elif tensor.dtype.itemsize == 1 and tensor.is_floating_point():
+        tensor = tensor.view(torch.int8)
     array: Array = tensor.numpy()
     return array
 
 
-def _elementwise(states: Mapping[int, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
+def require_savable(content: Mapping[str, Any]) -> None:
+    """Check that a checkpoint can hold a state (local).
+
+    Raises:
+        UsageError: it holds something else, which the message names.
+    """
+    try:
+        _require_values(content, ())
+        tensors, _ = flatten(content)
+    except (TypeError, UnsupportedError) as error:
+        raise UsageError(str(error)) from error
+    for name, tensor in tensors.items():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        if tensor.layout is not torch.strided:
+            kind = f"{str(tensor.layout).removeprefix('torch.')} tensor of {kind}"
+        elif holds(kind) and not is_expanded(tensor):
+            continue
+        elif is_expanded(tensor):
+            kind = f"expanded tensor of {kind}"
+        raise UsageError(
+            f"{name} is a {kind}, which a checkpoint does not hold: store it as dense tensors of "
+            "another type, or register the buffer with persistent=False and make it in the recipe"
+        )
+
+
+def _require_values(value: Any, path: tuple[str, ...]) -> None:
+    if isinstance(value, torch.Tensor):
+        require_values(value, "/".join(path))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _require_values(item, (*path, str(key)))
+
+
+def _elementwise(states: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors of states that have an element for each element of a parameter."""
     for state in states.values():
-        for value in state.values():
+        for value in state.values() if isinstance(state, Mapping) else ():
             if isinstance(value, torch.Tensor) and value.ndim:
                 yield value
 
@@ -166,6 +209,8 @@ def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimize
                 raise ValueError(f"its optimizer has no proper {name}")
     parameters = [item for group in optimizer.param_groups for item in group["params"]]
     for number, state in saved["state"].items():
+        if not isinstance(number, int) or not isinstance(state, Mapping):
+            continue  # of no parameter
         shape = parameters[number].shape
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape not in (shape, torch.Size([])):

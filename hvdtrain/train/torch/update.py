@@ -10,6 +10,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hvdtrain.torch as hvd
+from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.train.torch.forward import Precision
 
 __all__ = ["StepResult", "Updater", "clip_gradients", "total_norm"]
@@ -167,7 +168,7 @@ class Updater:
         if scaler is not None:
             scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), name="loss scale"))
         if self.averaged is not None:
-            hvd.broadcast_parameters(self.averaged.state_dict(), root_rank=0)
+            broadcast_module(self.averaged)
 
     def _gradients(self) -> list[torch.Tensor]:
         groups = self._optimizer.param_groups
