@@ -63,9 +63,9 @@ def require_scalar(loss: Any) -> None:
 def average_model_buffers(model: torch.nn.Module, ranks: int | None = None) -> None:
     """Make a model's buffers equal on all ranks (collective).
 
-    Floating-point buffers are averaged, but for those of 8 bits; others are copied from rank 0. Batch normalization keeps
-    running means and variances of the samples that a rank has seen; they do not change what is
-    learned, but they change the results of an evaluation.
+    Floating-point buffers of 16 bits and more are averaged; others are copied from rank 0. Batch
+    normalization keeps running means and variances of the samples that a rank has seen; they do
+    not change what is learned, but they change the results of an evaluation.
 
     Args:
         model: model of this rank.

@@ -168,13 +168,13 @@ def require_savable(content: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         kind = str(tensor.dtype).removeprefix("torch.")
         if tensor.layout is not torch.strided:
-            kind = f"{str(tensor.layout).removeprefix('torch.')} tensor of {kind}"
+            kind = f"{str(tensor.layout).removeprefix('torch.')} of {kind}"
         elif holds(kind) and not is_expanded(tensor):
             continue
         elif is_expanded(tensor):
-            kind = f"expanded tensor of {kind}"
+            kind = f"expanded {kind}"
         raise UsageError(
-            f"{name} is a {kind}, which a checkpoint does not hold: store it as dense tensors of "
+            f"{name} is {kind}, which a checkpoint does not hold: store it as dense tensors of "
             "another type, or register the buffer with persistent=False and make it in the recipe"
         )
 

@@ -6,15 +6,18 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import newest_good
+from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.summary import weights_digest
-from hvdtrain.train.torch.state import TorchTrainingState
+from hvdtrain.train.torch.state import TorchTrainingState, require_savable
 
 
 class Net(nn.Module):
@@ -152,3 +155,58 @@ def test_other_extras_are_refused() -> None:
     other = TorchTrainingState(training.model, training.optimizer, {"ema": training.averages})
     with pytest.raises(ValueError, match=r"it has ema, scaler, and this run ema: give --ema"):
         other.load(content)
+
+
+class Counting(nn.Linear):
+    """Has a buffer of an odd type, and state that is no tensor."""
+
+    def __init__(self, calls: int, buffer: torch.Tensor) -> None:
+        super().__init__(2, 2)
+        self.calls = calls
+        self.register_buffer("odd", buffer)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls, "shape": (1, None)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.calls = state["calls"]
+
+
+def counting(calls: int, buffer: torch.Tensor) -> tuple[Counting, TorchTrainingState]:
+    model = Counting(calls, buffer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    others: dict[Any, Any] = optimizer.state
+    others["calls"] = calls
+    return model, TorchTrainingState(model, optimizer)
+
+
+def test_state_that_is_no_parameter_comes_back(tmp_path: Path) -> None:
+    for dtype in (torch.float8_e4m3fn, torch.uint16, torch.complex64):
+        _, state = counting(7, torch.ones(3).to(dtype))
+        state.reserve()
+        write_checkpoint(tmp_path, 1, 0, {**state.snapshot().content(), "epoch": 1}, "pt")
+        other, new = counting(0, torch.zeros(3).to(dtype))
+        new.load(load_checkpoint(next(tmp_path.glob("*.safetensors")), "pt"))
+        assert (other.calls, new.snapshot().content()["optimizer"]["state"]["calls"]) == (7, 7)
+        assert new.weights().keys() == {"weight", "bias", "odd"}
+        assert np.array_equal(new.weights()["odd"], state.weights()["odd"])
+        next(tmp_path.glob("*.safetensors")).unlink()
+
+
+@pytest.mark.parametrize(
+    ("buffer", "words"),
+    [
+        (torch.eye(2).to_sparse(), "model/odd is sparse_coo of float32, which a checkpoint does"),
+        (torch.ones(2, dtype=torch.complex128), "model/odd is complex128, which a checkpoint"),
+        (torch.ones(1).expand(2), "model/odd is expanded float32"),
+        (torch.empty(2, device="meta"), "model/odd is on the meta device"),
+    ],
+)
+def test_what_a_checkpoint_does_not_hold_is_refused(buffer: torch.Tensor, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        counting(0, buffer)[1].reserve()
+
+
+def test_a_lazy_module_is_refused() -> None:
+    with pytest.raises(UsageError, match="model/weight has no values yet, because its module is"):
+        require_savable({"model": nn.LazyLinear(2).state_dict()})

@@ -277,7 +277,7 @@ def with_no_state(content: dict[str, Any]) -> None:
     ("spoil", "words"),
     [
         (lambda content: content.update(model=5), "is not a checkpoint"),
-        (lambda content: content["model"].update({"0.weight": 5}), "is not a checkpoint"),
+        (lambda content: content["model"].update({"0.weight": 5}), "it has no 0.weight"),
         (lambda content: content.update(epoch="x"), "epoch is 'x'"),
         (lambda content: content.update(epoch=-3), "epoch is -3"),
         (lambda content: content.update(epoch=1.5), "epoch is 1.5"),
