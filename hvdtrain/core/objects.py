@@ -12,7 +12,7 @@ import pickle
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -34,11 +34,13 @@ __all__ = [
 T = TypeVar("T")
 
 # How adapters pickle their types, by type, where these cannot do that themselves.
-reducers: dict[type, Callable[[Any], Any]] = {}
+reducers: dict[type, Any] = {}
 
 
 class _Pickler(pickle.Pickler):
-    dispatch_table: ClassVar = ChainMap(reducers, copyreg.dispatch_table)
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = ChainMap(reducers, copyreg.dispatch_table)
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def _loaded(payload: _Bytes) -> Any:
 def _pickled(obj: object) -> _Bytes:
     stream = io.BytesIO()
     try:
-        _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
+        _Pickler(stream).dump(obj)
         data = stream.getvalue()
     except Exception as error:  # whatever a type's own code for it raises
         data = _pickled_by_value(obj, error)

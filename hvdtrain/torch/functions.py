@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain.core import context, objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.errors import MismatchError, UnsupportedError
+from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
 from hvdtrain.torch.operations.divergence import note_broadcast
 from hvdtrain.torch.state import overwrite_tensors, receive, send_outline
 from hvdtrain.torch.tensors.parameters import parameters_of
@@ -131,8 +131,11 @@ def broadcast_optimizer_state(
     operation, here = "broadcast_optimizer_state", context.current().topology
     parameters = parameters_of(optimizer)
     number = {id(parameter): index for index, parameter in enumerate(parameters)}
-    state, others, problem = {}, {}, None
-    for key, value in optimizer.state.items():
+    state: dict[int, Any] = {}
+    others: dict[Any, Any] = {}
+    problem: HvdtrainError | None = None
+    mine: dict[Any, Any] = optimizer.state
+    for key, value in mine.items():
         if id(key) in number:
             state[number[id(key)]] = value
         else:
@@ -156,17 +159,17 @@ def broadcast_optimizer_state(
     own = {"settings": settings, "others": others, "state": state}
     sent = send_outline(own, root_rank, operation, problem)
     devices = [parameter.device for parameter in parameters]
-    received = {
-        name: receive(sent[name], own[name], devices[0], root_rank, name)
+    settings, others = (
+        receive(sent[name], own[name], devices[0], root_rank, name)
         for name in ("settings", "others")
-    }
-    entries = {
+    )
+    received = {
         parameters[index]: receive(
             entry, state.get(index), devices[index], root_rank, f"state of parameter {index}"
         )
         for index, entry in sent["state"].items()
     }
     optimizer.state.clear()
-    optimizer.state.update({**received["others"], **entries})
-    for group, setting in zip(optimizer.param_groups, received["settings"], strict=True):
+    optimizer.state.update({**others, **received})
+    for group, setting in zip(optimizer.param_groups, settings, strict=True):
         group.update(setting)

@@ -202,17 +202,21 @@ def snapshot(state: Any) -> Any:
 def _receive_dense(
     sent: _Dense, mine: Any, device: torch.device, root_rank: int, name: str
 ) -> torch.Tensor:
-    fits = (
-        isinstance(mine, torch.Tensor)
-        and not is_lazy(mine)
-        and (mine.layout, mine.shape, mine.dtype) == (torch.strided, sent.shape, sent.dtype)
-        and not (mine.is_meta or is_traceable_wrapper_subclass(mine) or is_expanded(mine))
-    )
-    if not fits:
+    if not _takes(mine, sent):
         target = torch.device("cpu") if sent.on_host else device
         new = torch.empty(sent.shape, dtype=sent.dtype, device=target)
         is_root = context.current().topology.rank == root_rank
         mine = new.copy_(mine) if is_root else new
-    for part in parts_of(mine):
+    result: torch.Tensor = mine
+    for part in parts_of(result):
         broadcast_(part, root_rank, name)
-    return mine
+    return result
+
+
+def _takes(tensor: Any, sent: _Dense) -> bool:
+    """Return whether a value is a tensor that can be overwritten."""
+    if not isinstance(tensor, torch.Tensor) or is_lazy(tensor) or tensor.is_meta:
+        return False
+    if is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
+        return False
+    return (tensor.shape, tensor.dtype) == (sent.shape, sent.dtype) and not is_expanded(tensor)

@@ -177,7 +177,7 @@ def closures() -> None:
 class Halving(torch.optim.SGD):
     """Halves its rate where the loss is larger than 1: the closure's loss decides."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         with torch.enable_grad():
             loss = closure()
         self.param_groups[0]["lr"] /= 2 if float(loss) > 1 else 1
@@ -192,9 +192,9 @@ def closures_on_data_that_differ_between_ranks() -> None:
     inputs = torch.randn(4 * n, 3, generator=generator, dtype=torch.float64)
     targets = inputs.sum(1, keepdim=True) + 1
     targets[rows_of(n - 1)] *= 50  # so that a rank alone would search elsewhere
-    search = {"line_search_fn": "strong_wolfe"}
+    search: list[dict[str, Any]] = [{}, {"line_search_fn": "strong_wolfe"}]
     kinds: list[Any] = [
-        *(partial(torch.optim.LBFGS, max_iter=6, **options) for options in ({}, search)),
+        *(partial(torch.optim.LBFGS, max_iter=6, **options) for options in search),
         partial(Halving, lr=0.01),
     ]
     for make in kinds:

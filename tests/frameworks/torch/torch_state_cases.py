@@ -27,7 +27,9 @@ def tensors_of(rank: int) -> dict[str, torch.Tensor]:
     blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)) * (rank + 1)
     kinds = {
         "coo": dense.to_sparse(),
-        "hybrid": torch.sparse_coo_tensor([[rank % 2, 2]], torch.ones(2, 2) * rank, (3, 2)),
+        "hybrid": torch.sparse_coo_tensor(
+            torch.tensor([[rank % 2, 2]]), torch.ones(2, 2) * rank, (3, 2)
+        ),
         "csr": dense.to_sparse_csr(),
         "csc": dense.to_sparse_csc(),
         "bsr": blocks.to_sparse_bsr((2, 2)),
@@ -43,7 +45,15 @@ def tensors_of(rank: int) -> dict[str, torch.Tensor]:
         "scalar": torch.tensor(float(rank)),
         "empty": torch.empty(0, 3),
     }
-    types = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "uint16", "uint64", "complex64", "bool")
+    types: tuple[str, ...] = (
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "bfloat16",
+        "uint16",
+        "uint64",
+        "complex64",
+        "bool",
+    )
     types = (*types, "complex32")
     return kinds | {f"as {name}": dense.to(getattr(torch, name)) for name in types}
 
@@ -164,8 +174,9 @@ def state_of_an_optimizer_of_every_kind() -> None:
         optimizer.state.update(state(hvd.rank()) if filled else {})
         hvd.broadcast_optimizer_state(optimizer, root_rank=root)
         assert optimizer.state.keys() == {"calls", ("pair", 1), weight}
-        assert optimizer.state["calls"] == 3 + root
-        first, second = optimizer.state["pair", 1]["deep"]
+        found: dict[Any, Any] = optimizer.state
+        assert found["calls"] == 3 + root
+        first, second = found["pair", 1]["deep"]
         assert (first.tolist(), second) == ([root, root], {"count": root})
         for name, value in state(root)[weight].items():
             assert equal(optimizer.state[weight][name], value), name
@@ -203,8 +214,7 @@ def elastic_state_of_every_kind() -> None:
     )
     model = torch.nn.Sequential(counting, module)
     optimizer = torch.optim.Adam(counting.parameters())
-    extra: dict[Any, Any] = optimizer.state
-    extra["calls"] = rank
+    vars(optimizer)["state"]["calls"] = rank
     state = hvd.elastic.TorchState(model, optimizer, epoch=rank)
     state.sync()
     expected = module_of(0)
@@ -213,8 +223,12 @@ def elastic_state_of_every_kind() -> None:
     for _ in range(2):
         for name, buffer in expected.named_buffers():
             assert equal(module.get_buffer(name), buffer), name
-        assert (counting.calls, optimizer.state["calls"], state.epoch) == (5, 0, 0)
-        counting.calls = extra["calls"] = 9
+        assert (counting.calls, vars(optimizer)["state"]["calls"], vars(state)["epoch"]) == (
+            5,
+            0,
+            0,
+        )
+        counting.calls = vars(optimizer)["state"]["calls"] = 9
         module.get_buffer("scalar").fill_(7)
         state.restore()
 
@@ -225,9 +239,10 @@ def parameters_without_a_shape() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LazyLinear(3))
     if not last:
         model(torch.ones(1, 2))
+    options: dict[str, Any]
     for options in ({}, {"sharded": True}, {"exchange": "local:steps=2"}, {"op": hvd.Adasum}):
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        wrap = partial(hvd.DistributedOptimizer, sgd, model.named_parameters(), **options)  # type: ignore[arg-type]
+        wrap = partial(hvd.DistributedOptimizer, sgd, model.named_parameters(), **options)
         message = refused_everywhere(UnsupportedError, wrap)
         assert f"[rank {size - 1}/{size}] DistributedOptimizer: '1.weight' has no values" in message
         assert "run one batch through the model first" in message
