@@ -9,7 +9,6 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -40,7 +39,7 @@ reducers: dict[type, Any] = {}
 class _Pickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
-        self.dispatch_table = ChainMap(reducers, copyreg.dispatch_table)
+        self.dispatch_table = {**copyreg.dispatch_table, **reducers}
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,7 @@ def _takes(tensor: Any, sent: _Dense) -> bool:
     """Return whether a value is a tensor that can be overwritten."""
     if not isinstance(tensor, torch.Tensor) or is_lazy(tensor) or tensor.is_meta:
         return False
-    if is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
+    wrapped = is_traceable_wrapper_subclass(tensor)
+    if wrapped or tensor.layout is not torch.strided:
         return False
     return (tensor.shape, tensor.dtype) == (sent.shape, sent.dtype) and not is_expanded(tensor)
