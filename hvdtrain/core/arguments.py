@@ -15,6 +15,7 @@ from hvdtrain.types import ReduceOp
 __all__ = [
     "Groups",
     "check_groups",
+    "check_has_gradient",
     "check_predivide",
     "choose_exchange",
     "choose_groups",
@@ -54,6 +55,12 @@ def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     if op is not None and not isinstance(op, ReduceOp):
         raise ValueError(f"op must be Average, Sum, Min, Max, Product or Adasum, got {op!r}")
     return op or ReduceOp.AVERAGE
+
+
+def check_has_gradient(operation: str, op: ReduceOp) -> None:
+    """Refuse the gradient of a reduction that is not linear."""
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError(f"{operation} with op={op.value} has no gradient: use Average or Sum")
 
 
 def op_on_wire(

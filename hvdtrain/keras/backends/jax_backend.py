@@ -15,6 +15,7 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process.malloc import keep_large_memory
 from hvdtrain.core.process_set import ProcessSet, global_process_set
@@ -145,8 +146,7 @@ def _backward(
     _: None,
     upstream: jax.Array,
 ) -> tuple[jax.Array]:
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"allreduce with op={op.value} has no gradient: use Average or Sum")
+    check_has_gradient("allreduce", op)
     own = None if name is None else f"{name}.gradient"
     return (_allreduce(upstream, op, own, prescale, postscale),)
 

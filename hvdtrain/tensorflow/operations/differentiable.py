@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core import context
+from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, can_lose_ranks, require_process_set
@@ -56,6 +57,7 @@ def allreduce(
         return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
     def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        check_has_gradient("allreduce", how.op)
         return allreduce(upstream, how, name.automatic())
 
     return differentiable(forward, backward, tensors)
@@ -211,6 +213,7 @@ def reducescatter(
         return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
     def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        check_has_gradient("reducescatter", how.op)
         factor = how.prescale * how.postscale
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
         if how.op is ReduceOp.SUM:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from hvdtrain.core import operations
-from hvdtrain.core.arguments import op_on_wire
+from hvdtrain.core.arguments import check_has_gradient, op_on_wire
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.operations.divergence import note_exchanged
 from hvdtrain.torch.operations.handle import Handle
@@ -142,5 +142,6 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        check_has_gradient("allreduce", ctx.arguments[0])
         reduced = _Allreduce.apply(ctx.arguments, None, *gradients)  # type: ignore[no-untyped-call]
         return (None, None, *reduced)

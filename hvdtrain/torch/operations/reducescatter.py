@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
-from hvdtrain.core.arguments import choose_op, op_on_wire
+from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.operations.allgather import differentiable_allgather
@@ -147,7 +147,7 @@ class _ReduceScatter(torch.autograd.Function):
         ctx.factor = prescale_factor * postscale_factor
         if op is ReduceOp.SUM:
             ctx.factor *= process_set.size()
-        ctx.process_set = process_set
+        ctx.process_set, ctx.op = process_set, op
         handle = _reducescatter_handle(
             tensors, op, name, process_set, prescale_factor, postscale_factor
         )
@@ -155,6 +155,7 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        check_has_gradient("reducescatter", ctx.op)
         scaled = [gradient * ctx.factor for gradient in gradients]
         return (None, None, *differentiable_allgather(ctx.process_set, scaled))
 

@@ -194,6 +194,9 @@ def gradients_flow() -> None:
             first = inner.gradient(y, x)
         np.testing.assert_allclose(first, np.full((size, 2), want_first))
         np.testing.assert_allclose(outer.gradient(first, x), np.full((size, 2), want_second))
+    for operation in (hvd.allreduce, hvd.reducescatter):
+        with raising(ValueError, text="has no gradient: use Average or Sum"):
+            gradient(lambda x, operation=operation: operation(x, op=hvd.Max))(x)
 
 
 def shapes_are_known_in_graphs() -> None:

@@ -492,6 +492,11 @@ def gradients_of_gradients() -> None:
     }
     for function, expected in expected_of.items():
         assert torch.allclose(second(function), torch.full((n,), expected).double()), function
+    for nonlinear in (hvd.Max, hvd.Min, hvd.Product, hvd.Adasum):
+        message = refused(ValueError, partial(second, partial(hvd.allreduce, op=nonlinear)))
+        assert f"op={nonlinear.value} has no gradient: use Average or Sum" in message
+    message = refused(ValueError, partial(second, partial(hvd.reducescatter, op=hvd.Max)))
+    assert "reducescatter with op=" in message
 
 
 @case
