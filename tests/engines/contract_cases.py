@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from contract_messages import exchange_messages
 from contract_small import reduce_many, vote
+from contract_special import SPECIAL_TYPES, reduce_special
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
@@ -83,6 +84,9 @@ def all_cases() -> Iterator[Case]:
     for dtype in filter(lambda dtype: dtype.is_integer, DType):
         for op in (ReduceOp.SUM, ReduceOp.PRODUCT):
             yield _case(f"{op.value} beyond the type", dtype, op, _wrap)
+    for dtype in SPECIAL_TYPES:
+        for op in OPS:
+            yield _case(f"special values {op.value}", dtype, op, reduce_special)
     large = (ReduceOp.SUM, _allreduce, LARGE_COUNT)
     yield _case("allreduce in several pieces", DType.FLOAT32, *large)
     yield _case("start_max", DType.INT64, None, _start_max)
@@ -100,7 +104,7 @@ def all_cases() -> Iterator[Case]:
 def _case(
     title: str, dtype: DType, op: ReduceOp | None, run: Callable[..., None], *args: object
 ) -> Case:
-    arguments = [dtype, *([op] if run in (_allreduce, _reduce_scatter, _wrap) else []), *args]
+    arguments = [dtype, *([op] if run in _WITH_OP else []), *args]
     label = " ".join([title, dtype.value, *map(str, args)])
     factors = run in (_factors, _reduce_scatter_factors, _rounded_once, _empty)
     once = run is _rounded_once
@@ -318,3 +322,6 @@ def _partly_empty(c: Communicator, dtype: DType) -> None:
     array[:] = pattern(c.rank, count, dtype)
     c.allreduce(_buffer(array, dtype), ReduceOp.SUM)
     _same(array, reduced(c.size, count, ReduceOp.SUM, dtype))
+
+
+_WITH_OP = (_allreduce, _reduce_scatter, _wrap, reduce_special)

@@ -79,7 +79,7 @@ class HorovodCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        for piece in buffer.pieces(self._chunk_bytes // widening(buffer.dtype)):
+        for piece in buffer.pieces(self._chunk_bytes // widening(buffer.dtype, op)):
             _scale(piece, prescale)  # Horovod's own factor must be the same on all ranks
             with reducible_tensor(piece, op) as tensor:
                 self._calls.run("allreduce_async_", tensor, op=self._reduction(op))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.horovod.memory import elements, words
+from hvdtrain.engines.ordered import from_ordered, is_ordered, to_ordered
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["NATIVE", "REDUCES", "reducible_tensor", "widening"]
@@ -24,6 +25,7 @@ _WIDER = {
     DType.UINT32: DType.INT64,
     DType.BFLOAT16: DType.FLOAT32,
 }
+_WIDER_ORDERED = _WIDER | {DType.FLOAT16: DType.FLOAT32}
 _PARTS = {DType.COMPLEX64: torch.float32, DType.COMPLEX128: torch.float64}
 _REAL = frozenset(DType) - _PARTS.keys()
 REDUCES = {
@@ -36,9 +38,13 @@ REDUCES = {
 _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
 
-def widening(dtype: DType) -> int:
+def widening(dtype: DType, op: ReduceOp) -> int:
     """Return the factor by which an element grows when it is reduced by Horovod."""
-    return _WIDER.get(dtype, dtype).itemsize // dtype.itemsize
+    return _widths(op).get(dtype, dtype).itemsize // dtype.itemsize
+
+
+def _widths(op: ReduceOp) -> Mapping[DType, DType]:
+    return _WIDER_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _WIDER
 
 
 @contextmanager
@@ -60,9 +66,14 @@ def reducible_tensor(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
         yield signed
         if ordered:
             signed.bitwise_xor_(_SIGN)
-    elif buffer.dtype in _WIDER:
-        wide = tensor.to(getattr(torch, _WIDER[buffer.dtype].value))
-        yield wide
-        tensor.copy_(wide)
+    elif (wider := _widths(op).get(buffer.dtype)) is not None:
+        wide = Buffer.of(tensor.to(getattr(torch, wider.value)))
+        with reducible_tensor(wide, op) as ordered:
+            yield ordered
+        tensor.copy_(elements(wide))
+    elif is_ordered(buffer.dtype, op):
+        integers = to_ordered(buffer.host(), op)
+        yield elements(integers)
+        from_ordered(integers, buffer)
     else:
         yield tensor.view(_PARTS.get(buffer.dtype, tensor.dtype))

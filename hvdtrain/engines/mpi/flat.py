@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi.types import MPI_OPS, memory, typed
+from hvdtrain.engines.ordered import from_ordered, is_ordered, to_ordered
 from hvdtrain.types import ReduceOp
 
 __all__ = ["FlatMpi"]
@@ -38,8 +39,10 @@ class FlatMpi:
         """Reduce in place; see Communicator.allreduce."""
         for piece in buffer.pieces(self._reduce_bytes):
             piece.scale(prescale)
-            self._settle(piece)
-            self._comm.Allreduce(MPI.IN_PLACE, typed(piece), op=MPI_OPS[op])
+            ordered = to_ordered(piece, op)
+            self._settle(ordered)
+            self._comm.Allreduce(MPI.IN_PLACE, typed(ordered), op=MPI_OPS[op])
+            from_ordered(ordered, piece)
             piece.scale(postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
@@ -105,16 +108,18 @@ class FlatMpi:
         postscale: float,
     ) -> None:
         """Reduce and keep one part; see Communicator.reduce_scatter."""
-        if prescale != 1.0:
-            scaled = send.like(send.count)
-            scaled.copy_from(send)
-            scaled.scale(prescale)
-            send = scaled
+        if prescale != 1.0 or is_ordered(send.dtype, op):
+            own = send.like(send.count)
+            own.copy_from(send)
+            own.scale(prescale)
+            send = to_ordered(own, op)
+        part = receive.view(send.dtype)
         self._settle(send)
         if send.nbytes > self._chunk_bytes:
-            self._reduce_scatter_by_reductions(send, receive, counts, op)
+            self._reduce_scatter_by_reductions(send, part, counts, op)
         else:
-            self._comm.Reduce_scatter(typed(send), typed(receive), counts, op=MPI_OPS[op])
+            self._comm.Reduce_scatter(typed(send), typed(part), counts, op=MPI_OPS[op])
+        from_ordered(part, receive)
         receive.scale(postscale)
 
     def _reduce_scatter_by_reductions(

@@ -15,6 +15,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_OPS, typed
+from hvdtrain.engines.ordered import from_ordered, to_ordered
 from hvdtrain.engines.shared_memory.node_group import NodeGroup
 from hvdtrain.engines.shared_memory.numpy_kernel import NumpyNodeGroup, open_numpy_node_group
 from hvdtrain.engines.shared_memory.opening import open_node_group
@@ -174,7 +175,8 @@ class NodeHierarchy:
         for number, piece in enumerate(buffer.pieces(chunk_bytes)):
             shared = piece if shared_in_place else _copy_to(piece, scratch[number % 2])
             own = self._group.add(shared, op, prescale, self._owners)
-            chunk = _Chunk(piece, shared, self._start(own, op))
+            ordered = own if self._alone else to_ordered(own, op)
+            chunk = _Chunk(piece, shared, own, ordered, self._start(ordered, op))
             if previous is not None:
                 self._complete(previous, postscale)
             previous = chunk
@@ -205,6 +207,7 @@ class NodeHierarchy:
 
     def _complete(self, chunk: _Chunk, postscale: float) -> None:
         poll_until(chunk.request.Test)
+        from_ordered(chunk.ordered, chunk.own)
         self._group.spread(chunk.shared, postscale, self._owners)
         if chunk.shared is not chunk.piece:
             chunk.piece.array()[:] = chunk.shared.array()
@@ -235,10 +238,19 @@ class NodeHierarchy:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A part of a buffer in progress, its copy in shared memory, and the request between nodes."""
+    """A part of a buffer in progress, and the request between nodes.
+
+    Attributes:
+        piece: part of the buffer.
+        shared: its copy in shared memory.
+        own: this rank's slice of the copy.
+        ordered: memory of the slice as it is reduced between nodes.
+    """
 
     piece: Buffer
     shared: Buffer
+    own: Buffer
+    ordered: Buffer
     request: MPI.Request
 
 

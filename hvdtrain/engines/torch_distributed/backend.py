@@ -9,7 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvdtrain.engines.torch_distributed.types import BOOL_OPS, OPS, Widths, multiply
+from hvdtrain.buffer import Buffer
+from hvdtrain.engines.ordered import from_ordered, is_ordered, to_ordered
+from hvdtrain.engines.torch_distributed.types import (
+    BOOL_OPS,
+    GLOO_WIDE,
+    OPS,
+    Widths,
+    multiply,
+    tensor_of,
+)
 from hvdtrain.types import ReduceOp
 
 __all__ = ["Backend"]
@@ -53,13 +62,17 @@ class Backend:
             multiply(tensor, prescale)
             self._reduce_bits(tensor, op)
             multiply(tensor, postscale)
-        elif tensor.dtype in self.wide:
+        elif (wider := self._wider(op).get(tensor.dtype)) is not None:
             for piece in torch.split(tensor, _WIDE_ELEMENTS):
-                wide = piece.to(self.wide[piece.dtype])
+                wide = piece.to(wider)
                 self._reduce_numbers(wide, op, prescale, postscale)
                 piece.copy_(wide)
         else:
             self._reduce_numbers(tensor, op, prescale, postscale)
+
+    def _wider(self, op: ReduceOp) -> Widths:
+        """Return the wider dtypes for a reduction: no library has 16-bit integers for ordering."""
+        return GLOO_WIDE if op in (ReduceOp.MIN, ReduceOp.MAX) else self.wide
 
     def _reduce_bits(self, tensor: torch.Tensor, op: ReduceOp) -> None:
         """Reduce bool as bytes, and uint64 as signed numbers."""
@@ -79,7 +92,10 @@ class Backend:
     ) -> None:
         before, reduction, after = self._factors(tensor.dtype, op, prescale, postscale)
         multiply(tensor, before)
-        self._reduce(tensor, reduction)
+        buffer = Buffer.of(tensor)
+        ordered = to_ordered(buffer, op)
+        self._reduce(tensor_of(ordered), reduction)
+        from_ordered(ordered, buffer)
         multiply(tensor, after)
 
     def _factors(
@@ -180,7 +196,10 @@ class Backend:
             receive: [counts[rank]] elements of the same dtype.
             counts, op, prescale, postscale: as in Communicator.reduce_scatter.
         """
-        native = send.dtype not in (torch.bool, torch.uint64) and send.dtype not in self.wide
+        native = (
+            send.dtype not in (torch.bool, torch.uint64, *self._wider(op))
+            and not is_ordered(Buffer.of(send).dtype, op)
+        )
         if self.even and native and len(set(counts)) == 1 and counts[0]:
             self._reduce_scatter_evenly(send, receive, op, prescale, postscale)
             return

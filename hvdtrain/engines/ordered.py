@@ -1,0 +1,75 @@
+"""Minima and maxima of floating-point numbers as those of integers.
+
+Libraries compare with <, and then it depends on the rank and on the place in the message whether
+NaN stays. Integers of the same order cost one reduction, and lose neither NaN nor the sign of zero.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.types import DType, ReduceOp
+
+__all__ = ["from_ordered", "is_ordered", "to_ordered"]
+
+# The integers of each type, and the bits of infinity.
+_INTEGERS = {
+    DType.FLOAT32: (DType.INT32, 0x7F8 << 20),
+    DType.FLOAT64: (DType.INT64, 0x7FF << 52),
+}
+
+
+def is_ordered(dtype: DType, op: ReduceOp) -> bool:
+    """Return whether to_ordered() writes into a buffer of this type."""
+    return dtype in _INTEGERS and op in (ReduceOp.MIN, ReduceOp.MAX)
+
+
+def to_ordered(buffer: Buffer, op: ReduceOp) -> Buffer:
+    """Overwrite floating-point numbers with integers of the same order, if `op` is MIN or MAX.
+
+    NaN becomes the integer that wins.
+
+    Args:
+        buffer: elements, float32 or float64 if they are floating-point numbers.
+        op: reduction.
+
+    Returns:
+        The memory as integers; the buffer itself if nothing was to be done.
+    """
+    if not is_ordered(buffer.dtype, op):
+        return buffer
+    integers, infinity = _INTEGERS[buffer.dtype]
+    ordered = buffer.view(integers)
+    _flip_negative(ordered)
+    largest = _largest(integers)
+    bits: Any = ordered.elements()
+    with _writing(bits):
+        bits[(bits > infinity) | (bits < ~infinity)] = largest if op is ReduceOp.MAX else ~largest
+    return ordered
+
+
+def from_ordered(ordered: Buffer, buffer: Buffer) -> None:
+    """Turn integers back into the numbers of a buffer over the same memory, if they are."""
+    if ordered.dtype is not buffer.dtype:
+        _flip_negative(ordered)
+
+
+def _flip_negative(integers: Buffer) -> None:
+    """Reverse the order of negative integers: the magnitude of floats follows their sign."""
+    bits: Any = integers.elements()
+    with _writing(bits):
+        flipped = bits >> (8 * integers.dtype.itemsize - 1)
+        flipped &= _largest(integers.dtype)
+        bits ^= flipped
+
+
+def _largest(integers: DType) -> int:
+    return (1 << (8 * integers.itemsize - 1)) - 1
+
+
+def _writing(bits: Any) -> Any:
+    """Return a context in which inference tensors, too, can be written."""
+    return sys.modules["torch"].inference_mode() if hasattr(bits, "data_ptr") else nullcontext()
