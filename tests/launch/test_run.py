@@ -180,6 +180,7 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
             ["-np", "2", "-hostfile", "colon"],
             "colon:2: 'node1:2': is MPICH's form, which Open MPI takes for",
         ),
+        (["-np", "2", "-hostfile", "twice"], "127.0.0.1 and localhost: one host under two names"),
         (["-np", "2", "-H", "a:x"], "-H:1: 'a:x': needs an integer"),
         (["-np", "2", "-H", "a", "-hostfile", "colon"], "-hostfile and -H both name hosts"),
         (["-np", "2", "-x", "NO_SUCH_VARIABLE"], "-x NO_SUCH_VARIABLE: it is not set here"),
@@ -206,6 +207,7 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
 def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "colon").write_text("# two ranks\nnode1:2\n")
+    (tmp_path / "twice").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
     assert_refused(finish(run(*words, cwd=tmp_path)), reason)
 
 

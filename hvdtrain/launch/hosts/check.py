@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,16 +31,25 @@ def objections(hosts: Sequence[Host], where: str) -> list[str]:
 
 
 def mixed_names(hosts: Sequence[Host]) -> list[str]:
-    """Return one line for each host that is named both with its domain and without."""
-    names = defaultdict(set)
+    """Return one line for each host that is named with its domain and without, or as this host."""
+    here, names = set(), defaultdict(set)
     for host in hosts:
+        if _is_here(host.name):
+            here.add(host.name)
         if not host.name.replace(".", "").isdecimal():
             names[host.name.partition(".")[0]].add(host.name)
+    mixed = [several for short, several in names.items() if short in several]
     return [
         f"{' and '.join(sorted(several))}: one host under two names: write it in one way"
-        for short, several in names.items()
-        if short in several and len(several) > 1
+        for several in (*mixed, here)
+        if len(several) > 1
     ]
+
+
+def _is_here(name: str) -> bool:
+    """Return whether a name is this host's, as far as that is known without asking a server."""
+    own = socket.gethostname()
+    return name in ("localhost", "::1", own, own.partition(".")[0]) or name.startswith("127.")
 
 
 def require_slots(hosts: Sequence[Host], ranks: int, where: str) -> None:

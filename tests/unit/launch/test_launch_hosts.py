@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -284,6 +286,10 @@ def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:
     path.write_text("node1 slots=2\nnode1.ex.com slots=2\n")
     with pytest.raises(HostfileError, match=r"hosts: node1 and node1.ex.com: one host under two"):
         read_hostfile(str(path), "openmpi")
+    for name in ("127.0.0.1", socket.gethostname()):
+        path.write_text(f"localhost slots=1\n{name} slots=1\n")
+        with pytest.raises(HostfileError, match=f"{re.escape(name)}.*: one host under two names"):
+            read_hostfile(str(path), "openmpi")
     path.write_text("node1\nnode2.ex.com slots=2\n")
     assert len(read_hostfile(str(path), "openmpi")) == 2
 
