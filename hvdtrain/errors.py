@@ -33,11 +33,12 @@ __all__ = [
     "UsageError",
 ]
 
+# The mpiexec of MPICH joins the codes of ranks by |, so none is made of others.
 EXIT_CRASH = 1
 EXIT_USAGE = 2
-EXIT_MISMATCH = 3
 # Schedulers that requeue jobs by their exit code take this one, EX_TEMPFAIL of sysexits.h.
 EXIT_REQUEUE = 75
+EXIT_MISMATCH = 78  # EX_CONFIG
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

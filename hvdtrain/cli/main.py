@@ -93,7 +93,7 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0, 1 crash, 2 usage error, 3 wrong launcher.
+    """Run the command line and exit with its code: 0, 1 crash, 2 usage error, 78 wrong launcher.
 
     Args:
         arguments: arguments; None for those of the process.

@@ -166,7 +166,7 @@ def test_mpi_under_torchrun_is_refused() -> None:
         text=True,
         timeout=300,
     )
-    assert done.returncode == 3
+    assert done.returncode == 78
     assert done.stdout == ""
     assert "torchrun promised 2 ranks (WORLD_SIZE=2)" in done.stderr
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 from hvdtrain import errors
@@ -49,3 +51,7 @@ def test_every_exit_code_is_listed() -> None:
     }
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert listed == codes | {0}
+    # MPICH's mpiexec joins the codes of ranks by |.
+    for code in codes:
+        others = [other for other in codes - {code} if other & ~code == 0]
+        assert reduce(or_, others, 0) != code
