@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.horovod.memory import elements, words
-from hvdtrain.engines.ordered import from_ordered, is_ordered, to_ordered
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = ["NATIVE", "REDUCES", "reducible_tensor", "widening"]

@@ -8,8 +8,8 @@ from itertools import accumulate
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.mpi.types import MPI_OPS, memory, typed
-from hvdtrain.engines.ordered import from_ordered, is_ordered, to_ordered
 from hvdtrain.types import ReduceOp
 
 __all__ = ["FlatMpi"]

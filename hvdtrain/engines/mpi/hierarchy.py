@@ -12,10 +12,10 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.engines.float_order import from_ordered, to_ordered
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.slices import NodeSlices
 from hvdtrain.engines.mpi.types import MPI_OPS, typed
-from hvdtrain.engines.ordered import from_ordered, to_ordered
 from hvdtrain.engines.shared_memory.node_group import NodeGroup
 from hvdtrain.engines.shared_memory.numpy_kernel import NumpyNodeGroup, open_numpy_node_group
 from hvdtrain.engines.shared_memory.opening import open_node_group

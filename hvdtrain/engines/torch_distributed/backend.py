@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.ordered import from_ordered, is_ordered, to_ordered
+from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.torch_distributed.types import (
     BOOL_OPS,
     GLOO_WIDE,
@@ -196,9 +196,8 @@ class Backend:
             receive: [counts[rank]] elements of the same dtype.
             counts, op, prescale, postscale: as in Communicator.reduce_scatter.
         """
-        native = (
-            send.dtype not in (torch.bool, torch.uint64, *self._wider(op))
-            and not is_ordered(Buffer.of(send).dtype, op)
+        native = send.dtype not in (torch.bool, torch.uint64, *self._wider(op)) and not is_ordered(
+            Buffer.of(send).dtype, op
         )
         if self.even and native and len(set(counts)) == 1 and counts[0]:
             self._reduce_scatter_evenly(send, receive, op, prescale, postscale)

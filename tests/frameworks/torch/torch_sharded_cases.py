@@ -252,10 +252,16 @@ def shared_norms() -> None:
         assert difference(model, alone) < 1e-13
     if not on_host():
         return  # what follows reads the norm
-    F.cross_entropy(model(own(inputs)) * float("inf"), own(labels)).backward()
-    clip = partial(optimizer.clip_grad_norm_, 1.0, error_if_nonfinite=True)
-    assert "non" in refused(RuntimeError, clip) or hvd.size() > 1
-    optimizer.zero_grad()
+    every = list(model.parameters())
+    for kind in (2.0, float("inf")):
+        for parameter in (every[0], every[-1]):
+            loss = F.cross_entropy(model(own(inputs)), own(labels))
+            if hvd.rank() == hvd.size() - 1:
+                loss = loss + parameter.flatten()[0] * float("nan")
+            loss.backward()
+            clip = partial(optimizer.clip_grad_norm_, 1.0, kind, error_if_nonfinite=True)
+            assert "non" in refused(RuntimeError, clip) or hvd.size() > 1
+            optimizer.zero_grad()
 
 
 @case
