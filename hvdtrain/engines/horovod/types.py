@@ -68,8 +68,8 @@ def reducible_tensor(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
             signed.bitwise_xor_(_SIGN)
     elif (wider := _widths(op).get(buffer.dtype)) is not None:
         wide = Buffer.of(tensor.to(getattr(torch, wider.value)))
-        with reducible_tensor(wide, op) as ordered:
-            yield ordered
+        with reducible_tensor(wide, op) as reducible:
+            yield reducible
         tensor.copy_(elements(wide))
     elif is_ordered(buffer.dtype, op):
         integers = to_ordered(buffer.host(), op)
