@@ -57,7 +57,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         num_groups: deprecated; equivalent to passing a number as `groups`.
         groups: number of groups of gradients that are reduced together, or lists of parameters.
         sparse_as_dense: convert sparse gradients to dense ones instead of gathering their
-            elements.
+            elements; `sharded` does so, too.
         process_set: ranks that take part; other ranks step on their own gradients.
         exchange: algorithm that replaces the reduction of gradients, or that combines weights
             after local steps: text such as "powersgd:rank=4", or an object, which must not be

@@ -230,7 +230,7 @@ class Gradients:
         """Move a gradient into its bucket."""
         gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_sparse:
-            if self._settings.sparse_as_dense:
+            if self._settings.sparse_as_dense or self._settings.sharded:
                 gradient = gradient.to_dense()
             else:
                 self._reducer.step.sparse[index], gradient = gradient, None
@@ -255,14 +255,14 @@ class Gradients:
         """Check that gradients are those of backward(), or of note_results() after it (local).
 
         Raises:
-            RuntimeError: the program has changed one, or it is sparse.
+            RuntimeError: the program has changed one.
         """
         taken = self._complete() if self.open else range(len(self.parameters))
         changed = self._changes.find(self._buckets.views, taken)
         if changed is not None:
             raise RuntimeError(
                 f"the gradient of {self._named[changed][0]!r}, or of another parameter in its "
-                "bucket, was changed or replaced between backward() and step(), or is sparse; with "
+                "bucket, was changed or replaced between backward() and step(); with "
                 "sharded=True it is that of this rank alone there: clip with "
                 "optimizer.clip_grad_norm_(), or call optimizer.synchronize() before you change "
                 "gradients, and step() within `with optimizer.skip_synchronize():`"
@@ -360,10 +360,24 @@ class Gradients:
         exchange = self._buckets.exchange
         self.whole = not isinstance(exchange, ShardedExchange) or exchange.whole
         self._deliver(len(self.plan.buckets))
-        self._buckets.views.give(index for index in absent if usage.used[index])
-        weighted = self.sample_weight is not None
-        reduce_sparse(usage.sparse, step.sparse, self._named, self._settings, weighted)
+        self._give(usage, absent, step.sparse)
         return usage
+
+    def _give(
+        self, usage: StepUsage, absent: Sequence[int], sparse: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Set the gradients that this rank had not, or not dense, as all ranks' usage says."""
+        with_dense = usage.with_dense
+        self._buckets.views.give(i for i in (*absent, *sparse) if i in with_dense)
+        assert self.info is not None
+        for index in (i for i, count in enumerate(usage.sparse) if count):
+            name, parameter = self._named[index]
+            total = reduce_sparse(sparse.get(index), name, parameter, self._settings, self.info)
+            if index in with_dense:
+                assert parameter.grad is not None
+                parameter.grad.detach().index_add_(0, total.indices()[0], total.values())
+            else:
+                parameter.grad = total
 
     def _update_plan(self, usage: StepUsage) -> None:
         """Change the plan for the next step if needed, and if all ranks take part."""

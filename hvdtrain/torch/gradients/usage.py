@@ -83,3 +83,9 @@ class StepUsage:
         *lists, present, outdated = numbers
         count = len(lists) // 3
         return cls(lists[:count], lists[count : 2 * count], lists[2 * count :], present, outdated)
+
+    @property
+    def with_dense(self) -> frozenset[int]:
+        """The parameters of which some rank has a dense gradient."""
+        pairs = enumerate(zip(self.used, self.sparse, strict=True))
+        return frozenset(index for index, (used, sparse) in pairs if used > sparse)

@@ -26,7 +26,8 @@ from hvdtrain.torch.tensors import routes as torch_routes
 LEFT_OUT = {
     *("two_backwards_without_a_step", "closures", "a_script_makes_its_tensors_elsewhere"),
     *("sparse_gradients", "sparse_gradients_for_an_optimizer_that_takes_no_others"),
-    "sparse_gradients_are_summed_as_dense_ones_are",
+    *("sparse_gradients_are_summed_as_dense_ones_are", "layouts_that_differ_between_ranks"),
+    "sparse_gradients_are_weighted_by_samples",
     *("gradients_lie_in_engine_memory", "half_precision_weights"),
     "what_is_lost_is_kept_over_a_step_that_is_not_finite",
     "what_is_lost_stays_with_its_parameter_when_others_are_unfrozen",

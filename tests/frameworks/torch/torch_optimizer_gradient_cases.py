@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import product
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -285,6 +287,67 @@ def sparse_gradients() -> None:
         expected[users] = -2.0 / hvd.size()
         expected[5] = -2.0 * len(users) / hvd.size()
         assert torch.allclose(table.weight, expected)
+
+
+def part_of_loss(kind: str, weight: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return a term whose gradient for a [4, 2] weight is of this kind; none with kind "none"."""
+    rows, dense = torch.tensor([rank, 3, 3]), 10 * (weight * (rank + 1)).sum()
+    sparse = torch.nn.functional.embedding(rows, weight, sparse=True).sum()
+    return {
+        "sparse": sparse,
+        "dense": dense,
+        "both": sparse + dense,
+        "elements": weight.gather(0, torch.tensor([[rank, 3]]), sparse_grad=True).sum(),
+        "none": torch.zeros([], dtype=torch.float64, requires_grad=True),
+    }[kind]
+
+
+def dense_gradient(kind: str, rank: int) -> torch.Tensor:
+    """Return the gradient of part_of_loss() for a rank."""
+    weight = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+    part_of_loss(kind, weight, rank).backward()
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad.to_dense()
+
+
+@case
+def layouts_that_differ_between_ranks() -> None:
+    kinds = ("sparse", "dense", "both", "elements", "none")
+    every_option: list[dict[str, Any]] = [
+        *({}, {"sparse_as_dense": True}, {"sharded": True}, {"op": hvd.Sum}),
+        *({"exchange": "half"}, {"backward_passes_per_step": 2}),
+    ]
+    for options in every_option:
+        weight = torch.nn.Parameter(torch.zeros(4, 2, dtype=torch.float64))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), **options)
+        for first, others in product(kinds, kinds):
+            of_ranks = [first, *[others] * (hvd.size() - 1)]
+            passes = options.get("backward_passes_per_step", 1)
+            for _ in range(passes):
+                part_of_loss(of_ranks[hvd.rank()], weight, hvd.rank()).backward()
+            before = weight.detach().clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            divisor = 1 if options.get("op") is hvd.Sum else hvd.size()
+            total = sum(dense_gradient(kind, rank) for rank, kind in enumerate(of_ranks))
+            want = before - total * passes / divisor
+            assert torch.allclose(weight, want, atol=1e-12), (options, of_ranks, weight, want)
+
+
+@case
+def sparse_gradients_are_weighted_by_samples() -> None:
+    weight = torch.nn.Parameter(torch.zeros(4, 2, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
+    samples = [float(rank == 0) or 3.0 for rank in range(hvd.size())]
+    for kind in ("sparse", "both"):
+        kinds = ["sparse", *[kind] * (hvd.size() - 1)]
+        parts = [dense_gradient(kinds[rank], rank) * samples[rank] for rank in range(hvd.size())]
+        if hvd.rank():  # the first rank counts as 1
+            optimizer.sample_weight = samples[hvd.rank()]
+        part_of_loss(kinds[hvd.rank()], weight, hvd.rank()).backward()
+        before = weight.detach().clone()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.allclose(weight, before - sum(parts) / sum(samples))
 
 
 @case
