@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import prod
 from weakref import WeakKeyDictionary, ref
+
+import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
@@ -15,6 +18,7 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.arrays.fused_plan import FusedPlan, OwnStep
+from hvdtrain.core.arrays.layouts import Layout, LayoutsDifferError
 from hvdtrain.core.arrays.memory import wire_type
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradient_settings import GradientSettings
@@ -30,6 +34,9 @@ __all__ = ["begin_fused", "exchange_fused", "reduce_fused"]
 # Limits per channel: plans in memory of the engine, and plans that are cached.
 _MOST_IN_ENGINE_MEMORY, _MOST_CACHED = 16, 32
 
+# What a rank without dense gradients reduces.
+_NOTHING: HostArray = np.zeros(1, np.float32)
+
 
 def reduce_fused(
     arrays: Sequence[HostArray],
@@ -38,6 +45,7 @@ def reduce_fused(
     settings: GradientSettings,
     weight: float | None = None,
     step: int | None = None,
+    layout: Layout | None = None,
 ) -> list[HostArray]:
     """Reduce dense gradients as one operation (collective, blocking).
 
@@ -48,16 +56,19 @@ def reduce_fused(
         settings: settings of the reduction, equal on all ranks.
         weight: weight of this rank in the average, samples for example; None for 1.
         step: number of steps before, for the exchange; None for those with such gradients.
+        layout: layout of all gradients, of which `arrays` are the dense ones.
 
     Returns:
         The reduced gradients, with the shapes and dtypes of `arrays`. Their memory is reused when
         no array or tensor refers to it any more.
 
     Raises:
+        LayoutsDifferError: layouts differ between ranks.
         MismatchError: number, shapes or dtypes of gradients differ between ranks.
         ValueError: the exchange has been given other gradients before.
     """
-    return exchange_fused(arrays, parameters, name, settings, OwnStep(weight, step))[0]
+    own = OwnStep(weight, step)
+    return exchange_fused(arrays, parameters, name, settings, own, layout)[0]
 
 
 def begin_fused(
@@ -79,26 +90,30 @@ def exchange_fused(
     name: str,
     settings: GradientSettings,
     own: OwnStep,
+    layout: Layout | None = None,
 ) -> tuple[list[HostArray], StepInfo]:
     """Exchange gradients or weights as one operation (collective, blocking).
 
     Args:
-        arrays, parameters, name, settings: as in `reduce_fused`.
+        arrays, parameters, name, settings, layout: as in `reduce_fused`.
         own: what this rank knows about the step.
 
     Returns:
         The results, as `reduce_fused` does, and what all ranks know together about the step.
 
     Raises:
-        MismatchError, ValueError: as `reduce_fused`.
+        LayoutsDifferError, MismatchError, ValueError: as `reduce_fused`.
     """
+    if not arrays:  # other ranks may have some, and are to learn that this one has none
+        plain = replace(settings, exchange=None, groups=None)
+        return [], exchange_fused([_NOTHING], [_NOTHING], name, plain, own, layout)[1]
     specs = _specs(arrays)
     channel = settings.process_set.channel()
     plan = _plan_for(specs, parameters, settings)
     try:
-        results = plan.reduce(arrays, name, channel, own)
+        results = plan.reduce(arrays, name, channel, own, layout.variant if layout else "")
     except MismatchError:
-        _raise_difference(specs, name, channel)  # if that is the reason
+        _raise_difference(specs, layout, name, channel)  # if that is the reason
         raise
     _use_engine_memory(plan, channel, settings.allocator)
     return results
@@ -216,8 +231,14 @@ def _use_engine_memory(plan: FusedPlan, channel: Channel, allocator: FindLibrary
             cache.in_engine_memory += 1
 
 
-def _raise_difference(specs: list[ParameterSpec], name: str, channel: Channel) -> None:
+def _raise_difference(
+    specs: list[ParameterSpec], layout: Layout | None, name: str, channel: Channel
+) -> None:
     """Raise an error for the first gradient that differs from the first rank's (collective)."""
+    if layout is not None:
+        layouts = allgather_object(layout, f"layouts for {name}", channel)
+        if len({each.kinds for each in layouts}) > 1:
+            raise LayoutsDifferError(channel.ranks, layouts)
     size, root_rank = context.current().topology.size, channel.ranks[0]
     what = f"shapes for {name}"
     theirs = broadcast_object(specs, root_rank, what, channel)

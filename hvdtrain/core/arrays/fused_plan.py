@@ -143,6 +143,7 @@ class FusedPlan:
         name: str,
         channel: Channel,
         own: OwnStep,
+        variant: str,
     ) -> tuple[list[HostArray], StepInfo]:
         """Reduce the gradients, or the weights, of one step (collective, blocking).
 
@@ -151,6 +152,7 @@ class FusedPlan:
             name: operation name.
             channel: channel of the ranks that take part.
             own: what this rank knows about the step.
+            variant: what else has to be equal on all ranks, beside the plan.
 
         Returns:
             The results, with the shapes and dtypes of `arrays`, and what all ranks know together.
@@ -172,7 +174,7 @@ class FusedPlan:
             communicators=self._communicators,
             placed=placed,
         )
-        reducer.weight = own.weight
+        reducer.weight, reducer.variant = own.weight, variant
         reducer.steps = self._steps if own.number is None else own.number
         reducer.step.flush, reducer.step.local_steps = own.flush, own.local_steps
         if channel.has_thread:  # reduces the first bucket while this one fills the second

@@ -42,28 +42,43 @@ class JaxBackend:
 
     def reduce(
         self,
-        gradients: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
         reduction: Reduction,
         samples: Tensor | float | None,
-    ) -> list[Tensor]:
-        arrays: list[jax.Array] = list(gradients)
-        count, is_traced = len(arrays), isinstance(samples, jax.core.Tracer)
-        if is_traced:  # its value is known when the step runs
+    ) -> list[Tensor | None]:
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        arrays: list[jax.Array] = [gradients[i] for i in present]
+        count, weighted = len(arrays), isinstance(samples, jax.core.Tracer)
+        if weighted:  # its value is known when the step runs
             arrays.append(jax.numpy.asarray(samples, "float32"))
-        known = None if samples is None or is_traced else float(samples)
+        known = None if samples is None or weighted else float(samples)
+
+        def zeros(index: int) -> HostArray:
+            return np.zeros(variables[index].shape, variables[index].dtype)
+
+        def reduced(given: list[HostArray], fixed: bool) -> list[HostArray | None]:
+            weight = float(given[count]) if weighted else known
+            own: list[HostArray | None] = [None] * len(gradients)
+            for index, array in zip(present, given, strict=False):
+                own[index] = array
+            return reduction.reduce_arrays(own, variables, weight, zeros, fixed)
 
         def function(given: list[HostArray]) -> list[HostArray]:
-            weight = float(given[count]) if is_traced else known
-            return [
-                *reduction.reduce_arrays(given[:count], variables, weight),
-                *given[count:],
-            ]
+            results = reduced(given, fixed=True)
+            return [*(array for array in results if array is not None), *given[count:]]
 
+        if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+            results = reduced([np.asarray(array) for array in arrays], fixed=False)
+            return [None if a is None else jax.numpy.asarray(a) for a in results]
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes >= _LARGE_BYTES and jax.default_backend() == "cpu":
             keep_large_memory(2 * nbytes, os.environ)  # gradients, and copies that the step makes
-        return _call_on_host(function, arrays)[:count]
+        traced = dict(zip(present, _call_on_host(function, arrays), strict=False))
+        return [traced.get(index) for index in range(len(gradients))]
+
+    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return list(gradients)  # all gradients are dense
 
     def exchange_if(
         self,

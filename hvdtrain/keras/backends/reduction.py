@@ -10,7 +10,9 @@ import keras
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.allocators.opening import FindLibrary
-from hvdtrain.core.arrays.fused import reduce_fused
+from hvdtrain.core.arrays.fused import exchange_fused
+from hvdtrain.core.arrays.fused_plan import OwnStep
+from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.process_set import ProcessSet, stays_alone
@@ -34,22 +36,28 @@ class Backend(WeightBackend, ArrayBackend, Protocol):
 
     def reduce(
         self,
-        gradients: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
         reduction: Reduction,
         samples: Tensor | float | None,
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         """Reduce gradients over the ranks (collective).
 
         Args:
-            gradients: this rank's gradients, of any shapes and floating point dtypes.
-            variables: the variable of each gradient.
+            gradients: this rank's gradients, of any shapes and floating point dtypes, or None.
+            variables: the variable of each gradient, equal on all ranks.
             reduction: settings of the reduction; reduces arrays.
             samples: weight of this rank in the average; None for 1.
 
         Returns:
-            The reduced gradients, with the shapes and dtypes of `gradients`.
+            The reduced gradients; None where no rank has one.
+
+        Raises:
+            MismatchError: a function that is traced lacks another rank's gradient.
         """
+
+    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return gradients of which none is sparse (local)."""
 
     def size_like(self, gradient: Tensor, process_set: ProcessSet) -> Tensor | int:
         """Return the number of ranks, in a function that is traced as it is when it runs (local).
@@ -177,14 +185,14 @@ class Reduction:
     def __call__(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]
     ) -> list[Tensor | None]:
-        """Reduce gradients over the ranks; None stays None (collective).
+        """Reduce gradients over the ranks; None counts as zero if any has one (collective).
 
         Args:
-            gradients: gradients with equal number, shapes and dtypes on all ranks.
-            variables: the variable of each gradient.
+            gradients: this rank's gradients, or None.
+            variables: the variable of each gradient, with equal shapes on all ranks.
 
         Returns:
-            The reduced gradients, with the shapes and dtypes of `gradients`.
+            The reduced gradients; None where no rank has one.
         """
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
@@ -194,25 +202,27 @@ class Reduction:
                 exchange.note_alone()
             else:
                 size = None  # a step that is traced now may run with more ranks
-        present = [i for i, gradient in enumerate(results) if gradient is not None]
-        shared = [i for i in present if id(variables[i]) not in self._local]
+        shared = [i for i, variable in enumerate(variables) if id(variable) not in self._local]
+        own = [results[i] for i in shared]
+        if process_set.included() and self._as_dense:
+            own = self._backend.as_dense(own)
         if size != 1 and shared:
             average = self.settings.total is ReduceOp.AVERAGE
-            reduced = self._backend.reduce(
-                [gradient for i in shared if (gradient := results[i]) is not None],
-                [variables[i] for i in shared],
-                self,
-                self._weight if average else None,
-            )
-            for i, gradient in zip(shared, reduced, strict=True):
-                results[i] = gradient
+            weight = self._weight if average else None
+            own = self._backend.reduce(own, [variables[i] for i in shared], self, weight)
+        for i, gradient in zip(shared, own, strict=True):
+            results[i] = gradient
         if self._scale_local and size != 1:
-            for i in set(present) - set(shared):
+            for i in set(range(len(results))) - set(shared):
                 gradient = results[i]
-                assert gradient is not None
-                ranks = self._backend.size_like(gradient, process_set)
-                results[i] = keras.ops.divide(gradient, ranks)
+                if gradient is not None:
+                    ranks = self._backend.size_like(gradient, process_set)
+                    results[i] = keras.ops.divide(gradient, ranks)
         return self._scaled(results)
+
+    @property
+    def _as_dense(self) -> bool:
+        return self.settings.sparse_as_dense or self.sharded or self.uneven
 
     def _scaled(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         if self._factor == 1.0:
@@ -257,7 +267,7 @@ class Reduction:
             optimizer: optimizer of this rank.
         """
         if self.weights is not None:
-            own = self._scaled(gradients)
+            own = self._scaled(self._backend.as_dense(gradients) if self._as_dense else gradients)
             self.weights.update(update, own, variables, self._local, self._weight, optimizer)
 
     def flush(self, optimizer: keras.optimizers.Optimizer) -> None:
@@ -273,24 +283,60 @@ class Reduction:
 
     def reduce_arrays(
         self,
-        arrays: Sequence[HostArray],
-        variables: Sequence[object],
+        arrays: Sequence[HostArray | None],
+        variables: Sequence[Variable],
         samples: float | None,
-        name: str | None = None,
-    ) -> list[HostArray]:
+        zeros: Callable[[int], HostArray],
+        fixed: bool = False,
+    ) -> list[HostArray | None]:
         """Reduce gradients that are arrays as one operation (collective, blocking).
 
         Args:
-            arrays: this rank's gradients, with equal shapes and dtypes on all ranks.
-            variables: the variable of each gradient, or what stands for it in each step.
+            arrays: this rank's gradients, or None.
+            variables: the variable of each gradient.
             samples: weight of this rank in the average; None for 1.
-            name: operation name, where the optimizer's own one would be ambiguous.
+            zeros: returns the gradient of a variable that has none here.
+            fixed: whether None has to stay None.
 
         Returns:
             The reduced gradients, with the shapes and dtypes of `arrays`.
         """
-        step, self.steps = self.steps, self.steps + 1
-        return reduce_fused(arrays, variables, name or self.name, self.settings, samples, step)
+
+        def reduce(given: Sequence[HostArray], layout: Layout) -> list[HostArray]:
+            return self.reduce_layout(given, variables, layout, samples)[0]
+
+        names = [variable.path for variable in variables]
+        return reduce_present(arrays, names, self.name, zeros, reduce, fixed)
+
+    def reduce_layout(
+        self,
+        arrays: Sequence[HostArray],
+        variables: Sequence[Variable],
+        layout: Layout,
+        samples: float | None,
+        name: str | None = None,
+    ) -> tuple[list[HostArray], float]:
+        """Reduce the dense gradients of a layout as one operation (collective, blocking).
+
+        Args:
+            arrays: this rank's dense gradients.
+            variables: the variable of each gradient of the layout.
+            layout: which gradients are dense.
+            samples: weight of this rank in the average; None for 1.
+            name: operation name, where the optimizer's own one would be ambiguous.
+
+        Returns:
+            The reduced gradients, and the factor of this rank's others in their average.
+
+        Raises:
+            LayoutsDifferError: other ranks have gradients of another layout.
+        """
+        own, owners = OwnStep(samples, self.steps), [variables[i] for i in layout.dense]
+        results, info = exchange_fused(
+            arrays, owners, name or self.name, self.settings, own, layout
+        )
+        self.steps += 1
+        return results, info.weigh()
 
     def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
         """Return the state of the exchange and the number of steps (local).

@@ -11,10 +11,12 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.tensorflow.allocator.registration import find_library
+from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import reductions
@@ -35,32 +37,29 @@ class TensorFlowBackend:
 
     def reduce(
         self,
-        gradients: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
         reduction: Reduction,
         samples: Tensor | float | None,
-    ) -> list[Tensor]:
-        as_dense = reduction.settings.sparse_as_dense or reduction.uneven
-        results: list[tf.Tensor | tf.IndexedSlices] = list(gradients)
-        sparse = [
-            i for i, g in enumerate(results) if isinstance(g, tf.IndexedSlices) and not as_dense
-        ]
-        dense = [i for i in range(len(results)) if i not in sparse]
-        own = [tf.convert_to_tensor(results[i]) for i in dense]
-        owners: list[object] = [variables[i] for i in dense]
+    ) -> list[Tensor | None]:
+        settings = reduction.settings
+
+        def reduce(
+            arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
+        ) -> tuple[list[HostArray], float]:
+            return reduction.reduce_layout(arrays, variables, layout, weight, key)
+
+        def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+            process_set, name = settings.process_set, f"{reduction.name}_slices"
+            return reductions.grouped_allreduce(
+                slices, op=settings.total, process_set=process_set, name=name
+            )
+
         weight = None if samples is None else tf.cast(samples, tf.float64)
-        if sparse and weight is not None:
-            own, owners = [*own, 1 / weight], [*owners, reduction]  # 1 / average of samples
-        if own:
-            own = _reduce_dense(own, owners, reduction, weight)
-        for index, gradient in zip(dense, own, strict=False):
-            results[index] = gradient
-        if sparse:
-            factor = None if weight is None else weight * own[-1]
-            gathered = _reduce_sparse([results[i] for i in sparse], reduction, factor)
-            for index, gradient in zip(sparse, gathered, strict=True):
-                results[index] = gradient
-        return results
+        return LayoutReduction(variables, reduction.name, reduce, gather, weight)(gradients)
+
+    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return as_dense(gradients)
 
     def exchange_if(
         self,
@@ -124,36 +123,3 @@ class TensorFlowBackend:
 
     def do_not_compile(self, function: F) -> F:
         return do_not_convert(function)
-
-
-def _reduce_dense(
-    tensors: Sequence[tf.Tensor],
-    owners: Sequence[object],
-    reduction: Reduction,
-    weight: tf.Tensor | None,
-) -> list[tf.Tensor]:
-    weights = [] if weight is None else [weight]
-
-    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-        own, given = arrays[: len(tensors)], arrays[len(tensors) :]
-        samples = float(given[0]) if given else None
-        return reduction.reduce_arrays(own, owners, samples, key)
-
-    dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-    return call_on_arrays(function, [*tensors, *weights], dtypes, shapes, reduction.name)
-
-
-def _reduce_sparse(
-    slices: Sequence[tf.IndexedSlices], reduction: Reduction, factor: tf.Tensor | None
-) -> list[tf.IndexedSlices]:
-    settings = reduction.settings
-    if factor is not None:
-        slices = [
-            tf.IndexedSlices(
-                each.values * tf.cast(factor, each.dtype), each.indices, each.dense_shape
-            )
-            for each in slices
-        ]
-    return reductions.grouped_allreduce(
-        slices, op=settings.total, process_set=settings.process_set, name=f"{reduction.name}_slices"
-    )

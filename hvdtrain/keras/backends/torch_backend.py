@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -31,19 +31,29 @@ class TorchBackend:
 
     def reduce(
         self,
-        gradients: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
         reduction: Reduction,
         samples: Tensor | float | None,
-    ) -> list[Tensor]:
-        tensors = cast(Sequence[torch.Tensor], gradients)
-        arrays = [_to_array(tensor) for tensor in tensors]
+    ) -> list[Tensor | None]:
+        tensors = cast(Sequence["torch.Tensor | None"], gradients)
+        arrays = [None if tensor is None else _to_array(tensor) for tensor in tensors]
         weight = None if samples is None else float(samples)
-        reduced = reduction.reduce_arrays(arrays, variables, weight)
+
+        def like(index: int) -> torch.Tensor:
+            gradient, variable = tensors[index], cast(Any, variables[index])
+            return variable.value if gradient is None else gradient
+
+        def zeros(index: int) -> HostArray:
+            return _to_array(torch.zeros_like(like(index)))
+
         return [
-            torch.from_numpy(array).to(tensor.device, tensor.dtype)
-            for array, tensor in zip(reduced, tensors, strict=True)
+            None if array is None else torch.from_numpy(array).to(like(i).device, like(i).dtype)
+            for i, array in enumerate(reduction.reduce_arrays(arrays, variables, weight, zeros))
         ]
+
+    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return list(gradients)  # all gradients are dense
 
     def exchange_if(
         self,

@@ -69,10 +69,12 @@ class LocalAggregation:
         with tf.control_dependencies([] if tf.executing_eagerly() else [tf.group(before, *added)]):
             counted = self._counter.assign((before + 1) % self._passes)
         with tf.control_dependencies([] if tf.executing_eagerly() else [tf.group(counted)]):
-            owners = [variables[i] for i in present]
+            complete = self.complete()
+            if tf.executing_eagerly():  # other ranks may have gradients that this one has not
+                return self._reduced(variables) if complete else given
             results = tf.cond(
-                self.complete(),
-                lambda: tuple(self._reduced(owners)),
+                complete,
+                lambda: tuple(g for g in self._reduced(variables) if g is not None),
                 lambda: tuple(tf.identity(given[i]) for i in present),
             )
         results = dict(zip(present, results, strict=True))
@@ -82,11 +84,13 @@ class LocalAggregation:
         """Return whether the last call of add() reduced the gradients, bool []."""
         return tf.equal(tf.identity(self._counter), 0)
 
-    def _reduced(self, variables: Sequence[Variable]) -> list[tf.Tensor]:
-        totals = [tf.identity(total) for total in self._sums]
-        reduced: list[tf.Tensor] = list(self._reduce(totals, variables))  # dense, as the sums are
+    def _reduced(self, variables: Sequence[Variable]) -> list[tf.Tensor | None]:
+        totals: list[tf.Tensor | None] = [None] * len(variables)
+        for index, total in zip(self._present, self._sums, strict=True):
+            totals[index] = tf.identity(total)
+        reduced = self._reduce(totals, variables)  # dense, as the sums are
         divisor = self._passes if self._average else 1
-        return [gradient / tf.cast(divisor, gradient.dtype) for gradient in reduced]
+        return [g if g is None else g / tf.cast(divisor, g.dtype) for g in reduced]
 
     def _dense(self, gradient: Gradient) -> tf.Tensor | None:
         if not isinstance(gradient, tf.IndexedSlices):

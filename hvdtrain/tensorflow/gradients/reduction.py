@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.arguments import Groups, choose_exchange
 from hvdtrain.core.arrays.fused import reduce_fused
+from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.tensorflow.allocator.registration import find_library
-from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.operations.compression import (
     Compression,
     Compressor,
@@ -107,10 +108,10 @@ def reduce_gradients(
     local: LocalVariables,
     name: str,
 ) -> list[Gradient]:
-    """Reduce gradients over the ranks; None stays None (collective).
+    """Reduce gradients over the ranks; None counts as zero if any has one (collective).
 
     Args:
-        gradients: gradients with equal number, shapes and dtypes on all ranks.
+        gradients: gradients of variables with equal number, shapes and dtypes on all ranks.
         variables: the variable of each gradient.
         settings: settings of the reduction, equal on all ranks.
         local: variables whose gradients are not reduced.
@@ -120,70 +121,74 @@ def reduce_gradients(
         The reduced gradients, with the shapes and dtypes of `gradients`.
     """
     process_set = settings.process_set
-    if not process_set.included() or stays_alone(process_set):
+    if not process_set.included():
         return list(gradients)
-    results = list(gradients)
-    for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-        if variable in local:
-            results[index] = local.scaled(gradient, process_set)
-        elif settings.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
-            results[index] = tf.convert_to_tensor(gradient)
-    shared = [i for i, v in enumerate(variables) if v not in local and results[i] is not None]
-    sparse = [i for i in shared if isinstance(results[i], tf.IndexedSlices)]
-    dense = [i for i in shared if i not in sparse]
-    if dense:
-        own, theirs = [results[i] for i in dense], [variables[i] for i in dense]
-        for index, reduced in zip(dense, _reduce_dense(own, theirs, settings, name), strict=True):
-            results[index] = reduced
-    if sparse:
-        slices = [results[i] for i in sparse]
-        gathered = grouped_allreduce(
-            slices, op=settings.total, process_set=process_set, name=f"{name}_slices"
-        )
-        for index, reduced in zip(sparse, gathered, strict=True):
-            results[index] = reduced
+    results, alone = list(gradients), stays_alone(process_set)
+    if not alone:
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if variable in local:
+                results[index] = local.scaled(gradient, process_set)
+    shared = [i for i, variable in enumerate(variables) if variable not in local]
+    own, theirs = [results[i] for i in shared], [variables[i] for i in shared]
+    if settings.sparse_as_dense:
+        own = as_dense(own)
+    if alone:
+        own = [_as_sent(gradient, settings.compressor) for gradient in own]
+    elif settings.op not in _FUSED:
+        own = _reduce_otherwise(own, settings, name)
+    elif own:
+        own = _reduce_fused(own, theirs, settings, name)
+    for index, reduced in zip(shared, own, strict=True):
+        results[index] = reduced
     return results
 
 
-def _reduce_dense(
+def _as_sent(gradient: Gradient, compressor: type[Compressor]) -> Gradient:
+    """Return a gradient as a reduction over one rank gives it."""
+    if gradient is None or isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return compressor.decompress(*compressor.compress(gradient))
+
+
+def _reduce_otherwise(
+    gradients: Sequence[Gradient], settings: VariableSettings, name: str
+) -> list[Gradient]:
+    """Reduce gradients by Min, Max, Product or Adasum; all ranks have those of one layout."""
+    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    tensors = [gradients[i] for i in present]
+    if len(present) < len(gradients):  # ranks compare shapes: one of them says what is missing
+        digest = hashlib.blake2b(repr(present).encode(), digest_size=3).digest()
+        tensors.append(tf.zeros([0, int.from_bytes(digest)]))
+    reduced = grouped_allreduce(
+        tensors,
+        op=settings.op,
+        compression=settings.compressor,
+        process_set=settings.process_set,
+        name=name,
+    )
+    results = dict(zip(present, reduced, strict=False))
+    return [results.get(index) for index in range(len(gradients))]
+
+
+def _reduce_fused(
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
     settings: VariableSettings,
     name: str,
-) -> list[tf.Tensor]:
-    pairs = [settings.compressor.compress(tf.convert_to_tensor(g)) for g in gradients]
-    inputs = [tensor for tensor, _ in pairs]
-    if settings.op in _FUSED:
-        reduced = _reduce_fused(inputs, variables, settings, name)
-    else:
-        reduced = grouped_allreduce(
-            inputs, op=settings.op, process_set=settings.process_set, name=name
+) -> list[Gradient]:
+    """Reduce gradients by Average or Sum (collective)."""
+
+    def reduce(
+        arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
+    ) -> tuple[list[HostArray], float]:
+        owners = [variables[i] for i in layout.dense]
+        return reduce_fused(arrays, owners, key or name, settings, layout=layout), 1.0
+
+    def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        process_set, slices_name = settings.process_set, f"{name}_slices"
+        return grouped_allreduce(
+            slices, op=settings.total, process_set=process_set, name=slices_name
         )
-    return [
-        settings.compressor.decompress(tensor, ctx)
-        for tensor, (_, ctx) in zip(reduced, pairs, strict=True)
-    ]
 
-
-def _reduce_fused(
-    tensors: Sequence[tf.Tensor],
-    variables: Sequence[Variable],
-    settings: GradientSettings,
-    name: str,
-) -> list[tf.Tensor]:
-    """Reduce dense gradients as one operation, which can be differentiated (collective)."""
-
-    def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-        return reduce_fused(arrays, variables, key or name, settings)
-
-    def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-        def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
-            given = [tf.convert_to_tensor(u) for u in upstream]
-            reduced = _reduce_fused(given, variables, settings, name)
-            return reduced if len(reduced) > 1 else reduced[0]
-
-        dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]
-        return call_on_arrays(function, inputs, dtypes, shapes, name), gradient
-
-    outputs: list[tf.Tensor] = tf.custom_gradient(operation)(*tensors)
-    return outputs
+    reduction = LayoutReduction(variables, name, reduce, gather, compressor=settings.compressor)
+    return reduction(gradients)

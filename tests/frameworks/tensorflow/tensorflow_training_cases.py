@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 import zipfile
@@ -272,6 +273,75 @@ def sparse_gradients() -> str:
     return digest(ends)
 
 
+ROWS_OF_TABLE = 4
+
+
+def part_of_loss(kind: str, table: Any, rank: int) -> Any:
+    """Return a term whose gradient is of this kind; of a constant for "none"."""
+    sparse = tf.reduce_sum(tf.gather(table, [rank, 3, 3]))
+    dense = 10.0 * (rank + 1) * tf.reduce_sum(table)
+    terms = {"sparse": sparse, "dense": dense, "both": sparse + dense}
+    return terms.get(kind, tf.constant(0.0))
+
+
+def mean_gradient(kinds: list[str]) -> Any:
+    """Return the mean of all ranks' gradients of part_of_loss()."""
+    total = np.zeros([ROWS_OF_TABLE, 2], np.float32)
+    for rank, kind in enumerate(kinds):
+        if kind in ("sparse", "both"):
+            np.add.at(total, [rank, 3, 3], 1.0)
+        if kind in ("dense", "both"):
+            total += 10.0 * (rank + 1)
+    return total / len(kinds)
+
+
+def layouts_that_differ_between_ranks() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    names = ("sparse", "dense", "both", "none")
+    pairs = list(itertools.combinations_with_replacement(names, 2))
+    for traced, (first, others) in itertools.product((False, True), pairs):
+        for as_dense in (False, True) if (first, others) == ("sparse", "dense") else (False,):
+            kinds = [first, *[others] * (size - 1)]
+            # A second variable of that shape has what the other ranks have of the first one.
+            twins = [others, *[first] * (size - 1)]
+            tables = [tf.Variable(tf.zeros([ROWS_OF_TABLE, 2])) for _ in "ab"]
+
+            def step(
+                tables: Any = tables, mine: Any = (kinds[rank], twins[rank]), dense: Any = as_dense
+            ) -> Any:
+                with tf.GradientTape() as tape:
+                    pairs = zip(mine, tables, strict=True)
+                    loss = sum(part_of_loss(kind, table, rank) for kind, table in pairs)
+                tape = hvd.DistributedGradientTape(tape, sparse_as_dense=dense)
+                return tape.gradient(loss, tables)
+
+            run = tf.function(step) if traced else step
+            if traced and "none" in (first, others) and first != others:
+                with raising(tf.errors.UnknownError, text="in the function that rank"):
+                    run()
+                continue
+            for got, want in zip(run(), (kinds, twins), strict=True):
+                if set(want) == {"none"}:
+                    assert got is None
+                    continue
+                if not traced:
+                    sparse = set(want) <= {"sparse", "none"} and not as_dense
+                    assert isinstance(got, tf.IndexedSlices) is sparse, (want, got)
+                np.testing.assert_allclose(tf.convert_to_tensor(got), mean_gradient(want))
+
+
+def gradients_that_ranks_add_up_and_have_not_all() -> None:
+    a, b = (tf.Variable(tf.zeros([2])) for _ in "ab")
+    optimizer = hvd.DistributedOptimizer(
+        tf.keras.optimizers.SGD(1.0), backward_passes_per_step=2, sparse_as_dense=True
+    )
+    for _ in range(2):
+        ones = tf.ones([2])
+        optimizer.apply([ones, None] if hvd.rank() == 0 else [None, ones], [a, b])
+    np.testing.assert_allclose(a, [-2.0 / hvd.size()] * 2)
+    np.testing.assert_allclose(b, [-2.0 * (hvd.size() - 1) / hvd.size()] * 2)
+
+
 def local_layers_stay_local() -> None:
     rank, size = hvd.rank(), hvd.size()
     layers = [tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in "ab"]
@@ -338,6 +408,8 @@ CASES = [
     gradients_stay_what_they_were,
     models_come_and_go,
     sparse_gradients,
+    layouts_that_differ_between_ranks,
+    gradients_that_ranks_add_up_and_have_not_all,
     local_layers_stay_local,
     batches_are_normalised_over_all_ranks,
     different_models_are_refused,

@@ -1,0 +1,221 @@
+"""Gradients of TensorFlow, dense here and sparse or None there, reduced in one way on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
+from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.operations.compression import Compression, Compressor
+from hvdtrain.tensorflow.tensors.types import Gradient
+
+__all__ = ["LayoutReduction", "as_dense"]
+
+# Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.
+# Returns the reduced gradients, and the factor for this rank's slices.
+ReduceArrays: TypeAlias = (
+    "Callable[[Sequence[HostArray], Layout, str | None, float | None], "
+    "tuple[Sequence[HostArray], float]]"
+)
+
+
+def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """Return gradients of which none is sparse (local)."""
+    return [tf.convert_to_tensor(g) if _kind(g) == SPARSE else g for g in gradients]
+
+
+@dataclass(frozen=True)
+class LayoutReduction:
+    """Reduces gradients, whatever their layout is on other ranks.
+
+    Attributes:
+        variables: variables with equal shapes on all ranks.
+        name: operation name.
+        reduce: reduces dense gradients, or raises LayoutsDifferError.
+        gather: reduces sparse gradients of the same variables on all ranks.
+        weight: weight of this rank in the average, float64 []; None for 1.
+        compressor: changes dense gradients before the reduction.
+    """
+
+    variables: Sequence[Any]
+    name: str
+    reduce: ReduceArrays
+    gather: Callable[[Sequence[tf.IndexedSlices]], Sequence[tf.IndexedSlices]]
+    weight: tf.Tensor | None = None
+    compressor: type[Compressor] = Compression.none
+
+    def __call__(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Reduce this rank's gradients (collective).
+
+        In eager mode the result is None where no rank has a gradient, and sparse where all that
+        have one have it so; in a graph it is of the kind that it is here.
+
+        Raises:
+            MismatchError: ranks have other variables, or a graph lacks another rank's gradient.
+        """
+        layout = Layout("".join(map(_kind, gradients)), not tf.executing_eagerly())
+        try:
+            return self._reduced(gradients, layout)
+        except LayoutsDifferError as differ:  # in eager mode
+            layout = differ.agreed(self._names, self.name)
+        rows = zip(gradients, layout.kinds, self.variables, strict=True)
+        return self._reduced([_converted(*row) for row in rows], layout)
+
+    @property
+    def _names(self) -> list[str]:
+        # Tensors in eager mode have no name, and names of variables may differ between ranks.
+        return [f"gradient {number}" for number in range(len(self.variables))]
+
+    def _reduced(self, gradients: Sequence[Gradient], layout: Layout) -> list[Gradient]:
+        """Reduce gradients of a layout that other ranks should have, too (collective)."""
+        dense, sparse = layout.dense, [i for i, g in enumerate(gradients) if _kind(g) == SPARSE]
+        pairs = [self.compressor.compress(tf.convert_to_tensor(gradients[i])) for i in dense]
+        slices = {i: _with_defaults(gradients[i], self.variables[i]) for i in sparse}
+        reduced, instead = self._reduce_dense([tensor for tensor, _ in pairs], slices, layout)
+        results: dict[int, Gradient] = dict.fromkeys(range(len(gradients)))
+        for index, tensor, (_, ctx) in zip(dense, reduced, pairs, strict=True):
+            results[index] = self.compressor.decompress(tensor, ctx)
+        if sparse:
+            results |= zip(sparse, self._gathered(slices, layout, *instead), strict=True)
+        return list(results.values())
+
+    def _gathered(
+        self,
+        slices: dict[int, tf.IndexedSlices],
+        layout: Layout,
+        mixed: tf.Tensor,
+        factor: tf.Tensor,
+        *tables: tf.Tensor,
+    ) -> list[tf.IndexedSlices]:
+        """Reduce slices, or return all rows of the reduced tables if they are dense elsewhere."""
+        own = list(slices.values())
+
+        def gathered() -> list[tuple[tf.Tensor, tf.Tensor]]:
+            weighted = own
+            if self.weight is not None:
+                weighted = [
+                    tf.IndexedSlices(s.values * tf.cast(factor, s.dtype), s.indices, s.dense_shape)
+                    for s in own
+                ]
+            return [(each.values, each.indices) for each in self.gather(weighted)]
+
+        def rows() -> list[tuple[tf.Tensor, tf.Tensor]]:
+            return [(table, tf.range(tf.shape(table, tf.int64)[0])) for table in tables]
+
+        pairs = tf.cond(mixed, rows, gathered) if layout.fixed else gathered()
+        return [
+            tf.IndexedSlices(values, indices, each.dense_shape)
+            for each, (values, indices) in zip(own, pairs, strict=True)
+        ]
+
+    def _reduce_dense(
+        self, tensors: Sequence[tf.Tensor], slices: dict[int, tf.IndexedSlices], layout: Layout
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Reduce dense gradients as one operation, which can be differentiated (collective).
+
+        Returns:
+            The reduced gradients; and, if there are slices, whether they are dense on other ranks,
+            the factor for them if not, and the reduced tables if so.
+        """
+        count = len(tensors)
+        parts = [part for s in slices.values() for part in (s.values, s.indices, s.dense_shape)]
+        inputs = [*tensors, *(parts if layout.fixed else [])]
+        if self.weight is not None:
+            inputs.append(self.weight)
+
+        def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
+            weight = None if self.weight is None else float(arrays[-1])
+            given = list(arrays[count : count + len(parts)])
+            return self._answer(list(arrays[:count]), given, list(slices), layout, key, weight)
+
+        def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+            if slices:
+                dtypes += [tf.bool, tf.float64, *(each.dtype for each in slices.values())]
+                shapes += [[], [], *([None, *s.shape[1:]] for s in slices.values())]
+            outputs = call_on_arrays(function, list(inputs), dtypes, shapes, self.name)
+
+            def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
+                given = [tf.convert_to_tensor(each) for each in upstream[:count]]
+                back: list[tf.Tensor | None] = [*self._reduce_dense(given, {}, layout)[0]]
+                if layout.fixed and slices:
+                    back += _no_gradients(parts, outputs[count])
+                back += [None] * (len(inputs) - len(back))
+                return back if len(back) > 1 else back[0]
+
+            return outputs if dtypes else [], gradient
+
+        outputs = tf.custom_gradient(operation)(*inputs) if inputs else operation()[0]
+        return outputs[:count], outputs[count:]
+
+    def _answer(
+        self,
+        own: list[HostArray],
+        parts: list[HostArray],
+        sparse: Sequence[int],
+        layout: Layout,
+        key: str | None,
+        weight: float | None,
+    ) -> list[HostArray]:
+        """Reduce arrays; in a graph with those of slices if they are dense on other ranks."""
+        try:
+            reduced, factor = self.reduce(own, layout, key, weight)
+        except LayoutsDifferError as differ:
+            agreed = differ.agreed(self._names, self.name)
+            if not layout.fixed:
+                raise
+            tables = [_table(*parts[n : n + 3]) for n in range(0, len(parts), 3)]
+            found = dict(zip([*layout.dense, *sparse], [*own, *tables], strict=True))
+            together, factor = self.reduce([found[i] for i in agreed.dense], agreed, key, weight)
+            found |= zip(agreed.dense, together, strict=True)
+            reduced, tables = [found[i] for i in layout.dense], [found[i] for i in sparse]
+            mixed = True
+        else:
+            # Of as many dimensions as values have, which eager mode does not pass.
+            tables = [np.zeros_like(values[:0]) for values in parts[::3]]
+            tables += [np.zeros([0], np.float32)] * (len(sparse) - len(tables))
+            mixed = False
+        return [*reduced, *([np.array(mixed), np.float64(factor), *tables] if sparse else [])]
+
+
+def _kind(gradient: Gradient) -> str:
+    if gradient is None:
+        return NONE
+    return SPARSE if isinstance(gradient, tf.IndexedSlices) else DENSE
+
+
+def _converted(gradient: Gradient, kind: str, variable: Any) -> Gradient:
+    if kind == DENSE and gradient is None:
+        return tf.zeros(variable.shape, variable.dtype)
+    if kind == SPARSE and gradient is None:
+        nothing = tf.zeros([0, *variable.shape[1:]], variable.dtype)
+        return tf.IndexedSlices(nothing, tf.zeros([0], tf.int64), tf.constant(variable.shape))
+    return tf.convert_to_tensor(gradient) if kind == DENSE else gradient
+
+
+def _with_defaults(slices: tf.IndexedSlices, variable: Any) -> tf.IndexedSlices:
+    """Return slices with indices of int64, whatever those of other ranks are, and a shape."""
+    shape = tf.constant(variable.shape) if slices.dense_shape is None else slices.dense_shape
+    return tf.IndexedSlices(slices.values, tf.cast(slices.indices, tf.int64), shape)
+
+
+def _table(values: HostArray, indices: HostArray, shape: HostArray) -> HostArray:
+    """Return slices as a dense array."""
+    table: HostArray = np.zeros(shape, values.dtype)
+    np.add.at(table, indices, values)
+    return table
+
+
+def _no_gradients(parts: Sequence[tf.Tensor], mixed: tf.Tensor) -> list[tf.Tensor | None]:
+    """Return zeros for the values of slices, or fail if they went into reduced tables."""
+    message = "a gradient that is sparse here and dense on other ranks cannot be differentiated: "
+    check = tf.debugging.Assert(tf.logical_not(mixed), [message + "use sparse_as_dense=True"])
+    with tf.control_dependencies([check] if check is not None else []):
+        zeros = [tf.zeros_like(values) for values in parts[::3]]
+    return [each for zero in zeros for each in (zero, None, None)]
