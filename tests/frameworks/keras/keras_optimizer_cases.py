@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -165,6 +166,70 @@ def process_sets_and_missing_gradients() -> None:
     assert (first[0], second[0]) == (1.0, 2.0 - (hvd.size() - 1) / 2)
 
 
+def gradients_that_some_ranks_lack() -> None:
+    rank, size = hvd.rank(), hvd.size()
+    variables = [keras.Variable([0.0]) for _ in "abc"]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(variables)
+    optimizer.sample_weight = rank + 1.0
+    gradient = keras.ops.convert_to_tensor([1.0])
+    # Of the first two, which have one shape, each rank has one; nobody has the third.
+    for _ in range(2):
+        own = [gradient, None] if rank == 0 else [None, gradient]
+        optimizer.apply([*own, None], variables)
+    first, second, third = (keras.ops.convert_to_numpy(v)[0] for v in variables)
+    share = 1 / (size * (size + 1) / 2)
+    np.testing.assert_allclose([first, second, third], [-2 * share, -2 * (1 - share), 0], 1e-6)
+
+
+def sparse_gradients_of_some_ranks() -> None:
+    """Gradients of a table, sparse here and dense there, in steps of TensorFlow."""
+    tf = importlib.import_module("tensorflow")
+    rank, size = hvd.rank(), hvd.size()
+
+    class Model(keras.Model):
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.kind = kind
+            self.table = self.add_weight(shape=(4, 2), initializer="zeros")
+
+        def call(self, rows: Any) -> Any:
+            dense = keras.ops.sum(self.table) if self.kind == "dense" else 0.0
+            return keras.ops.sum(keras.ops.take(self.table, rows, axis=0), -1) + dense
+
+    rows = [[[0, 3], [1, 3], [1, 1]][: 1 + 2 * (r > 0)] for r in range(size)]  # 1 or 3 samples
+    kinds = ["dense", *["sparse"] * (size - 1)]
+    for as_dense, run_eagerly in ((False, False), (False, True), (True, False)):
+        want = np.zeros([4, 2])
+        for r in range(size):
+            np.subtract.at(want, np.array(rows[r]).ravel(), 0.5)  # the mean of two rows' outputs
+            want -= len(rows[r]) * (kinds[r] == "dense")
+        want /= sum(map(len, rows))
+        model = Model(kinds[rank])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), sparse_as_dense=as_dense)
+        model.compile(optimizer, lambda y, p: p, run_eagerly=run_eagerly)
+        data = tf.data.Dataset.from_tensors((np.array(rows[rank]), np.zeros(len(rows[rank]))))
+        model.fit(data, verbose=0)
+        np.testing.assert_allclose(model.table.numpy(), want, rtol=1e-6)
+
+
+def options_mean_the_same_on_one_rank() -> None:
+    """On one rank, which is a process set here, an option gives what its formula gives."""
+    tf = importlib.import_module("tensorflow")
+    rank, alone = hvd.rank(), [hvd.add_process_set([r]) for r in range(hvd.size())]
+    # Four equal rows: as slices their norm is 2, together it is 4.
+    gradient = tf.IndexedSlices(tf.constant([[1.0, 0.0]] * 4), [1] * 4, [3, 2])
+    given = [("sparse_as_dense", "clipnorm"), ("sharded", "global_clipnorm")]
+    for (option, clip), mine in itertools.product(given, (alone[rank], hvd.global_process_set)):
+        table = keras.Variable(np.zeros([3, 2], np.float32))
+        sgd = keras.optimizers.SGD(1.0, **{clip: 1.0})
+        optimizer = hvd.DistributedOptimizer(sgd, process_set=mine, **{option: True})
+        optimizer.apply([gradient], [table])
+        np.testing.assert_allclose(table.numpy(), [[0, 0], [-1, 0], [0, 0]], atol=1e-6)
+    for process_set in alone:
+        assert hvd.remove_process_set(process_set)
+
+
 def local_layers_stay_local() -> None:
     rank, size = hvd.rank(), hvd.size()
     for scaled in (True, False):
@@ -324,6 +389,12 @@ CASES = [
     what_comes_after_the_reduction,
     options_of_the_wrapper,
     process_sets_and_missing_gradients,
+    gradients_that_some_ranks_lack,
+    *(
+        [sparse_gradients_of_some_ranks, options_mean_the_same_on_one_rank]
+        if keras.backend.backend() == "tensorflow"
+        else []
+    ),
     local_layers_stay_local,
     state_and_class_are_kept,
     bad_arguments,
