@@ -168,7 +168,7 @@ class AdasumOptimizer(OptimizerWrapper):
             name: name of the operation.
         """
         pairs = list(grads_and_vars)
-        variables: list[tf.Variable] = [v for gradient, v in pairs if gradient is not None]
+        variables: list[tf.Variable] = [v for _, v in pairs]  # another rank may have the gradient
         before = [variable + 0 for variable in variables]  # a copy
         with tf.control_dependencies(before):
             updated = super().apply_gradients(pairs, global_step, name)

@@ -12,13 +12,16 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_training_cases import (
     OPTIMIZERS,
+    ROWS_OF_TABLE,
     STEPS,
     assert_close,
     batch,
     digest,
     initial,
     loss_of,
+    mean_gradient,
     of_one_rank,
+    part_of_loss,
 )
 
 import hvdtrain.tensorflow as hvd
@@ -180,6 +183,20 @@ def optimizers_give_what_one_rank_gives() -> str:
     return "-".join(map(digest, ends))
 
 
+def gradients_are_sparse_on_some_ranks() -> None:
+    with graph():
+        table = v1.get_variable("table", initializer=tf.zeros([ROWS_OF_TABLE, 2]))
+        kinds = ["dense", *["sparse"] * (hvd.size() - 1)]
+        loss = part_of_loss(kinds[hvd.rank()], table, hvd.rank())
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+        update = optimizer.minimize(loss, var_list=[table])
+        with session() as running:
+            running.run(v1.global_variables_initializer())
+            for _ in range(2):
+                running.run(update)
+            np.testing.assert_allclose(running.run(table), -2 * mean_gradient(kinds))
+
+
 def steps_are_combined_by_adasum() -> str:
     """Ranks whose steps are orthogonal add them, those with equal ones average them."""
     rank, size = hvd.rank(), hvd.size()
@@ -232,5 +249,6 @@ CASES = [
     operations_do_not_hold_one_another_up,
     gradients_evaluated_alone,
     optimizers_give_what_one_rank_gives,
+    gradients_are_sparse_on_some_ranks,
     steps_are_combined_by_adasum,
 ]
