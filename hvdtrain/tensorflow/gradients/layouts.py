@@ -181,7 +181,10 @@ class LayoutReduction:
             tables = [np.zeros_like(values[:0]) for values in parts[::3]]
             tables += [np.zeros([0], np.float32)] * (len(sparse) - len(tables))
             mixed = False
-        return [*reduced, *([np.array(mixed), np.float64(factor), *tables] if sparse else [])]
+        if not sparse:
+            return list(reduced)
+        instead: list[HostArray] = [np.array(mixed), np.array(factor, np.float64), *tables]
+        return [*reduced, *instead]
 
 
 def _kind(gradient: Gradient) -> str:
