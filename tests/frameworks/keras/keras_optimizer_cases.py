@@ -223,7 +223,8 @@ def options_mean_the_same_on_one_rank() -> None:
     for (option, clip), mine in itertools.product(given, (alone[rank], hvd.global_process_set)):
         table = keras.Variable(np.zeros([3, 2], np.float32))
         sgd = keras.optimizers.SGD(1.0, **{clip: 1.0})
-        optimizer = hvd.DistributedOptimizer(sgd, process_set=mine, **{option: True})
+        options: dict[str, Any] = {option: True}
+        optimizer = hvd.DistributedOptimizer(sgd, process_set=mine, **options)
         optimizer.apply([gradient], [table])
         np.testing.assert_allclose(table.numpy(), [[0, 0], [-1, 0], [0, 0]], atol=1e-6)
     for process_set in alone:
