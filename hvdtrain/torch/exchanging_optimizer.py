@@ -68,8 +68,10 @@ class ExchangingOptimizer(OptimizerWrapper):
         The gradient of the step is sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of
         rank r's mean loss. A rank without samples sets 0, skips backward() and calls step(); a
         rank that has joined has weight 0. If it is None on all ranks, the gradient is the plain
-        average over ranks. An exchange of weights counts a rank with all samples that it had
-        since the weights of all ranks were equal, or with its steps since then.
+        average over ranks. It is read when the first gradients of a step leave, in backward(), and
+        step() raises a RuntimeError if it was changed after that. An exchange of weights counts a
+        rank with all samples that it had since the weights of all ranks were equal, or with its
+        steps since then.
 
         Raises:
             ValueError: the weight is negative or not finite, `op` is not Average, or the exchange

@@ -186,6 +186,19 @@ class Reducer:
             self.forget()  # it will not be reduced
             raise
 
+    def check_weight(self) -> None:
+        """Check that the weight of this step is the one with which its first bucket left (local).
+
+        Raises:
+            RuntimeError: the program has set another weight since then.
+        """
+        if self._submitted and self.step.weight != self.weight:
+            raise RuntimeError(
+                f"sample_weight was set to {self.weight} when gradients of this step had left with "
+                f"{self.step.weight}: set it before the step's last backward(), or call "
+                "zero_grad() before you set the one of the next step"
+            )
+
     def wait_a_while(self) -> int:
         """Wait until all launched buckets are reduced; return how many are.
 

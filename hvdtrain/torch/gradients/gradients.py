@@ -278,7 +278,11 @@ class Gradients:
         """Reduce the remaining gradients, as zeros where this rank has none (collective).
 
         A parameter that no rank used keeps its gradient None.
+
+        Raises:
+            RuntimeError: the sample weight was changed after the first bucket had left.
         """
+        self._reducer.check_weight()
         self._end_step()
         self._reducer.count_step()
 

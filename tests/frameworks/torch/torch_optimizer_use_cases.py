@@ -110,6 +110,32 @@ def a_rank_without_samples_steps_along() -> None:
 
 
 @case
+def a_weight_set_after_backward_is_refused() -> None:
+    """Unless it changes nothing; the weight of the next step may come before zero_grad()."""
+    for sharded in (False, True):
+        weight = torch.nn.Parameter(torch.zeros(1).double())
+        plain = torch.optim.SGD([weight], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(plain, sharded=sharded)
+        for step, finish in enumerate((optimizer.step, optimizer.synchronize)):
+            (weight * (8.0 if hvd.rank() else 0.5)).sum().backward()
+            optimizer.sample_weight = 3.0 + step
+            message = refused(RuntimeError, finish)
+            assert f"sample_weight was set to {3.0 + step} when gradients of this step" in message
+            optimizer.zero_grad()
+            assert not weight.any()
+        for tokens in ((1, 3, 2, 1), (3, 1, 5, 2)):
+            optimizer.sample_weight = own_tokens = tokens[hvd.rank()]
+            optimizer.zero_grad()
+            before = float(weight)
+            (weight * (8.0 if hvd.rank() else 0.5)).sum().backward()
+            optimizer.sample_weight = own_tokens
+            optimizer.step()
+            rest = sum(tokens[1 : hvd.size()])
+            mean = (0.5 * tokens[0] + 8 * rest) / (tokens[0] + rest)
+            assert abs(before - mean - float(weight)) < 1e-14
+
+
+@case
 def a_step_that_is_skipped() -> None:
     model, optimizer = together(momentum)
     inputs, labels = map(own, batch(0))
