@@ -122,6 +122,9 @@ class JaxBackend:
             return None
         return _allreduce(value, op, name, prescale, postscale)
 
+    def is_tracing(self) -> bool:
+        return isinstance(jax.numpy.zeros([]), jax.core.Tracer)
+
     def retrace(self, model: Model) -> None:
         pass  # all gradients are dense
 

@@ -10,7 +10,7 @@ import keras
 
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.backends.reduction import Reduction, SampleWeight
 from hvdtrain.keras.sharding.state_variable import StateVariable
 from hvdtrain.keras.tensors.types import Tensor, Variable
 
@@ -78,10 +78,12 @@ class DistributedMixin:
         return self.hvdtrain_reduction.exchanges_weights
 
     @property
-    def sample_weight(self) -> Tensor | float | None:
-        """Weight of this rank in the next steps: its number of samples; None if it is not known.
+    def sample_weight(self) -> SampleWeight:
+        """Weight of this rank in the next steps: what its loss divides by; None if not known.
 
-        It is for loops of your own; `fit` knows the samples of a batch itself. Gradients are
+        It is for loops of your own; `fit` and `train_on_batch` take it from Keras's losses, where
+        it is None, or from a function of (x, y, sample_weight) of a batch, or from what a
+        `train_step` of your own sets before it applies gradients. Gradients are
         averaged as sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of rank r's mean loss;
         weights count with all samples since those of all ranks were equal. In a function that is
         traced, set it there to a tensor: keras.ops.shape(batch)[0] on TensorFlow, and an argument
@@ -94,7 +96,7 @@ class DistributedMixin:
         return self.hvdtrain_reduction.sample_weight
 
     @sample_weight.setter
-    def sample_weight(self, weight: Tensor | float | None) -> None:
+    def sample_weight(self, weight: SampleWeight) -> None:
         # A tensor may have no value yet.
         number = weight if weight is None or isinstance(weight, int | float) else 1.0
         self.hvdtrain_reduction.settings.check_sample_weight(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import keras
 
@@ -22,7 +22,12 @@ from hvdtrain.keras.sharding.update import ArrayBackend, SharedUpdate
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Backend", "Reduction"]
+__all__ = ["Backend", "Reduction", "SampleWeight"]
+
+# Returns the weight of this rank in a step.
+Weigh: TypeAlias = Callable[[], Tensor | float | None]
+# What a program sets as sample_weight; a function takes x, y and sample_weight of a batch.
+SampleWeight: TypeAlias = Tensor | float | Callable[[Any, Any, Any], Tensor | float] | None
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -83,6 +88,9 @@ class Backend(WeightBackend, ArrayBackend, Protocol):
             The result, with the shape and dtype of `value`; None if no function is being traced.
         """
 
+    def is_tracing(self) -> bool:
+        """Return whether this function is called by one that is being traced (local)."""
+
     def retrace(self, model: Model) -> None:
         """Make a model trace its step again if dense gradients may become sparse (local)."""
 
@@ -106,7 +114,6 @@ class Reduction:
         name: operation name.
         uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
             dense, because a rank without data can contribute zeros to dense gradients only.
-        sample_weight: weight of this rank in the next steps outside of weighted(); None if unknown.
         weights: exchanges weights, perhaps after averages of gradients at first; None for an
             exchange of gradients.
         sharded: whether the program has asked for shared work.
@@ -125,8 +132,9 @@ class Reduction:
         self.settings, self.name, self._backend = settings, name, backend
         self._factor, self._scale_local = factor, scale_local
         self._local: dict[int, Variable] = {}
-        self._samples: Tensor | float | None = None
-        self.sample_weight: Tensor | float | None = None
+        self._weigh: Weigh | None = None
+        self._told: SampleWeight = None
+        self._told_in_trace = False
         self.uneven = False
         self._steps = 0
         self.weights: WeightExchange | None = None
@@ -170,17 +178,46 @@ class Reduction:
         self._local[id(variable)] = variable  # kept, so that no other object gets its id
 
     @property
+    def sample_weight(self) -> SampleWeight:
+        """What the program says of this rank's weight in the next steps; None for nothing."""
+        return self._told
+
+    @sample_weight.setter
+    def sample_weight(self, weight: SampleWeight) -> None:
+        self._told, self._told_in_trace = weight, self._backend.is_tracing()
+
+    @property
     def _weight(self) -> Tensor | float | None:
-        return self.sample_weight if self._samples is None else self._samples
+        """What this rank counts with in the step; None if ranks count alike."""
+        told = self._told
+        if not self.settings.make_exchange().takes_samples:
+            return None
+        if callable(told):
+            raise ValueError(
+                "optimizer.sample_weight is a function, which only fit and train_on_batch call: "
+                "set it to the number of each step in a loop of your own"
+            )
+        fixed = told is not None and not hasattr(told, "assign")  # as a variable has
+        if fixed and not self._told_in_trace and self._backend.is_tracing():
+            raise ValueError(
+                f"optimizer.sample_weight was set to {told} outside of a function that is traced, "
+                "which would count with it in all later steps: set it in the function, to a tensor "
+                "or an argument"
+            )
+        return self._weigh() if told is None and self._weigh is not None else told
 
     @contextmanager
-    def weighted(self, samples: Tensor | float | None) -> Iterator[None]:
-        """Weight gradients that are reduced, or traced, in this block by a number of samples."""
-        self._samples = samples
+    def weighted(self, weigh: Weigh) -> Iterator[None]:
+        """Weight gradients that are reduced, or traced, in this block, unless it says the weight.
+
+        Args:
+            weigh: returns the weight, when the gradients of the block are known.
+        """
+        told, self.sample_weight, self._weigh = self.sample_weight, None, weigh
         try:
             yield
         finally:
-            self._samples = None
+            self.sample_weight, self._weigh = told, None
 
     def __call__(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]
@@ -207,9 +244,8 @@ class Reduction:
         if process_set.included() and self._as_dense:
             own = self._backend.as_dense(own)
         if size != 1 and shared:
-            average = self.settings.total is ReduceOp.AVERAGE
-            weight = self._weight if average else None
-            own = self._backend.reduce(own, [variables[i] for i in shared], self, weight)
+            chosen = [variables[i] for i in shared]
+            own = self._backend.reduce(own, chosen, self, self._weight)
         for i, gradient in zip(shared, own, strict=True):
             results[i] = gradient
         if self._scale_local and size != 1:
@@ -243,8 +279,7 @@ class Reduction:
             variables: the variable of each gradient.
         """
         assert self.shared is not None
-        average = self.settings.total is ReduceOp.AVERAGE
-        self.shared(optimizer, gradients, variables, self._weight if average else None)
+        self.shared(optimizer, gradients, variables, self._weight)
 
     @property
     def exchanges_weights(self) -> bool:

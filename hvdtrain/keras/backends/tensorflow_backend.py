@@ -111,6 +111,10 @@ class TensorFlowBackend:
         )
         return reduced
 
+    def is_tracing(self) -> bool:
+        inside: bool = tf.inside_function()
+        return inside
+
     def retrace(self, model: Model) -> None:
         model.make_train_function(force=True)
 

@@ -92,6 +92,9 @@ class TorchBackend:
     ) -> Tensor | None:
         return None  # nothing is traced
 
+    def is_tracing(self) -> bool:
+        return False
+
     def retrace(self, model: Model) -> None:
         pass  # all gradients are dense
 

@@ -18,6 +18,7 @@ import keras
 from hvdtrain.keras.models.compile import compile_model
 from hvdtrain.keras.models.fit import fit_model
 from hvdtrain.keras.models.save import save_model
+from hvdtrain.keras.models.weighing import hook_losses, make_weighing_step
 
 __all__ = ["hook_models"]
 
@@ -26,6 +27,8 @@ def hook_models() -> None:
     """Hook methods of every Keras model (local). A second call does nothing."""
     _hook("compile", compile_model)
     _hook("fit", fit_model)
+    _hook("make_train_function", make_weighing_step)
+    hook_losses()
     _hook("save", save_model)
     _hook("save_weights", save_model)
 

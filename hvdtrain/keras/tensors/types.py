@@ -50,6 +50,7 @@ Value: TypeAlias = "float | Sequence[Value] | HostArray | Tensor | Variable"
 class Model(Protocol):
     """A model of Keras."""
 
+    name: str
     optimizer: Any
     built: bool
     jit_compile: bool

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 import hvdtrain.keras as hvd
+from hvdtrain.core.gradients.exchange import Kind
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.keras.models.fit import weight_steps
 from hvdtrain.train.keras.fit import counted_samples
 from hvdtrain.train.optimizers.make_keras import keras_optimizer
 from hvdtrain.train.options import TrainOptions
@@ -87,5 +87,6 @@ def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Met
         sums: metric that adds up losses.
     """
     model.compile(optimizer, loss, weighted_metrics=[sums])
-    if optimizer.hvdtrain_reduction.settings.weights:
-        weight_steps(model, counted_samples)
+    exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
+    if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:
+        optimizer.sample_weight = counted_samples

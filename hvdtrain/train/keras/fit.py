@@ -71,9 +71,8 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
 
 
-def counted_samples(batch: Sequence[Tensor]) -> Tensor:
+def counted_samples(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     """Return the number of samples of a batch of BatchDataset that are not padding."""
-    *_, weights = batch
     counted: Tensor = keras.ops.sum(keras.ops.cast(keras.ops.greater(weights, 0), "float32"))
     return counted
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ from keras_weight_cases import fit_line, line_batches, line_model, local_steps
 from raising import raising
 
 import hvdtrain.keras as hvd
+from hvdtrain.keras.models import weighing
 
 
 def gradients_count_by_samples() -> str:
@@ -50,6 +53,9 @@ def gradients_count_by_samples() -> str:
         optimizer.sample_weight = keras.ops.shape(batch)[0]
         optimizer.apply(gradients, variables)
 
+    optimizer.sample_weight = 2.5
+    with raising(ValueError, text="sample_weight was set to 2.5 outside of a function"):
+        tf.function(optimizer.apply)([tf.constant(each) for each in own(0)], variables)
     for step in range(4):
         step_on(tf.zeros([samples(step, hvd.rank())]), *map(tf.constant, own(step)))
     assert_close(variables, expected)
@@ -65,10 +71,14 @@ def traced_by_jax(optimizer: Any, samples: Callable[[int, int], int]) -> list[An
 
     @jax.jit
     def step_on(count: Any, state: Any, gradients: Any, values: Any) -> Any:
-        optimizer.sample_weight = count
+        if count is not None:
+            optimizer.sample_weight = count
         return optimizer.stateless_apply(state, gradients, values)
 
     values, state = ([v.value for v in each] for each in (variables, optimizer.variables))
+    optimizer.sample_weight = 2.5
+    with raising(ValueError, text="sample_weight was set to 2.5 outside of a function"):
+        step_on(None, state, own(0), values)
     for step in range(4):
         values, state = step_on(samples(step, hvd.rank()), state, own(step), values)
     return list(values)
@@ -126,7 +136,156 @@ def fit_counts_samples() -> str:
     return digest(ends)
 
 
+class Batches(keras.utils.PyDataset):
+    """Yields what it is given."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._batches[number]
+
+
+class GraphMeans(keras.layers.Layer):
+    """Averages the nodes of each of two graphs."""
+
+    def call(self, nodes: Any, graphs: Any) -> Any:
+        sums, counts = (
+            keras.ops.segment_sum(each, graphs, num_segments=2)
+            for each in (nodes, keras.ops.ones_like(nodes))
+        )
+        return sums / counts
+
+
+class OwnStep(keras.Model):
+    """Says in its step what a batch weighs."""
+
+    def train_step(self, *given: Any) -> Any:
+        self.optimizer.sample_weight = keras.ops.shape(given[-1][1])[0] ** 2
+        return super().train_step(*given)
+
+
+def line(kind: Any = keras.Model, masking: bool = False, heads: int = 1) -> Any:
+    """Return a model of x times the kernel for each step of a row; a second head averages them."""
+    x = keras.Input([None, 1])
+    hidden = keras.layers.Masking()(x) if masking else x
+    outputs = [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(hidden)]
+    if heads == 2:
+        outputs.append(keras.layers.GlobalAveragePooling1D()(outputs[0]))
+    return kind(x, outputs if heads == 2 else outputs[0])
+
+
+def graphs() -> Any:
+    nodes, ids = keras.Input([1]), keras.Input([], dtype="int32")
+    hidden = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")(nodes)
+    return keras.Model([nodes, ids], GraphMeans()(hidden, ids))
+
+
+def filled(rows: int, steps: int, target: float, *weights: Any) -> tuple[Any, ...]:
+    """Return inputs that are 1, targets, and weights of the rows if there are any."""
+    shape = (rows, steps, 1)
+    return np.ones(shape, "f4"), np.full(shape, target, "f4"), *weights
+
+
+def masked(length: int, target: float) -> tuple[Any, ...]:
+    """Return a row of four steps, of which the first ones count."""
+    x, y = filled(1, 4, target)
+    x[:, length:] = 0
+    return x, y
+
+
+def two_graphs(nodes: int, target: float) -> tuple[Any, ...]:
+    inputs = (np.ones((2 * nodes, 1), "f4"), np.repeat([0, 1], nodes).astype("i4"))
+    return inputs, np.full((2, 1), target, "f4")
+
+
+def mean_square(y: Any, output: Any) -> Any:
+    return keras.ops.mean((y - output) ** 2)
+
+
+def rows_squared(x: Any, y: Any, weights: Any) -> Any:
+    return keras.ops.shape(y)[0] ** 2
+
+
+def stepped_once(
+    model: Any, batch: Any, loss: Any, told: Any = None, by_fit: bool = True
+) -> tuple[float, str]:
+    """Return five times the kernel after a step, and what this rank said about weights."""
+    optimizer, said = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), io.StringIO()
+    optimizer.sample_weight = told
+    # TensorFlow takes a second for each graph.
+    eagerly = keras.backend.backend() == "tensorflow" and callable(loss)
+    model.compile(optimizer, loss=loss, run_eagerly=eagerly)
+    weighing.warn_once.cache_clear()
+    with contextlib.redirect_stderr(said):
+        if by_fit:
+            model.fit(Batches([batch] if isinstance(batch, tuple) else batch), verbose=0)
+        else:
+            model.train_on_batch(*batch)
+    (kernel,) = keras.ops.convert_to_numpy(model.weights[0]).flat
+    return 5 * float(kernel), said.getvalue()
+
+
+def batches_weigh_what_their_loss_divides_by() -> str:
+    """From a kernel of 0, and with inputs 1, a step with rate 0.1 is a fifth of the mean target."""
+    size, first, ends = hvd.size(), hvd.rank() == 0, []
+    squares, target = keras.losses.MeanSquaredError, 4.0 if first else 1.0
+
+    def averaged(first: float, others: float, target: float = 4.0, other: float = 1.0) -> float:
+        rest = others * (size - 1)
+        return (first * target + rest * other) / (first + rest)
+
+    uneven = filled(1 if first else 3, 1, target)
+    weighted = filled(2, 1, target, np.array([1 if first else 3, 0], "f4"))
+    by_weights = squares(reduction="mean_with_sample_weight")
+    for model, batch, loss, how, want in (
+        (line(), uneven, "mse", {"by_fit": False}, averaged(1, 3)),
+        (graphs(), two_graphs(1 if first else 9, 1.0 if first else 3.0), "mse", {}, (3 - 2 / size)),
+        (line(), uneven, squares(reduction="sum"), {}, (4 + 3 * (size - 1)) / size),
+        (line(masking=True), masked(1 if first else 3, target), "mse", {}, averaged(1, 3)),
+        (line(), weighted, by_weights, {}, averaged(1, 3)),
+        (line(), weighted, squares(), {}, averaged(1, 1, 4 / 2, 3 / 2)),
+        (line(), uneven, mean_square, {"told": rows_squared}, averaged(1, 9)),
+        (line(OwnStep), uneven, "mse", {}, averaged(1, 9)),
+    ):
+        kernel, said = stepped_once(model, batch, loss, **how)
+        assert abs(kernel - want) < 1e-5, (kernel, want)
+        assert said == ""
+        ends.append(kernel)
+    return digest(ends)
+
+
+def weights_that_nobody_knows_are_warned_of() -> str:
+    """Rows are taken of a loss that is a mean already, and the first of two that disagree."""
+    first = hvd.rank() == 0
+    batch, says = filled(1 if first else 3, 1, 4.0 if first else 1.0), hvd.size() > 1
+    kernel, said = stepped_once(line(), batch, mean_square)
+    assert abs(kernel - (4 + 3 * (hvd.size() - 1)) / (1 + 3 * (hvd.size() - 1))) < 1e-5
+    assert ("is not averaged by one of Keras's losses" in said) == (says and first), said
+    assert said.count("set optimizer.sample_weight to a function") == (says and first)
+    batches = []
+    for steps in (2, 5):
+        x, y = filled(2, steps, 1.0)
+        batches.append((x, (y, y[:, 0])))
+    also, said = stepped_once(line(heads=2), batches, ["mse", "mse"])
+    assert said.count("divide by numbers whose ratio may differ between batches") == says
+    with raising(ValueError, text="optimizer.sample_weight is 8, but fit and train_on_batch"):
+        stepped_once(line(), batch, "mse", told=8)
+    if says:
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        optimizer.sample_weight = rows_squared
+        with raising(ValueError, text="optimizer.sample_weight is a function, which only fit"):
+            stepped(optimizer, own, 1)
+    return digest([kernel, also])
+
+
 CASES = [
+    batches_weigh_what_their_loss_divides_by,
+    weights_that_nobody_knows_are_warned_of,
     gradients_count_by_samples,
     blocks_of_samples_in_a_loop_of_ones_own,
     fit_counts_samples,
