@@ -114,13 +114,18 @@ class TooManyPassesError(HvdtrainError, AssertionError):
     Args:
         name: name of a parameter.
         passes: backward passes per step.
+        nested: whether backward() was called within backward().
     """
 
-    def __init__(self, name: str, passes: int) -> None:
+    def __init__(self, name: str, passes: int, nested: bool = False) -> None:
         super().__init__(
-            f"the gradient of {name!r} was computed more than backward_passes_per_step={passes} "
-            "times before step(): call optimizer.step() or optimizer.zero_grad() in between, or "
-            "increase it"
+            f"one backward() computed the gradient of {name!r} more than once, as it does with "
+            "torch.utils.checkpoint(..., use_reentrant=True) around a layer that is used several "
+            "times: pass use_reentrant=False"
+            if nested
+            else f"the gradient of {name!r} was computed more than "
+            f"backward_passes_per_step={passes} times before step(): call optimizer.step() or "
+            "optimizer.zero_grad() in between, or increase it"
         )
 
 

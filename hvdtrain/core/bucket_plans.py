@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
@@ -136,15 +136,20 @@ def _description(plan: BucketPlan, reason: str) -> str:
     )
 
 
-def replan(plan: BucketPlan, positions: Sequence[int]) -> BucketPlan:
+def replan(
+    plan: BucketPlan, positions: Sequence[int], unused: Set[int] = frozenset()
+) -> BucketPlan:
     """Return a plan for the order in which gradients have arrived.
 
     Args:
         plan: plan of the first step.
         positions: position of each parameter's gradient in that order, summed over the ranks.
+        unused: parameters for which some rank had no gradient, for which others do not wait.
     """
     order = sorted(range(len(positions)), key=lambda index: (positions[index], -index))
-    return make_plan(plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order)
+    return make_plan(
+        plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order, unused
+    )
 
 
 def open_plan_channel(parent: Channel) -> Channel:

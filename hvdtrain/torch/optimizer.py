@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -125,6 +126,23 @@ class DistributedOptimizer(ExchangingOptimizer):
         self._clipped = False
         self._skips = False
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the wrapped optimizer, whose methods find reduced gradients.
+
+        Such a method, as SAM's first_step(), reduces gradients that are complete before it runs
+        (then collective).
+        """
+        value = super().__getattr__(name)
+        if not inspect.ismethod(value) or value.__self__ is not self._optimizer:
+            return value
+
+        @wraps(value)
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._reduce_complete()
+            return value(*arguments, **named)
+
+        return call
+
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
         """The names of the parameters, in the attribute where Horovod's scripts look for them."""
@@ -140,6 +158,16 @@ class DistributedOptimizer(ExchangingOptimizer):
             if self._shared is not None:
                 self._shared.keep_gradients()
         self._synchronized = True
+
+    def _reduce_complete(self) -> None:
+        """Reduce gradients for the wrapped optimizer's own code, if backward() has ended.
+
+        Collective then.
+        """
+        gradients = self._exchanged.gradients
+        if gradients is not None and gradients.complete:
+            self.synchronize()
+            self._synchronized, self._clipped = False, True  # step() then says nothing of it
 
     def _finish(self, gradients: Gradients) -> None:
         """Reduce all gradients (collective)."""
@@ -210,6 +238,8 @@ class DistributedOptimizer(ExchangingOptimizer):
         with op=Sum, so that a line search takes the same steps on all. Optimizers of torch other
         than LBFGS do not look at it: their step() returns the loss of this rank, as Horovod does.
         """
+        if closure is not None:
+            self._reduce_complete()
         weights = self._exchanged.weights
         if weights is not None:
             weights.before_step()

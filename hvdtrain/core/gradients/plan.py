@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -131,6 +131,7 @@ def make_plan(
     first_bucket_bytes: int,
     groups: Sequence[Sequence[int]] = (),
     order: Sequence[int] | None = None,
+    apart: Set[int] = frozenset(),
 ) -> BucketPlan:
     """Divide parameters, in the order of their gradients, into buckets of one type and device.
 
@@ -145,18 +146,19 @@ def make_plan(
             whatever their size; the others are divided as usual.
         order: indices of all parameters in the order in which backward computes their gradients;
             by default the reverse of the model's order, which is roughly the same.
+        apart: indices of parameters that share no bucket with others, except in groups.
     """
     order = list(order or reversed(range(len(specs))))
     position = {index: number for number, index in enumerate(order)}
     grouped = [sorted(members, key=position.__getitem__) for members in groups]
     taken = {index for members in grouped for index in members}
     closed: list[list[int]] = []
-    open_buckets: dict[tuple[DType, str], list[int]] = {}
+    open_buckets: dict[tuple[DType, str, bool], list[int]] = {}
     for index in order:
         if index in taken:
             continue
         spec = specs[index]
-        key = (spec.dtype, spec.device)
+        key = (spec.dtype, spec.device, index in apart)
         bucket = open_buckets.setdefault(key, [])
         limit = bucket_bytes if closed else first_bucket_bytes
         if bucket and sum(specs[i].nbytes for i in bucket) + spec.nbytes > limit:

@@ -19,12 +19,13 @@ from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
 from hvdtrain.torch.gradients.changes import GradientChanges
-from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable
+from hvdtrain.torch.gradients.hooks import GradientHooks, check_hookable, in_nested_backward
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.gradients.slices import spread_slices
 from hvdtrain.torch.gradients.sparse import reduce_sparse
 from hvdtrain.torch.gradients.usage import StepUsage, unused_names
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
+from hvdtrain.types import ReduceOp
 
 __all__ = ["Gradients"]
 
@@ -64,6 +65,13 @@ class Gradients:
         self._lock = threading.Lock()  # autograd has a thread for each GPU
         self._changes = GradientChanges()
         self._held: list[int] = []  # accumulated, and not accepted before the backward pass ends
+        # Gradients of which some backward passes are missing.
+        self._partial: weakref.WeakValueDictionary[int, torch.Tensor]
+        self._partial = weakref.WeakValueDictionary()
+        self._pass_ended = False  # and no gradient has arrived since
+        self._nested = False  # a backward pass within another one has ended in this step
+        self._removed: set[int] = set()  # taken, and removed by the program before their reduction
+        self._versions: list[int] = []  # of parameters, if some have gradients not reduced yet
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
@@ -123,6 +131,11 @@ class Gradients:
         return bool(self._reducer.step.passes)
 
     @property
+    def complete(self) -> bool:
+        """Whether all passes of some gradient have arrived since the last finish()."""
+        return self.passes in self._reducer.step.passes.values()
+
+    @property
     def layout(self) -> dict[str, Any] | None:
         """The layout of the final plan; None before the first step has determined it."""
         return self.plan.layout if self._plan_is_final else None
@@ -146,21 +159,30 @@ class Gradients:
             self._use_plan(plan)
 
     def _on_gradient(self, index: int, incoming: torch.Tensor | None) -> None:
-        """Handle an accumulated gradient; `incoming` is None if its autograd node has changed."""
+        """Handle an accumulated gradient; `incoming` is None if its own hook did not report it."""
+        gradient = self.parameters[index].grad
+        if gradient is None:  # a hook of the program has dropped it
+            return
         with self._lock:
             if incoming is None:
                 self._buckets.views.note_misfit(index)
             if self._settings.sharded:
                 self._changes.look(self._buckets.views, self._complete(), index)
-            if self._reducer.step.passes.get(index, 0) >= self.passes:
-                self._start_over(index)
+            if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
+                self._check_unused()
+                self._start_over()
+            elif self._pass_ended:
+                self._take_again()
+            self._pass_ended = False
             if not self.open:
                 self._check_begin(index)
                 self._begin()
                 self._buckets.views.release()  # after a skipped step
             step = self._reducer.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
-            if count == self.passes:
+            if count < self.passes:
+                self._partial[index] = gradient
+            else:
                 if self._buckets.exchange.at_once and not in_compiled_backward():
                     self._held.append(index)
                 else:
@@ -214,17 +236,78 @@ class Gradients:
     def _write_usage(self, absent: Sequence[int]) -> None:
         step = self._reducer.step
         arrivals = None if self._plan_is_final else step.arrivals
-        self._buckets.write_usage(absent, step.sparse, arrivals)
+        self._buckets.write_usage([*absent, *self._removed], step.sparse, arrivals)
 
-    def _start_over(self, index: int) -> None:
-        # A step skipped after a complete backward pass, as loss scalers do, leaves gradients that
-        # were not taken; any others would be reduced twice.
-        views, step = self._buckets.views, self._reducer.step
-        if not step.complete or views.is_taken(index):
-            raise TooManyPassesError(self._named[index][0], self.passes)
-        step.delivered = len(self.plan.buckets)  # the program has not asked for the rest
-        views.forget()
+    def _returns(self, index: int, incoming: torch.Tensor | None) -> bool:
+        """Return whether a gradient was taken in this step, dropped, and computed again.
+
+        Raises:
+            TooManyPassesError: it was not dropped.
+        """
+        passes, gradient = self._reducer.step.passes, self.parameters[index].grad
+        assert gradient is not None
+        if passes.get(index, 0) < self.passes:
+            if index in passes and self._partial.get(index) is not gradient:
+                # Unless the program has replaced it, it has dropped the passes before this one.
+                passes[index] *= not _is_new(gradient, incoming)
+            return False
+        returns = not self._is_taken(index) or _is_new(gradient, incoming)
+        if self._settings.sharded or self._settings.op is not ReduceOp.AVERAGE:
+            # What ranks have reduced cannot be reduced again; an average can, if it is kept.
+            returns = returns and not any(map(self._is_kept, set(self._complete()) - {index}))
+        if not returns:
+            nested = self._nested or in_nested_backward()
+            raise TooManyPassesError(self._named[index][0], self.passes, nested)
+        return True
+
+    def _is_taken(self, index: int) -> bool:
+        """Return whether a parameter has the gradient that was taken in this step."""
+        sparse = self._reducer.step.sparse.get(index)
+        if sparse is not None:
+            return sparse is self.parameters[index].grad
+        return self._buckets.views.is_taken(index)
+
+    def _is_kept(self, index: int) -> bool:
+        """Return whether the program has left a gradient that was taken as it is."""
+        gradient = self.parameters[index].grad
+        if gradient is None or not self._is_taken(index):
+            return False
+        return gradient.is_sparse or bool(gradient.any())
+
+    def _all_dropped(self) -> bool:
+        """Return whether there are complete gradients, and the program has removed them all."""
+        return self.complete and all(self.parameters[i].grad is None for i in self._complete())
+
+    def _start_over(self) -> None:
+        """End a step that the program has skipped, and leave the present gradients to the next one.
+
+        Loss scalers skip steps, for example.
+        """
+        launched = {
+            i for b in self.plan.buckets[: self._reducer.step.launched] for i in b.parameters
+        }
+        kept = [
+            self._buckets.views.withdraw(index, index in launched)
+            for index in range(len(self.parameters))
+        ]
         self._finish()
+        for index, gradient in enumerate(kept):
+            if gradient is not None and index in launched:
+                gradient = gradient.clone()  # reduced by now, in memory that the next step uses
+            self.parameters[index].grad = gradient
+
+    def _check_unused(self) -> None:
+        """Check that the program has not moved weights by gradients that were not reduced."""
+        if self._versions and self._versions != self._parameter_versions():
+            raise RuntimeError(
+                "weights were changed between two backward passes, as SAM does, and gradients "
+                "removed or zeroed, of which some were not reduced yet, because a parameter had "
+                "none: call optimizer.synchronize() before you use gradients, or a method of the "
+                "wrapped optimizer, which does"
+            )
+
+    def _parameter_versions(self) -> list[int]:
+        return [parameter._version for parameter in self.parameters]
 
     def _take(self, index: int) -> None:
         """Move a gradient into its bucket."""
@@ -239,6 +322,10 @@ class Gradients:
     def _after_backward(self) -> None:
         with self._lock:
             self._accept_held()
+        self._pass_ended = True
+        self._nested = self._nested or in_nested_backward()
+        local = self.complete and (self._settings.sharded or not self._reducer.step.complete)
+        self._versions = self._parameter_versions() if local else []
         reduced = self._reducer.wait_a_while()
         self._deliver(reduced)
         if self._buckets.channel.has_thread:  # otherwise nothing is in progress
@@ -280,11 +367,33 @@ class Gradients:
         A parameter that no rank used keeps its gradient None.
 
         Raises:
-            RuntimeError: the sample weight was changed after the first bucket had left.
+            TooManyPassesError: a hook of the program has asked for it after too many passes.
+            RuntimeError: the program has removed a gradient that other ranks now have, or has
+                changed the sample weight after the first bucket had left.
         """
+        for index in self._hooks.take_pending():
+            self._on_gradient(index, None)
+        with self._lock:
+            if self._all_dropped():
+                self._start_over()
         self._reducer.check_weight()
-        self._end_step()
+        arrived = list(self._reducer.step.passes)
+        usage = self._end_step()
         self._reducer.count_step()
+        if usage is not None:
+            self._check_removed(arrived, usage)
+
+    def _check_removed(self, arrived: Sequence[int], usage: StepUsage) -> None:
+        """Check that no other rank was given a gradient that this one has removed."""
+        some = {i for i, count in enumerate(usage.used) if 0 < count < usage.present}
+        for index in some.intersection(arrived):
+            if self.parameters[index].grad is None:
+                raise RuntimeError(
+                    f"the gradient of {self._named[index][0]!r} was removed between backward() and "
+                    "step(), but ranks that did not compute it have its average now: remove it "
+                    "after optimizer.synchronize(), and call step() within `with "
+                    "optimizer.skip_synchronize():`"
+                )
 
     def note_results(self) -> None:
         """Note the reduced gradients, for check_unchanged() (local)."""
@@ -310,41 +419,44 @@ class Gradients:
         have reduced it. Such a step ends as any other, but is not counted.
         """
         step = self._reducer.step
-        if step.launched or self.passes in step.passes.values():
+        if step.launched or self.complete:
             self._end_step()
         else:
             self._held.clear()  # of a failed backward pass
             self._hooks.forget()
-            self._reducer.forget()
-            self._changes.forget()
+            self._forget_step()
 
     def interrupt(self) -> None:
         """Discard the gradients of a step that ended because ranks were lost (local)."""
         self._held.clear()
         self._hooks.forget()
-        self._reducer.forget()
-        self._changes.forget()
+        self._forget_step()
         self.whole = True
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _end_step(self) -> None:
+    def _forget_step(self) -> None:
+        self._reducer.forget()
+        self._changes.forget()
+        self._pass_ended = self._nested = False
+        self._removed.clear()
+
+    def _end_step(self) -> StepUsage | None:
         self._hooks.forget()
         with self._lock:
             if not self.open:
                 self._begin()
-            if self.plan.buckets:
-                self._finish()
+            return self._finish() if self.plan.buckets else None
 
-    def _finish(self) -> None:
+    def _finish(self) -> StepUsage:
         try:
             usage = self._reduce_rest()
         finally:
-            self._reducer.forget()
-            self._changes.forget()
+            self._forget_step()
         if not isinstance(self._buckets.exchange, ShardedExchange):  # whose step uses them, too
             self._buckets.views.release()
         self._update_plan(usage)
+        return usage
 
     def _reduce_rest(self) -> StepUsage:
         self._accept_held()  # of a backward pass that has failed
@@ -353,6 +465,7 @@ class Gradients:
         ready = set(step.arrivals)
         late = [i for i in range(len(self.parameters)) if i not in ready]
         absent = [i for i in late if self.parameters[i].grad is None]
+        self._take_again()
         for index in late:
             self._take(index)
         if late and not step.complete:
@@ -383,6 +496,18 @@ class Gradients:
             else:
                 parameter.grad = total
 
+    def _take_again(self) -> None:
+        """Take gradients that the program has changed, in buckets that are not launched."""
+        step = self._reducer.step
+        ready = set(step.arrivals)
+        for bucket in self.plan.buckets[step.launched :]:
+            for index in ready.intersection(bucket.parameters):
+                if not self._buckets.views.is_current(index):
+                    step.sparse.pop(index, None)
+                    self._take(index)
+                    if self.parameters[index].grad is None:
+                        self._removed.add(index)
+
     def _update_plan(self, usage: StepUsage) -> None:
         """Change the plan for the next step if needed, and if all ranks take part."""
         if usage.present != len(self._buckets.channel.ranks):
@@ -391,7 +516,7 @@ class Gradients:
             self.spread()
             self._remake_plan()
         elif not self._plan_is_final:
-            self._use_plan(replan(self.plan, usage.positions))
+            self._use_plan(replan(self.plan, usage.positions, usage.unused))
 
     def _use_plan(self, plan: BucketPlan) -> None:
         """Use a final plan from the next step on."""
@@ -421,3 +546,12 @@ class Gradients:
         self._make_plan()
         self.sample_weight, self.steps = weight, steps
         self._buckets.views.restore(kept)
+
+
+def _is_new(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
+    """Return whether a gradient is what autograd has just added, so that it was none or zero."""
+    if incoming is None or gradient.is_sparse or incoming.is_sparse:
+        return False
+    if gradient.data_ptr() == incoming.data_ptr():
+        return True
+    return bool(torch.isclose(gradient, incoming, rtol=0, atol=0, equal_nan=True).all())

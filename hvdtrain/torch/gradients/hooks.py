@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.torch.tensors.dynamo import disable_compile, in_compiled_backward
 
-__all__ = ["GradientHooks", "check_hookable", "weakly"]
+__all__ = ["GradientHooks", "check_hookable", "in_nested_backward", "weakly"]
 
 # The last hooks of each parameter, by id(); hooks keep their parameters alive.
 _LAST: weakref.WeakValueDictionary[int, GradientHooks] = weakref.WeakValueDictionary()
@@ -44,7 +45,8 @@ class GradientHooks:
     A tensor's hooks run before those of its AccumulateGrad node, in whatever order they were
     registered, so the hook that reports the gradient is on the node. But a parameter whose dtype
     or device changes gets another node, and keeps only its tensor hooks: such a gradient is
-    reported at the end of the backward pass.
+    reported at the end of the backward pass. A hook of the user may end the step, which takes the
+    gradient as it is then: its own hook does not report it once more.
 
     Args:
         parameters: parameters, each of which requires a gradient.
@@ -69,7 +71,7 @@ class GradientHooks:
         tensor_hook = disable_compile(weakly(self._note_pending))
         self._node_hook = self._make_node_hook()
         self._tensor_handles: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(partial(tensor_hook, index))
+            _register_first(parameter, partial(tensor_hook, index))
             for index, parameter in enumerate(parameters)
         ]
         self._nodes: dict[int, Node] = {}  # a tensor does not keep its node alive
@@ -86,8 +88,18 @@ class GradientHooks:
         return None
 
     def forget(self) -> None:
-        """Discard the state that a failed backward pass has left."""
+        """Discard gradients not reported yet, and what a failed backward pass has left."""
         self._callback_queued = False
+        self._pending.clear()
+
+    def take_pending(self) -> list[int]:
+        """Return what is accumulated and not reported: in a hook of the user, the gradient itself.
+
+        It is not reported again.
+        """
+        taken = sorted(self._pending)
+        self._pending.clear()
+        return taken
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -115,6 +127,8 @@ class GradientHooks:
         pending, reference = self._pending, self._on_gradient
 
         def call(index: int, _: object, incoming: tuple[torch.Tensor, ...]) -> None:
+            if index not in pending:  # a hook of the user has ended the step
+                return
             pending.discard(index)
             on_gradient = reference()
             if on_gradient is not None:
@@ -125,7 +139,7 @@ class GradientHooks:
     def _after_backward(self) -> None:
         with self._lock:
             self._callback_queued = False
-            moved = sorted(self._pending)
+            moved = self.take_pending()
         on_gradient, on_backward_end = self._on_gradient(), self._on_backward_end()
         if on_gradient is None or on_backward_end is None:
             return
@@ -133,6 +147,28 @@ class GradientHooks:
             self._hook_node(index)
             on_gradient(index, None)
         on_backward_end()
+
+
+def in_nested_backward() -> bool:
+    """Return whether a backward pass runs within another one, as in reentrant checkpoints."""
+    frame = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "apply" and code.co_filename.endswith("torch/autograd/function.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _register_first(
+    parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]
+) -> RemovableHandle:
+    """Register a hook to run before those of the user, which may step."""
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    hooks = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    for other in [key for key in hooks if key != handle.id]:
+        hooks[other] = hooks.pop(other)
+    return handle
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:

@@ -77,6 +77,11 @@ class StepUsage:
     present: int
     outdated: int
 
+    @property
+    def unused(self) -> frozenset[int]:
+        """The parameters for which some rank had no gradient."""
+        return frozenset(i for i, count in enumerate(self.used) if count < self.present)
+
     @classmethod
     def from_sums(cls, numbers: list[int]) -> StepUsage:
         """Split the summed array into its parts."""

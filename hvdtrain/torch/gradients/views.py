@@ -51,7 +51,7 @@ class BucketViews:
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        # Copies that replace gradients not reduced yet, with their versions.
+        # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
         self.cut()
@@ -210,6 +210,7 @@ class BucketViews:
         """
         self._follow(index)
         view = self._views[index] = self._parts[index]
+        self._lent.pop(index, None)
         if self._staying is not None:
             self._staying.dismiss(index)
         if gradient is None:
@@ -223,6 +224,27 @@ class BucketViews:
         # A gradient with a graph of its own (create_graph) must stay the tensor of that graph.
         if self._can_be_view(index) and not gradient.requires_grad:
             self._set_gradient(index)
+            return
+        own = self._parameters[index].grad
+        if own is not None and not own.is_sparse:
+            self._lent[index] = own, own._version
+
+    def is_current(self, index: int) -> bool:
+        """Return whether a gradient that was taken is still what the parameter has."""
+        gradient = self._parameters[index].grad
+        lent, at = self._lent.get(index, (None, 0))
+        if lent is not None:
+            return gradient is lent and lent._version == at
+        return self.holds(index)
+
+    def withdraw(self, index: int, launched: bool) -> torch.Tensor | None:
+        """Remove a parameter's gradient; return it, or a copy if it has still to be reduced."""
+        gradient = self._parameters[index].grad
+        if gradient is not None and not launched and self.holds(index):
+            gradient = gradient.clone()
+        self._parameters[index].grad = None
+        self._lent.pop(index, None)
+        return gradient
 
     def note_misfit(self, index: int) -> None:
         """Note that a gradient had, or may have had, another memory format than its view."""
@@ -302,10 +324,6 @@ class BucketViews:
         else:
             self._streams[index].read(self._views[index], gradient.detach())
             self._copies[index] = gradient
-
-    def forget(self) -> None:
-        """Leave the lent copies to the program, after a skipped step."""
-        self._lent.clear()
 
     def give(self, indices: Iterable[int]) -> None:
         """Set the gradients of parameters that had none here to the reduced ones."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 from torch_training import (
     build,
     case,
@@ -168,3 +169,91 @@ def gradients_changed_before_they_are_reduced() -> None:
         assert parameters[0].tolist() == [-mean * (step + 1)] * 2
         assert parameters[1].tolist() == [-mean * (step + 1)] * 2
         assert lie_in_engine_memory(optimizer, parameters)
+
+
+@case
+def steps_in_the_hooks_of_gradients() -> None:
+    mean = (hvd.size() + 1) / 2
+    for wrapped_first in (True, False):
+        weights = [torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2)]
+        wrapped: dict[torch.Tensor, hvd.DistributedOptimizer] = {}
+
+        def update(weight: torch.Tensor, wrapped: dict = wrapped) -> None:  # type: ignore[type-arg]
+            wrapped[weight].step()
+            wrapped[weight].zero_grad()
+
+        for hooked in (not wrapped_first, wrapped_first):
+            for weight in weights:
+                if hooked:
+                    weight.register_post_accumulate_grad_hook(update)
+                else:
+                    sgd = torch.optim.SGD([weight], lr=1.0)
+                    wrapped[weight] = hvd.DistributedOptimizer(sgd)
+        for step in range(4):
+            sum(((hvd.rank() + 1) * weight).sum() for weight in weights).backward()  # type: ignore[union-attr]
+            assert [w.tolist() for w in weights] == [[-mean * (step + 1)] * 3] * 2
+
+
+class TwoSteps(torch.optim.SGD):
+    """SGD on gradients elsewhere, as sharpness-aware minimization takes them."""
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for weight in self.param_groups[0]["params"]:
+            if weight.grad is not None:
+                self.state[weight]["old"] = weight.clone()
+                weight.add_(weight.grad)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for weight in self.param_groups[0]["params"]:
+            if weight.grad is not None:
+                weight.copy_(self.state[weight]["old"])
+        self.step()
+        self.zero_grad()
+
+
+@case
+def methods_of_the_wrapped_optimizer_find_reduced_gradients() -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(2))
+    optimizer = hvd.DistributedOptimizer(TwoSteps([used, unused], lr=0.1))
+    mean, expected = (hvd.size() + 1) / 2, 1.0
+    for _ in range(3):
+        for step in (optimizer.first_step, optimizer.second_step):
+            (used.square().sum() * (hvd.rank() + 1)).backward()
+            step()
+        expected -= 0.1 * 2 * mean * (expected + 2 * mean * expected)
+        assert torch.allclose(used, torch.full((2,), expected).double(), rtol=1e-12)
+    assert unused.tolist() == [1.0] * 2
+
+
+@case
+def gradients_dropped_while_others_are_missing() -> None:
+    mean = (hvd.size() + 1) / 2
+    for drop in (
+        lambda weights: [setattr(weight, "grad", None) for weight in weights],
+        lambda weights: [w.grad.zero_() for w in weights if w.grad is not None],
+        lambda weights: torch.optim.SGD(weights, lr=1.0).zero_grad(),
+    ):
+        weights = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)) for _ in range(3)]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0))
+        for step in range(3):
+            for factor in (5, 1):
+                ((weights[0] + weights[1]).sum() * (hvd.rank() + 1) * factor).backward()
+                if factor == 5:
+                    drop(weights)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert [w.tolist() for w in weights] == [[-mean * (step + 1)] * 2] * 2 + [[0.0] * 2]
+
+
+@case
+def reentrant_checkpoints_of_a_layer_used_twice() -> None:
+    layer = torch.nn.Linear(2, 2).double()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0))
+    inputs = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    once = checkpoint(layer, inputs, use_reentrant=True)
+    loss = checkpoint(layer, once, use_reentrant=True).sum()
+    assert "pass use_reentrant=False" in refused(RuntimeError, loss.backward)
+    optimizer.zero_grad()
