@@ -160,8 +160,8 @@ class Gradients:
 
     def _on_gradient(self, index: int, incoming: torch.Tensor | None) -> None:
         """Handle an accumulated gradient; `incoming` is None if its own hook did not report it."""
-        gradient = self.parameters[index].grad
-        if gradient is None:  # a hook of the program has dropped it
+        # No name for the gradient here: one that is referenced elsewhere is copied.
+        if self.parameters[index].grad is None:  # a hook of the program has dropped it
             return
         with self._lock:
             if incoming is None:
@@ -181,6 +181,8 @@ class Gradients:
             step = self._reducer.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count < self.passes:
+                gradient = self.parameters[index].grad
+                assert gradient is not None
                 self._partial[index] = gradient
             else:
                 if self._buckets.exchange.at_once and not in_compiled_backward():
