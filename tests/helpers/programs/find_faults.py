@@ -1,0 +1,137 @@
+"""Runs random programs, and shrinks and prints those that fail.
+
+    python tests/helpers/programs/find_faults.py --programs 5000 --seed 0 -np 2,3 --out FOLDER
+
+A fault is printed as a script that stands alone, which `python -m hvdtrain run -np N -- SCRIPT` runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+sys.path[:0] = [str(p) for p in (Path(__file__).parent, Path(__file__).parents[1] / "launching")]
+
+from program_serving import Ranks  # noqa: E402
+
+__all__ = ["FAULTS", "script", "shrink", "signature"]
+
+Program = dict[str, Any]
+FAULTS = ("different", "error", "hang", "crash")
+
+
+def smaller(value: Any) -> Iterator[Any]:
+    """Yield what is left of plain data without one of its parts, the largest parts first."""
+    if isinstance(value, (dict, list)):
+        places = list(value) if isinstance(value, dict) else list(range(len(value)))[::-1]
+        for place in places:
+            left = value.copy()
+            del left[place]
+            yield left
+        for place in places:
+            for part in smaller(value[place]):
+                left = value.copy()
+                left[place] = part
+                yield left
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], tries: int = 300) -> Program:
+    """Return a program that still fails, of which no part can be left out."""
+    again = True
+    while again:
+        again = False
+        for less in smaller(program):
+            tries -= 1
+            if tries < 0:
+                return program
+            if fails(less):
+                program, again = less, True
+                break
+    return program
+
+
+def signature(result: dict[str, Any]) -> str:
+    """Return what faults of one cause have in common."""
+    if result["outcome"] in ("error", "refused", "invalid"):
+        text = result.get("error") or next(
+            a["error"] for a in result["answers"] if a.get("error")
+        )
+        return f"{result['outcome']}: " + re.sub(r"'[^']*'|\d+", "_", text)[:90]
+    return result["outcome"]
+
+
+def script(module: str, program: Program, result: dict[str, Any], np: int) -> str:
+    """Return a program as a script that stands alone."""
+    sources = [Path(__file__).with_name(f"{n}.py").read_text() for n in ("program_values", module)]
+    text = "\n\n".join(re.sub(r"^(from __future__|from program_values).*\n", "", s, flags=re.M)
+                       for s in sources)
+    say = json.dumps({k: v for k, v in result.items() if k != "stacks"}, indent=1)[:6000]
+    return (
+        f"# python -m hvdtrain run -np {np} -- SCRIPT\nfrom __future__ import annotations\n\n"
+        f"PROGRAM = {pformat(program, sort_dicts=False)}\n\n# It gave:\n"
+        + "".join(f"# {line}\n" for line in say.replace("\\n", "\n").splitlines())
+        + f"\n{text}\n\nimport faulthandler\nfaulthandler.dump_traceback_later(60)\n"
+        "hvd.init()\nprint(hvd.rank(), run(PROGRAM, hvd.rank(), hvd.size()), flush=True)\n"
+        "faulthandler.cancel_dump_traceback_later()\n"
+    )
+
+
+def main() -> int:
+    """Find faults."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first program")
+    parser.add_argument("-np", default="2,3", help="numbers of ranks, in turn")
+    parser.add_argument("--module", default="torch", help="what runs them: torch")
+    parser.add_argument("--without", default="", help="features to leave out")
+    parser.add_argument("--patience", type=float, default=60, help="seconds until one hangs")
+    parser.add_argument("--out", type=Path, default=Path("failures"))
+    parser.add_argument("--each", type=int, default=2, help="faults of one signature to shrink")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    draw = importlib.import_module(f"{options.module}_drawing").draw
+    module = f"{options.module}_programs"
+    without = [w for w in options.without.split(",") if w]
+    counts: Counter[str] = Counter()
+    sizes = [int(n) for n in options.np.split(",")]
+    ranks = {n: Ranks(module, n, options.patience, warm="torch") for n in sizes}
+    for seed in range(options.seed, options.seed + options.programs):
+        np = sizes[seed % len(sizes)]
+        program = draw(seed, without)
+        result = ranks[np].run(program)
+        kind = signature(result)
+        counts[kind] += 1
+        if (seed + 1) % 100 == 0:
+            print(seed + 1, dict(counts), flush=True)
+        if kind == "equal" or counts[kind] > options.each:
+            if result["outcome"] in FAULTS:
+                where = [result.get(k) for k in ("where", "right", "got", "error", "missing")]
+                print(f"seed {seed} at {np}: {kind} {where}", flush=True)
+            continue
+        print(f"seed {seed} at {np}: {kind}", flush=True)
+        if result["outcome"] in FAULTS:
+            program = shrink(program, lambda p, k=kind, n=np: signature(ranks[n].run(p)) == k)
+            last = ranks[np].run(program)
+            result = last if last["outcome"] in FAULTS else result
+        path = options.out / f"{seed}-{np}-{result['outcome']}.py"
+        path.write_text(script(module, program, result, np))
+        if "stacks" in result:
+            path.with_suffix(".stacks").write_text("\n".join(result["stacks"].values()))
+        where = [result.get(k) for k in ("where", "right", "got", "error")]
+        print(f"seed {seed} at {np}: {kind}: {program} {where} {path}", flush=True)
+    for served in ranks.values():
+        served.__exit__()
+    print(dict(counts))
+    return int(any(kind.startswith(FAULTS) for kind in counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Draws random programs for torch_programs, of features that real programs have."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from typing import Any
+
+__all__ = ["draw"]
+
+Spec = dict[str, Any]
+PLAIN = ["sgd", "momentum", "decay", "adam", "amsgrad", "adamw", "rmsprop", "adagrad", "asgd"]
+KINDS = [
+    *("linear", "linear", "linear", "tied", "frozen", "unused", "embedding", "embedding", "conv"),
+    *("complex", "scalar", "normed", "lazy", "gru", "layernorm", "batchnorm"),
+]
+
+
+class _Draw(random.Random):
+    def maybe(self, probability: float) -> bool:
+        return self.random() < probability
+
+
+def draw(seed: int, without: Collection[str] = ()) -> Spec:
+    """Return the program of a seed.
+
+    Args:
+        seed: number of the program.
+        without: features that it must not have.
+    """
+    d = _Draw(f"{seed}")
+    program: Spec = {"layers": [_layer(d) for _ in range(d.randint(1, 5))]}
+    layers = program["layers"]
+    if not any(layer["kind"] == "linear" for layer in layers):
+        layers.insert(0, {"kind": "linear"})
+    program["world"] = {
+        "ENGINE": "gloo" if d.maybe(0.25) else "mpi",
+        "BUCKET_BYTES": d.choice([100, 600, 600, 1 << 20]),
+        "SHARED_MEMORY": d.choice([1, 1, 1, 0]),
+        "TORCH_ALLOCATOR": d.choice([1, 1, 0]),
+    }
+    program["mode"] = d.choice(["weight", "weight", "average", "sum"])
+    program["named"] = d.maybe(0.5)
+    if d.maybe(0.3):
+        program["passes"] = d.choice([2, 2, 3])
+    program["optimizers"] = [d.choice(PLAIN) for _ in range(d.choice([1, 1, 1, 2, 2, 3]))]
+    sharded = program["sharded"] = d.maybe(0.25)
+    if d.maybe(0.25) and not sharded:
+        program["groups"] = d.choice([1, 2, 3])
+    if d.maybe(0.1) and not sharded and program["mode"] != "sum":
+        program["predivide"] = 2.0
+    elif d.maybe(0.1) and not sharded and program["mode"] != "sum":
+        program["exchange"] = d.choice(["half:type=bf16", "half:type=fp16", "average"])
+    if d.maybe(0.15):
+        program["members"] = d.choice([[0, 1], [1, 2], [0, 2], [1]])
+    for key, chance, values in (
+        ("scheduler", 0.2, [0.5]),
+        ("average", 0.15, [True]),
+        ("scaler", 0.15, [True]),
+        ("sparse_as_dense", 0.5 if sharded else 0.2, [True]),
+        ("pre_hook", 0.1, [0.01]),
+        ("overlap", 0.05 if len(program["optimizers"]) > 1 else 0, [True]),
+    ):
+        if d.maybe(chance):
+            program[key] = d.choice(values)
+    _steps(d, program)
+    if d.maybe(0.1) and not sharded and "members" not in program and "passes" not in program:
+        program["join"] = d.choice([[1, 0], [0, 2], [2, 0, 1]])
+    _settle(d, program, without)
+    return program
+
+
+def _layer(d: _Draw) -> Spec:
+    layer: Spec = {"kind": d.choice(KINDS)}
+    if layer["kind"] == "embedding" and d.maybe(0.6):
+        layer["sparse"] = True
+    if d.maybe(0.3) and layer["kind"] not in ("complex", "batchnorm"):
+        layer["dtype"] = d.choice(["f32", "f32", "bf16"])
+    if d.maybe(0.25):
+        layer["ranks"] = d.choice([[1, 0], [0, 1], [1, 0, 0], [0, 0, 1]])
+    if d.maybe(0.2):
+        layer["steps"] = d.choice([[1, 0], [0, 1], [0, 0, 1]])
+    if d.maybe(0.2) and layer["kind"] != "batchnorm":
+        layer["checkpoint"] = d.choice(["reentrant", "non-reentrant"])
+    if d.maybe(0.15):
+        layer["times"] = 2
+    for when in ("before", "after"):
+        if d.maybe(0.1):
+            layer[f"hooks_{when}"] = [d.choice(["tensor", "post"])]
+    if d.maybe(0.08):
+        layer["late"] = True
+    return layer
+
+
+def _steps(d: _Draw, program: Spec) -> None:
+    program["steps"] = []
+    for number in range(d.randint(1, 4)):
+        step: Spec = {"seed": number, "rows": [d.randint(1, 4) for _ in range(d.randint(1, 4))]}
+        if d.maybe(0.2):
+            step["rows"][d.randrange(len(step["rows"]))] = 0
+            step["rows"].append(1)
+        step["zero"] = d.choice(["none", "none", "zeros", "by hand", "keep"])
+        step["sync"] = d.maybe(0.3)
+        if d.maybe(0.3):
+            step["clip"] = d.choice(["own", "own", "2", "1", "inf", "value"])
+        for key, chance, values in (
+            ("closure", 0.1, [True]),
+            ("skip", 0.1, [True]),
+            ("retain", 0.5 if "passes" in program else 0, [True]),
+            ("penalty", 0.1, [0.1]),
+            ("graph", 0.05, [True]),
+            ("peek", 0.1, [True]),
+            ("overflow", 0.3 if "scaler" in program else 0, [1, 2, 3]),
+        ):
+            if d.maybe(chance):
+                step[key] = d.choice(values)
+        kinds = ("freeze", "add", "reload", "rate", "model", "broadcast", "evaluate")
+        if number and d.maybe(0.4):
+            step["before"] = [{"kind": d.choice(kinds), "layer": d.randrange(5)}]
+        program["steps"].append(step)
+
+
+def _settle(d: _Draw, program: Spec, without: Collection[str]) -> None:
+    """Leave out what programs must not do, and the features that are not wanted."""
+    layers, steps = program["layers"], program["steps"]
+    for name in without:
+        program.pop(name, None)
+        for part in (*layers, *steps):
+            part.pop(name, None)
+    kinds = {layer["kind"] for layer in layers}
+    # Sparse gradients are for optimizers that take them.
+    if any(layer.get("sparse") for layer in layers):
+        if program.get("sharded"):
+            program["sparse_as_dense"] = True
+        if not program.get("sparse_as_dense"):
+            few = [d.choice(["sgd", "adagrad"]) for _ in program["optimizers"]]
+            program["optimizers"] = few
+            if program["mode"] == "weight":  # which is refused
+                program["mode"] = "average"
+            program.pop("pre_hook", None)
+            for step in steps:
+                if step.get("clip") in ("1", "inf", "value"):
+                    del step["clip"]
+                step.pop("peek", None)
+    if "complex" in kinds:
+        program.pop("pre_hook", None)
+        for step in steps:
+            if step.get("clip") == "value":
+                del step["clip"]
+    world = program["world"]
+    if program.get("sharded") and (world["ENGINE"] == "gloo" or not world["SHARED_MEMORY"]):
+        for layer in layers:
+            if layer.get("dtype") == "bf16":  # which is refused
+                del layer["dtype"]
+    if "members" in program:  # each rank that is none of them trains alone
+        for step in steps:
+            step["rows"] = [count or 1 for count in step["rows"]]
+    # Batch normalization needs rows on all ranks, at the same time, and is not differentiated twice.
+    if "batchnorm" in kinds:
+        program.pop("join", None)
+        for step in steps:
+            step["rows"] = [count or 1 for count in step["rows"]] + [3]
+            step.pop("penalty", None)
+            step.pop("graph", None)
+    reentrant = any(layer.get("checkpoint") == "reentrant" for layer in layers)
+    if reentrant:  # which refuses torch.autograd.grad, and recomputes once
+        for step in steps:
+            for key in ("penalty", "peek", "retain", "graph"):
+                step.pop(key, None)
+    if any(layer.get("checkpoint") for layer in layers):
+        for step in steps:
+            step.pop("retain", None)
+    partial = any(k in layer for k in ("ranks", "steps") for layer in layers) or "unused" in kinds
+    partial = partial or reentrant or any(0 in step["rows"] for step in steps) or "join" in program
+    partial = partial or any(layer["kind"] in ("tied", "frozen") for layer in layers)
+    program["optimizers"] = program["optimizers"][: len(layers)]
+    skipped = False
+    for step in steps:
+        # What is not linear needs all gradients reduced.
+        nonlinear = "clip" in step and step["clip"] != "own" or "scaler" in program
+        if nonlinear and (partial or program.get("sharded") or len(program["optimizers"]) > 1):
+            step["sync"] = True
+        if program.get("sharded") and "pre_hook" in program:
+            step["sync"] = True
+        if step.get("sync"):
+            step.pop("closure", None)
+        kept = step["zero"] == "keep" and not program.get("sharded") and program["mode"] != "sum"
+        kept = kept and not skipped and "scaler" not in program and "overlap" not in program
+        if step["zero"] == "keep" and not kept:
+            step["zero"] = "none"
+        skipped = step.get("skip", False)
+    if partial and (program.get("passes", 1) > 1 or any(s["zero"] == "keep" for s in steps)):
+        # Such a hook changes what other passes have left, on the ranks that have this one.
+        for layer in layers:
+            for when in ("hooks_before", "hooks_after"):
+                if "post" in layer.get(when, []):
+                    del layer[when]
