@@ -2,7 +2,7 @@
 
     python tests/helpers/programs/find_faults.py --programs 5000 --seed 0 -np 2,3 --out FOLDER
 
-A fault is printed as a script that stands alone, which `python -m hvdtrain run -np N -- SCRIPT` runs.
+A fault is printed as a script that stands alone: python -m hvdtrain run -np N -- SCRIPT
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], tries: int = 300)
 def signature(result: dict[str, Any]) -> str:
     """Return what faults of one cause have in common."""
     if result["outcome"] in ("error", "refused", "invalid"):
-        text = result.get("error") or next(
-            a["error"] for a in result["answers"] if a.get("error")
-        )
+        text = result.get("error") or next(a["error"] for a in result["answers"] if a.get("error"))
         return f"{result['outcome']}: " + re.sub(r"'[^']*'|\d+", "_", text)[:90]
     return result["outcome"]
 
@@ -71,8 +69,9 @@ def signature(result: dict[str, Any]) -> str:
 def script(module: str, program: Program, result: dict[str, Any], np: int) -> str:
     """Return a program as a script that stands alone."""
     sources = [Path(__file__).with_name(f"{n}.py").read_text() for n in ("program_values", module)]
-    text = "\n\n".join(re.sub(r"^(from __future__|from program_values).*\n", "", s, flags=re.M)
-                       for s in sources)
+    text = "\n\n".join(
+        re.sub(r"^(from __future__|from program_values).*\n", "", s, flags=re.M) for s in sources
+    )
     say = json.dumps({k: v for k, v in result.items() if k != "stacks"}, indent=1)[:6000]
     return (
         f"# python -m hvdtrain run -np {np} -- SCRIPT\nfrom __future__ import annotations\n\n"
@@ -91,21 +90,23 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("-np", default="2,3", help="numbers of ranks, in turn")
     parser.add_argument("--module", default="torch", help="what runs them: torch")
-    parser.add_argument("--without", default="", help="features to leave out")
+    parser.add_argument("--known", action="store_true", help="draw features of known faults, too")
     parser.add_argument("--patience", type=float, default=60, help="seconds until one hangs")
     parser.add_argument("--out", type=Path, default=Path("failures"))
     parser.add_argument("--each", type=int, default=2, help="faults of one signature to shrink")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    draw = importlib.import_module(f"{options.module}_drawing").draw
+    drawing = importlib.import_module(f"{options.module}_drawing")
     module = f"{options.module}_programs"
-    without = [w for w in options.without.split(",") if w]
     counts: Counter[str] = Counter()
     sizes = [int(n) for n in options.np.split(",")]
     ranks = {n: Ranks(module, n, options.patience, warm="torch") for n in sizes}
     for seed in range(options.seed, options.seed + options.programs):
         np = sizes[seed % len(sizes)]
-        program = draw(seed, without)
+        program = drawing.draw(seed)
+        if drawing.known(program) and not options.known:
+            counts["known"] += 1
+            continue
         result = ranks[np].run(program)
         kind = signature(result)
         counts[kind] += 1

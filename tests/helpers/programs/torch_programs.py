@@ -12,11 +12,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from program_values import compare, digest
 from torch import nn
-from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
@@ -473,6 +471,10 @@ def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
             process_set = hvd.add_process_set(chosen)
         group = chosen if rank in chosen else [rank]
         training = Training(program, [rank], group, process_set)
+        if rank == program.get("absent"):  # for tests of what finds faults
+            return {"outcome": "equal", "difference": 0.0}
+        with torch.no_grad():
+            next(training.net.parameters()).add_(program.get("wrong", 0.0))
         got = training.train()
         result = compare(alone[tuple(group)], got, bound(program))
         weights = {n: _array(p) for n, p in training.net.named_parameters()}
@@ -483,7 +485,11 @@ def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
         ours = [f for f in frames if "site-packages/torch" not in f.filename]
         clear = "hvdtrain" in ours[-1].filename and ours[-1] is frames[-1]
         text = "".join(traceback.format_exception(error))
-        return {"outcome": "error", "error": f"{type(error).__name__}: {error}",
-                "clear": clear, "traceback": text}
+        return {
+            "outcome": "error",
+            "error": f"{type(error).__name__}: {error}",
+            "clear": clear,
+            "traceback": text,
+        }
     hvd.shutdown()
     return result
