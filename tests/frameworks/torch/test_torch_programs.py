@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from find_faults import FAULTS, script, shrink
-from program_serving import Ranks
+from program_serving import WARM, Ranks
 from torch_drawing import draw, known
 
 _RANKS = {1: 20, 2: 65, 3: 65}
@@ -31,7 +31,7 @@ def drawn(count: int) -> Iterator[tuple[int, dict[str, Any]]]:
 def test_programs_give_what_one_process_gives(np: int) -> None:
     programs = [*drawn(_RANKS[np]), *((seed, draw(seed)) for seed in _FOUND[np])]
     trained = 0
-    with Ranks("torch_programs", np, warm="torch") as ranks:
+    with Ranks("torch_programs", np, warm=WARM) as ranks:
         for seed, program in programs:
             result = ranks.run(program)
             assert result["outcome"] not in FAULTS, (
@@ -52,11 +52,11 @@ def test_a_program_shrinks_to_what_fails() -> None:
 
 def test_a_wrong_program_is_found_and_printed() -> None:
     wrong = {"steps": [{"rows": [2]}], "wrong": 1e-6}
-    with Ranks("torch_programs", 2, warm="torch") as ranks:
+    with Ranks("torch_programs", 2, warm=WARM) as ranks:
         result = ranks.run(wrong)
         assert result["outcome"] == "different"
         assert ranks.run({})["outcome"] == "equal"
-    with Ranks("torch_programs", 2, patience_seconds=5, warm="torch") as ranks:
+    with Ranks("torch_programs", 2, patience_seconds=5, warm=WARM) as ranks:
         hanging = ranks.run({"absent": 1})
         assert (hanging["outcome"], hanging["missing"]) == ("hang", [0])
         assert "in step" in hanging["stacks"][0]

@@ -14,13 +14,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from pprint import pformat
 from typing import Any
 
 sys.path[:0] = [str(p) for p in (Path(__file__).parent, Path(__file__).parents[1] / "launching")]
 
-from program_serving import Ranks  # noqa: E402
+from program_serving import WARM, Ranks  # noqa: E402
 
 __all__ = ["FAULTS", "script", "shrink", "signature"]
 
@@ -83,6 +84,10 @@ def script(module: str, program: Program, result: dict[str, Any], np: int) -> st
     )
 
 
+def _fails(ranks: Ranks, kind: str, program: Program) -> bool:
+    return signature(ranks.run(program)) == kind
+
+
 def main() -> int:
     """Find faults."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -100,7 +105,7 @@ def main() -> int:
     module = f"{options.module}_programs"
     counts: Counter[str] = Counter()
     sizes = [int(n) for n in options.np.split(",")]
-    ranks = {n: Ranks(module, n, options.patience, warm="torch") for n in sizes}
+    ranks = {n: Ranks(module, n, options.patience, warm=WARM) for n in sizes}
     for seed in range(options.seed, options.seed + options.programs):
         np = sizes[seed % len(sizes)]
         program = drawing.draw(seed)
@@ -119,7 +124,7 @@ def main() -> int:
             continue
         print(f"seed {seed} at {np}: {kind}", flush=True)
         if result["outcome"] in FAULTS:
-            program = shrink(program, lambda p, k=kind, n=np: signature(ranks[n].run(p)) == k)
+            program = shrink(program, partial(_fails, ranks[np], kind))
             last = ranks[np].run(program)
             result = last if last["outcome"] in FAULTS else result
         path = options.out / f"{seed}-{np}-{result['outcome']}.py"

@@ -15,7 +15,10 @@ from typing import Any, Self
 
 from ranks import Job, launch
 
-__all__ = ["Ranks"]
+__all__ = ["WARM", "Ranks"]
+
+# What programs import only when they use it, too: on a loaded machine that looks like a hang.
+WARM = "torch torch._dynamo.config"
 
 _RANK = Path(__file__).with_name("program_rank.py")
 _START_SECONDS = 300.0
@@ -56,7 +59,7 @@ class Ranks:
         missing = [rank for rank in range(self.np) if rank not in answers]
         if missing:
             dead = self._job is not None and self._job.process.poll() is not None
-            result = {"outcome": "crash" if dead or self._ended else "hang"}
+            result: dict[str, Any] = {"outcome": "crash" if dead or self._ended else "hang"}
             result |= {"answers": answers, "missing": missing, "stacks": self._stacks()}
             result["stderr"] = self._job.stderr[-3000:] if self._job else ""
         else:

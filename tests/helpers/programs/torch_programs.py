@@ -266,6 +266,7 @@ class Training:
             again = step.get("retain") and number % 2 == 1
             loss = loss if again else self.loss(step, number, active)
             if loss is None:
+                self.scaler.scale(sum_)  # which has to know its scale on each rank
                 continue
             sum_ += loss.detach()
             if step.get("peek"):
