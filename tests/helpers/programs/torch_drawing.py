@@ -158,6 +158,7 @@ def _settle(d: _Draw, program: Spec) -> None:
     # Batch normalization needs rows on all ranks, and is not differentiated twice.
     if "batchnorm" in kinds:
         program.pop("join", None)
+        program.pop("members", None)
         for step in steps:
             step["rows"] = [count or 1 for count in step["rows"]] + [3]
             step.pop("penalty", None)
@@ -184,7 +185,7 @@ def _settle(d: _Draw, program: Spec) -> None:
             step.pop("closure", None)
         kept = step["zero"] == "keep" and not program.get("sharded") and program["mode"] != "sum"
         kept = kept and not skipped and "scaler" not in program and "overlap" not in program
-        if step["zero"] == "keep" and not kept:
+        if (step["zero"] == "keep" and not kept) or program.get("sharded"):  # removes gradients
             step["zero"] = "none"
         skipped = step.get("skip", False)
     if partial and (program.get("passes", 1) > 1 or any(s["zero"] == "keep" for s in steps)):
@@ -209,6 +210,12 @@ KNOWN: dict[str, Callable[[Spec], bool]] = {
     ),
     "reentrant checkpoints of layers with several gradients": lambda p: any(
         layer.get("checkpoint") == "reentrant" for layer in p["layers"]
+    ),
+    "backward(create_graph=True) with sharded=True": lambda p: (
+        p["sharded"] and any(step.get("graph") for step in p["steps"])
+    ),
+    "sparse_as_dense on ranks outside of a process set": lambda p: (
+        "members" in p and p.get("sparse_as_dense", False)
     ),
     "a step skipped, and its gradients dropped without zero_grad()": lambda p: any(
         step.get("skip") for step in p["steps"]
