@@ -51,7 +51,7 @@ class Layer(nn.Module):
         self.spec, self.dtype = spec, DTYPES[spec.get("dtype", "f64")]
         make: dict[str, Callable[[], nn.Module]] = {
             "embedding": lambda: nn.Embedding(TOKENS, WIDTH, sparse=sparse),
-            "conv": lambda: nn.Conv2d(2, 2, 3, padding=1).to(memory_format=torch.channels_last),
+            "conv": lambda: nn.Conv2d(2, 2, 3, padding=1),
             "complex": lambda: nn.Linear(WIDTH, WIDTH, dtype=torch.complex128),
             "scalar": lambda: nn.ParameterList([torch.ones(()), torch.ones(0)]),
             "normed": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
@@ -60,7 +60,11 @@ class Layer(nn.Module):
             "layernorm": lambda: nn.LayerNorm(WIDTH),
             "batchnorm": lambda: nn.BatchNorm1d(WIDTH),
         }
-        self.inner = make.get(kind, lambda: nn.Linear(WIDTH, WIDTH, bias=spec.get("bias", True)))()
+        self.inner: Any = make.get(
+            kind, lambda: nn.Linear(WIDTH, WIDTH, bias=spec.get("bias", True))
+        )()
+        if kind == "conv":
+            self.inner.to(memory_format=torch.channels_last)
         if kind == "lazy":
             self.inner(torch.zeros(1, WIDTH))
         if kind != "complex":
@@ -107,7 +111,7 @@ class Net(nn.Module):
         for spec in program.get("layers", [{}]):
             sparse = spec.get("sparse", False) and not (alone and program.get("sparse_as_dense"))
             layers.append(Layer(spec, layers, sparse))
-        self.layers = nn.ModuleList(layers)
+        self.layers: Any = nn.ModuleList(layers)
 
     def forward(self, rows: list[torch.Tensor], tokens: list[torch.Tensor], use: Any) -> Any:
         """Return rows for the rows of each of several ranks."""
@@ -207,7 +211,7 @@ class Training:
 
     def _hook(self, when: str) -> None:
         for layer in self.net.layers:
-            p = next((p for p in layer.parameters() if p.requires_grad), None)
+            p: Any = next((p for p in layer.parameters() if p.requires_grad), None)
             for kind in layer.spec.get(f"hooks_{when}", []) if p is not None else []:
                 if kind == "tensor":
                     p.register_hook(lambda g: g * 0.5)
