@@ -173,6 +173,12 @@ def _settle(d: _Draw, program: Spec) -> None:
             step.pop("retain", None)
     partial = _partial(program)
     program["optimizers"] = program["optimizers"][: len(layers)]
+    if any(layer.get("dtype") == "bf16" for layer in layers) or "half" in program.get(
+        "exchange", ""
+    ):
+        # Others divide by the size of gradients, and so make rounding large.
+        plain = [name if name in PLAIN[:3] else "sgd" for name in program["optimizers"]]
+        program["optimizers"] = plain
     skipped = False
     for step in steps:
         # What is not linear needs all gradients reduced.
@@ -216,6 +222,9 @@ KNOWN: dict[str, Callable[[Spec], bool]] = {
     ),
     "sparse_as_dense on ranks outside of a process set": lambda p: (
         "members" in p and p.get("sparse_as_dense", False)
+    ),
+    "join() with sparse gradients": lambda p: (
+        "join" in p and any(layer.get("sparse") for layer in p["layers"])
     ),
     "a step skipped, and its gradients dropped without zero_grad()": lambda p: any(
         step.get("skip") for step in p["steps"]

@@ -64,7 +64,7 @@ class Layer(nn.Module):
             kind, lambda: nn.Linear(WIDTH, WIDTH, bias=spec.get("bias", True))
         )()
         if kind == "conv":
-            self.inner.to(memory_format=torch.channels_last)
+            self.inner.weight.data = self.inner.weight.data.to(memory_format=torch.channels_last)
         if kind == "lazy":
             self.inner(torch.zeros(1, WIDTH))
         if kind != "complex":
