@@ -121,6 +121,7 @@ def _partial(program: Spec) -> bool:
     odd = any(k in layer for k in ("ranks", "steps") for layer in layers)
     odd = odd or any(layer["kind"] in ("tied", "frozen", "unused") for layer in layers)
     odd = odd or any(layer.get("checkpoint") == "reentrant" for layer in layers)
+    odd = odd or any(e["kind"] in ("freeze", "add") for s in steps for e in s.get("before", []))
     return odd or any(0 in step["rows"] for step in steps) or "join" in program
 
 

@@ -64,7 +64,8 @@ class Layer(nn.Module):
             kind, lambda: nn.Linear(WIDTH, WIDTH, bias=spec.get("bias", True))
         )()
         if kind == "conv":
-            self.inner.weight.data = self.inner.weight.data.to(memory_format=torch.channels_last)
+            weight = self.inner.weight
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         if kind == "lazy":
             self.inner(torch.zeros(1, WIDTH))
         if kind != "complex":
