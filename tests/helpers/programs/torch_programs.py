@@ -64,7 +64,7 @@ class Layer(nn.Module):
             kind, lambda: nn.Linear(WIDTH, WIDTH, bias=spec.get("bias", True))
         )()
         if kind == "conv":
-            weight = self.inner.weight
+            weight: Any = self.inner.weight
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
         if kind == "lazy":
             self.inner(torch.zeros(1, WIDTH))
