@@ -53,6 +53,8 @@ class ChannelState:
         reason: reason why the channel is closed.
         behind: members that have joined, and missed operations since.
         lost: whether it is closed because members have ended, and the others can go on.
+        deserted: keys of requests that have failed on others because members left, before they
+            were submitted here, each with the reason.
     """
 
     size: int
@@ -60,6 +62,7 @@ class ChannelState:
     reason: str = "shut down"
     behind: frozenset[int] = frozenset()
     lost: bool = False
+    deserted: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,17 @@ Event = Submitted | RoundBegan | Voted | ReportsExchanged | Left | Failed | Clos
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse the request that was submitted; `lost` as in ChannelState."""
+    """Refuse the request that was submitted.
+
+    Attributes:
+        reason: reason for the message.
+        lost: as in ChannelState.
+        deserted: whether it has failed on others because members left.
+    """
 
     reason: str
     lost: bool = False
+    deserted: bool = False
 
 
 @dataclass(frozen=True)

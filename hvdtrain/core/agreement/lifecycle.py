@@ -3,6 +3,7 @@
     OPEN ------- join submitted ------> JOINING --- all members have joined ---> OPEN
     OPEN, JOINING --- leave submitted -> LEAVING --- all members leave --------> CLOSED
     LEAVING, JOINING --- others wait for members that left: all requests fail -> OPEN
+        (also those that a member has not submitted yet, when it does)
     any --- an engine call fails, or close() ----------------------------------> CLOSED
 
 All members call the same primitives, because the actions of a round follow from votes and reports
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvdtrain.core.agreement.decision import Ending, JoinOrder, Report, decide
+from hvdtrain.core.agreement.decision import Ending, JoinOrder, decide
 from hvdtrain.core.agreement.events import (
     Action,
     BackOff,
@@ -72,6 +73,10 @@ def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[A
 def _submitted(state: ChannelState, request: Request) -> tuple[ChannelState, tuple[Action, ...]]:
     if state.phase is Phase.LEAVING or state.phase is Phase.CLOSED:
         return state, (Refuse(state.reason, state.lost),)
+    missed = dict(state.deserted)
+    reason = missed.pop(request.key, "")
+    if reason:
+        return replace(state, deserted=tuple(missed.items())), (Refuse(reason, deserted=True),)
     if request is LEAVE:
         return replace(state, phase=Phase.LEAVING), ()
     if request is JOIN:
@@ -98,7 +103,7 @@ def _voted(state: ChannelState, event: Voted) -> tuple[Action, ...]:
 def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, tuple[Action, ...]]:
     decision = decide(event.reports, event.ranks)
     if decision.deserted:
-        return _without_marker(state, event.own), (FailAll(decision.deserted),)
+        return _deserted(state, event, decision.deserted), (FailAll(decision.deserted),)
     actions: list[Action] = []
     # Requests of all members run now, and the next round shows which members are still blocked.
     if not decision.run and any(report.blocked for report in event.reports):
@@ -118,10 +123,20 @@ def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, t
     return replace(state, behind=state.behind | decision.behind), tuple(actions)
 
 
-def _without_marker(state: ChannelState, own: Report) -> ChannelState:
-    """Return the state after all reported requests have failed; there may be newer ones."""
+def _deserted(state: ChannelState, event: ReportsExchanged, reason: str) -> ChannelState:
+    """Return the state after all reported requests have failed; there may be newer ones.
+
+    A rank that takes part submits the others' requests later, when nobody answers any more.
+    """
     marker = LEAVE if state.phase is Phase.LEAVING else JOIN
-    return ChannelState(state.size, Phase.OPEN if marker in own.requests else state.phase)
+    own = event.own.requests
+    missed = dict(state.deserted)
+    if LEAVE not in own and JOIN not in own:
+        theirs = {request.key for report in event.reports for request in report.requests}
+        known = {request.key for request in (*own, JOIN, LEAVE)}
+        missed.update(dict.fromkeys(sorted(theirs - known), reason))
+    phase = Phase.OPEN if marker in own else state.phase
+    return ChannelState(state.size, phase, deserted=tuple(missed.items()))
 
 
 def _join_order(event: ReportsExchanged, behind: frozenset[int]) -> JoinOrder:

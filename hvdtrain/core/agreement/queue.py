@@ -25,7 +25,7 @@ from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import JOIN, LEAVE
-from hvdtrain.errors import HvdtrainError, RanksLostError
+from hvdtrain.errors import HvdtrainError, PeerFailureError, RanksLostError
 
 __all__ = ["Queue", "Waiting"]
 
@@ -95,6 +95,7 @@ class Queue:
         Raises:
             HvdtrainError: the channel is closed or closing.
             RanksLostError: it is closed because members have ended.
+            PeerFailureError: the operation has failed on others, because members left.
             ValueError: an operation of this name is pending.
         """
         request = operation.request
@@ -105,11 +106,13 @@ class Queue:
                     f"{self._title} {request.subject}: an operation of this name is still "
                     "pending; wait for it, or use another name"
                 )
-            if self._state.phase is not _OPEN or request is JOIN or request is LEAVE:
+            state = self._state
+            if state.phase is not _OPEN or request is JOIN or request is LEAVE or state.deserted:
                 self._state, actions = transition(self._state, Submitted(request))
                 for action in actions:
                     assert isinstance(action, Refuse)
-                    kind = RanksLostError if action.lost else HvdtrainError
+                    kind = PeerFailureError if action.deserted else HvdtrainError
+                    kind = RanksLostError if action.lost else kind
                     raise kind(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
             self._arrivals.note()
@@ -129,6 +132,8 @@ class Queue:
         """
         with self._lock:
             if self._operations or self.track is not None or self._state.phase is not _OPEN:
+                return False
+            if self._state.deserted:
                 return False
             prepared.renew()
             self._operations[prepared.request.key] = prepared
@@ -293,6 +298,11 @@ class Queue:
         with self._lock:
             if listener in self.listeners:
                 self.listeners.remove(listener)
+
+    def call_listeners(self) -> None:
+        """Call the listeners, because another member is blocked."""
+        for listener in list(self.listeners):
+            listener()
 
     def hurry(self) -> None:
         """Let the channel's thread begin a round without waiting for more operations."""

@@ -17,9 +17,12 @@ from hvdtrain.core.agreement.decision import (
 from hvdtrain.core.agreement.events import (
     ChannelState,
     EndJoin,
+    FailAll,
     Phase,
+    Refuse,
     ReportsExchanged,
     RunRequests,
+    Submitted,
 )
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
@@ -112,6 +115,27 @@ def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
     assert not both([a, LEAVE], [a], [b], awaited=(a,)).deserted  # rank 2 may come to it
     assert both([LEAVE], [JOIN], awaited=(JOIN,)).deserted
     assert not both([LEAVE], [a, LEAVE], awaited=(a,)).deserted
+
+
+def test_what_failed_on_others_because_a_rank_left_fails_when_it_comes() -> None:
+    a, b = reduce("a"), reduce("b")
+    reports = report(LEAVE), report(a, awaited=(a,)), report()
+    states = []
+    for own in reports:
+        event = ReportsExchanged(reports, (0, 1, 2), own)
+        phase = Phase.LEAVING if own is reports[0] else Phase.OPEN
+        state, actions = transition(ChannelState(3, phase), event)
+        assert [type(action) for action in actions] == [FailAll]
+        states.append(state)
+    for state in states[:2]:
+        assert transition(state, Submitted(a)) == (state, ())
+    late = states[2]
+    assert transition(late, Submitted(b)) == (late, ())
+    told, (refusal,) = transition(late, Submitted(a))
+    assert isinstance(refusal, Refuse)
+    assert refusal.deserted
+    assert refusal.reason.startswith("rank 0 left the job while others were in")
+    assert transition(told, Submitted(a)) == (told, ())
 
 
 def test_what_is_left_when_all_leave_fails_with_the_ranks_that_never_came() -> None:
