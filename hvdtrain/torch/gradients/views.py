@@ -66,7 +66,9 @@ class BucketViews:
         for bucket, buffer, streams in zip(
             plan.buckets, reducer.buffers, reducer.streams, strict=True
         ):
-            memory = from_buffer(buffer)
+            # With a version of its own: the channel's thread writes into the buffer, perhaps by
+            # torch, and buckets may be parts of one tensor.
+            memory = from_buffer(buffer).data
             self.memory.append(memory)
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec = plan.specs[index]

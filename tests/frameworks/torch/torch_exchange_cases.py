@@ -98,6 +98,26 @@ def put(values: Sequence[Flat], tensors: Sequence[torch.Tensor]) -> None:
 
 
 @case
+def a_bucket_that_is_reduced_after_backward_is_no_change_of_its_gradients() -> None:
+    """Rank 0 alone fills the second bucket in backward(), and looks at it when it is reduced."""
+    if not hvd.mpi_threads_supported():
+        return
+    weights = [torch.nn.Parameter(torch.zeros(8)) for _ in range(2)]
+    sgd = torch.optim.SGD(weights, lr=1.0)
+    optimizer = hvd.DistributedOptimizer(sgd, groups=2, sharded=True)
+    optimizer.sample_weight = hvd.rank() + 1  # which the engine applies to the bucket
+    (weights[0] + weights[1] if hvd.rank() == 0 else weights[1]).sum().backward()
+    if hvd.rank() == 0:
+        gradients = optimizer._exchanged.gradients
+        assert gradients is not None
+        gradients.buckets.reducer.step.reduced[-1].result()
+    optimizer.step()
+    total = hvd.size() * (hvd.size() + 1) / 2
+    assert torch.allclose(weights[0], torch.full((8,), -1 / total))
+    assert torch.allclose(weights[1], torch.full((8,), -1.0))
+
+
+@case
 def gradients_of_one_bit() -> None:
     own_nodes = allgather_object(context.current().topology.node, "nodes")
     for hierarchical, nodes in ((False, list(range(hvd.size()))), (True, own_nodes)):
