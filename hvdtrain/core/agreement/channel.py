@@ -160,6 +160,15 @@ class Channel:
         """Remove a listener that was added with `listen` (local)."""
         self._queue.unlisten(listener)
 
+    def call_listeners(self) -> None:
+        """Call the listeners: another member is blocked in an operation that needs this one."""
+        self._queue.call_listeners()
+
+    def end_pass(self) -> None:
+        """Tell all pending operations that a backward pass has ended (local)."""
+        for operation in self._queue.operations():
+            operation.end_pass()
+
     def count(self, what: str) -> int:
         """Increment and return a counter, which restarts when all members have joined (local)."""
         with self._counting:

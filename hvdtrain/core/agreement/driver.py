@@ -155,8 +155,7 @@ class Driver:
         self._queue.end(self._own[JOIN.key], result=action.order)
 
     def _notify(self, _: Notify) -> None:
-        for listener in list(self._queue.listeners):
-            listener()
+        self._queue.call_listeners()
 
     def _back_off(self, _: BackOff) -> None:
         self._queue.back_off()

@@ -125,6 +125,9 @@ class Operation(ABC):
     def abandon(self) -> None:  # noqa: B027  # most operations need nothing from the program
         """Complete it without this rank's program, which will do nothing more for it (local)."""
 
+    def end_pass(self) -> None:  # noqa: B027  # most operations have nothing to do with it
+        """Note the end of a backward pass: what was not filled in it may never be (local)."""
+
     def buckets(self) -> Sequence[BucketTimes]:
         """Return the timestamps of its buckets that have been reduced, if it has any."""
         return ()

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-__all__ = ["BucketProgress"]
+__all__ = ["UNTIL_STEP", "BucketProgress", "Verdict"]
+
+# More than any number of backward passes: the program waits for the whole step.
+UNTIL_STEP = 1 << 32
+
+
+class Verdict(NamedTuple):
+    """What a vote tells a rank about the next bucket.
+
+    Attributes:
+        certain: number of buckets that all ranks have filled.
+        released: whether no rank fills the next bucket in the passes that this rank has ended, so
+            that backward() must not wait for it.
+        missed: whether others wait for this rank to fill it.
+    """
+
+    certain: int
+    released: bool = False
+    missed: bool = False
 
 
 @dataclass(frozen=True)
 class BucketProgress:
     """The number of buckets of a step that are filled, and of those that are reduced, in order.
 
+    Ranks reduce a bucket when all have filled it, which they find out by a vote. A rank that has
+    not filled the next bucket votes only between backward passes, because a pass may yet fill it.
+
     Attributes:
         total: number of buckets.
         filled: number of buckets that the program has filled.
         reduced: number of buckets that the ranks have reduced.
+        passes: number of backward passes that have ended.
+        between: whether a pass has ended, and none has filled anything since.
     """
 
     total: int
     filled: int = 0
     reduced: int = 0
+    passes: int = 0
+    between: bool = False
 
     @property
     def complete(self) -> bool:
@@ -50,3 +77,29 @@ class BucketProgress:
         if not self.ready:
             raise ValueError(f"bucket {self.reduced} is not filled")
         return replace(self, reduced=self.reduced + 1)
+
+    def begin_pass(self) -> BucketProgress:
+        """Return the progress after the first gradient of a backward pass."""
+        return replace(self, between=False)
+
+    def end_pass(self) -> BucketProgress:
+        """Return the progress after the end of a backward pass."""
+        return self if self.between else replace(self, between=True, passes=self.passes + 1)
+
+    def vote(self, awaited: int) -> tuple[int, int, int]:
+        """Return the vote on the next bucket, of which ranks take the maxima.
+
+        Args:
+            awaited: 0 if the program does not wait for the step, the number of ended passes if it
+                waits at the end of one, and UNTIL_STEP if it waits for the whole step.
+        """
+        return self.total - self.filled, awaited, 0 if self.ready else UNTIL_STEP - self.passes
+
+    def verdict(self, highest: Sequence[int]) -> Verdict:
+        """Return what follows from the maxima of all votes, this rank's among them."""
+        missing, awaited, fewest = highest
+        certain = self.total - missing
+        if certain > self.reduced:
+            return Verdict(certain)
+        ended = UNTIL_STEP - fewest  # by each of the ranks that have not filled it
+        return Verdict(certain, self.passes <= ended, awaited > ended and not self.ready)

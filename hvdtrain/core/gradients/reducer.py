@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.gradients.progress import UNTIL_STEP
 from hvdtrain.core.gradients.request import step_request
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.places.placed_bucket import PlacedBucket
@@ -172,6 +173,7 @@ class Reducer:
         if self._exchange.uses_scale:
             step.scale = self.scale()
         step.unused = partial(self.unused, self.numbers)
+        step.missed = self._channel.call_listeners
         step.request = step_request(
             self.name,
             self.plan.digest + self.variant,
@@ -199,29 +201,46 @@ class Reducer:
                 "zero_grad() before you set the one of the next step"
             )
 
-    def wait_a_while(self) -> int:
+    def end_pass(self) -> int:
         """Wait until all launched buckets are reduced; return how many are.
 
-        Return earlier if another rank is blocked in an operation that this one has not submitted,
-        because that rank may be unable to fill its buckets before.
+        Call it at the end of each backward pass. It does not wait for a bucket that some rank has
+        not filled in as many passes. It also returns early if another rank is blocked in an
+        operation that needs this one, because that rank may be unable to fill its buckets before.
         """
         step = self.step
+        step.end_pass()
+        # This rank fills no buckets of other plans either while it waits.
+        for channel in self._context.channels():
+            channel.end_pass()
         if not self._submitted or not step.launched:
             return 0
         if not self._channel.has_thread:
             self._wait_for_all()
         else:
-            with self._context.blocked.running(), self._channel.waiting(step):
+            with self._waiting(step.progress.passes):
                 self._wait_or_listen(step.reduced[step.launched - 1])  # in their order
         count = step.progress.reduced
         step.wait(count)
         return count
 
+    @contextmanager
+    def _waiting(self, awaited: int) -> Iterator[None]:
+        """Return a context in which the program waits for the present step."""
+        step = self.step
+        step.awaited = awaited
+        try:
+            with self._context.blocked.running(), self._channel.waiting(step):
+                yield
+        finally:
+            step.awaited = 0
+
     def _wait_or_listen(self, future: Future[Mark]) -> None:
-        """Wait for a bucket or a blocked rank."""
-        if not wait_for_futures([future], _LISTEN_AFTER_SECONDS).done:
-            called = threading.Event()
-            future.add_done_callback(lambda _: called.set())
+        """Wait for a bucket, or until this rank must not wait for it any more."""
+        called = threading.Event()
+        future.add_done_callback(lambda _: called.set())
+        self.step.released = called.set
+        if not called.wait(_LISTEN_AFTER_SECONDS):
             others = [c for c in self._context.channels() if c is not self._channel]
             try:
                 for channel in others:
@@ -235,7 +254,7 @@ class Reducer:
 
     def _wait_for_all(self) -> None:
         step = self.step
-        with self._context.blocked.running(), self._channel.waiting(step):
+        with self._waiting(UNTIL_STEP):
             if not self._channel.has_thread:
                 self._channel.wait(step)
             step.added.result()

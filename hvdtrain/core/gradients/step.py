@@ -18,7 +18,7 @@ from hvdtrain.core.agreement.operation import BucketTimes, Operation
 from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
-from hvdtrain.core.gradients.progress import BucketProgress
+from hvdtrain.core.gradients.progress import BucketProgress, Verdict
 from hvdtrain.core.gradients.step_info import agree_on_step
 from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
@@ -26,6 +26,9 @@ from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
 
 __all__ = ["GradientStep"]
+
+# Between two votes on a bucket that some rank has not filled; at once when this rank fills it.
+_FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 200e-6, 10e-3
 
 
 class GradientStep(Operation):
@@ -66,6 +69,9 @@ class GradientStep(Operation):
         info: information that ranks have agreed on, when the step is over.
         sparse: sparse gradients, which ranks exchange without buckets, by index.
         delivered: number of buckets whose results the program has received.
+        awaited: for what the program waits; see `BucketProgress.vote`.
+        released: called repeatedly while backward() must not wait for the next bucket.
+        missed: called repeatedly while others wait for this rank to fill the next bucket.
     """
 
     def __init__(
@@ -95,9 +101,13 @@ class GradientStep(Operation):
         self.passes: dict[int, int] = {}
         self.sparse: dict[int, Any] = {}
         self.delivered = 0
+        self.awaited = 0
+        self.released: Callable[[], object] = bool
+        self.missed: Callable[[], object] = bool
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
         self._progress = BucketProgress(len(buffers))
+        self._certain = 0  # number of buckets of which this rank knows that all have filled them
         self._changed = threading.Condition()
         self._marks: list[Mark] = []
         self._filled: list[float] = []
@@ -132,6 +142,9 @@ class GradientStep(Operation):
             Whether all gradients of the bucket are ready.
         """
         assert self._plan is not None
+        if self._progress.between:
+            with self._changed:
+                self._progress = self._progress.begin_pass()
         number = self._plan.bucket_of[index]
         streams = self._streams[number]
         if streams is not HOST:
@@ -164,6 +177,11 @@ class GradientStep(Operation):
                 for number in range(first, last)
             ]
             self._filled += [time.perf_counter()] * (last - first)
+            self._changed.notify()
+
+    def end_pass(self) -> None:
+        with self._changed:
+            self._progress = self._progress.end_pass()
             self._changed.notify()
 
     def wait(self, count: int) -> None:
@@ -201,7 +219,7 @@ class GradientStep(Operation):
         needed = info.drifted or (info.flush and self._exchange.looks_ahead)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
-            filled = self._await_bucket(number)
+            filled = self._await_bucket(number, communicator)
             began = time.perf_counter()
             reduce = partial(self._reduce, self._bucket(number), info, communicators, needed)
             _, reduced = self._streams[number].run_after(filled, reduce)
@@ -239,10 +257,40 @@ class GradientStep(Operation):
         communicator.allreduce(Buffer.from_array(finite), ReduceOp.MIN)
         return bool(finite[0])
 
-    def _await_bucket(self, number: int) -> Mark:
+    def _await_bucket(self, number: int, communicator: Communicator) -> Mark:
+        """Wait until all ranks have filled a bucket (collective)."""
+        rest = _FIRST_REST_SECONDS
+        # The first one is filled when a step is submitted, or soon, by the program alone.
+        while self._certain <= number and number:
+            verdict = self._vote(communicator)
+            self._certain = verdict.certain
+            if verdict.missed:
+                self.missed()
+            if verdict.certain <= number:
+                self._rest(rest)
+            rest = min(2 * rest, _LONGEST_REST_SECONDS)
         with self._changed:
             self._changed.wait_for(lambda: self.launched > number)
         return self._marks[number]
+
+    def _vote(self, communicator: Communicator) -> Verdict:
+        """Vote on the next bucket, unless a backward pass may yet fill it (collective)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._progress.ready or self._progress.between)
+            votes = np.array(self._progress.vote(self.awaited), np.uint64)
+        communicator.start_max(votes).wait()
+        with self._changed:  # a pass that has ended meanwhile is not released by this vote
+            verdict = self._progress.verdict(votes.tolist())
+            if verdict.released:
+                self.released()
+        return verdict
+
+    def _rest(self, seconds: float) -> None:
+        """Rest between two votes, but not if this rank has filled the bucket."""
+        with self._changed:
+            before = self._progress
+            if not before.ready:
+                self._changed.wait_for(lambda: self._progress is not before, seconds)
 
     def _note_reduced(self, number: int, mark: Mark) -> None:
         with self._changed:

@@ -328,7 +328,7 @@ class Gradients:
         self._nested = self._nested or in_nested_backward()
         local = self.complete and (self._settings.sharded or not self._reducer.step.complete)
         self._versions = self._parameter_versions() if local else []
-        reduced = self._reducer.wait_a_while()
+        reduced = self._reducer.end_pass()
         self._deliver(reduced)
         if self._buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self._reducer.step.launched

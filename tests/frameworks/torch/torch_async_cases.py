@@ -556,6 +556,13 @@ def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], 
     return weights, hvd.DistributedOptimizer(sgd, groups=2, process_set=process_set)
 
 
+def backward_with(weights: list[torch.nn.Parameter], act: Callable[[], None]) -> None:
+    """Act when backward() has filled the first bucket, before it fills the second one with 0."""
+    hook = weights[0].register_hook(lambda _: act())
+    ((weights[0] * 0).sum() + weights[1].sum()).backward()
+    hook.remove()
+
+
 def backward_brings(weights: list[torch.nn.Parameter], first: float) -> None:
     """Check the first gradient, which is 0 on other ranks, when backward() returns."""
     (weights[0] + weights[1]).sum().backward()
@@ -569,24 +576,72 @@ def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
     weights, optimizer = two_buckets(hvd.global_process_set)
     number = next(TIMES)
     submitted = [Path(os.environ[RESULTS]) / f"submitted-{number}.{rank}" for rank in range(n)]
-    if r:  # the first bucket comes with backward(), the second with step()
-        weights[1].sum().backward()
-    if r == 1:  # a rank that waits for what others lack ends their waits: all have it by then
-        wait_for(submitted[:1] + submitted[2:])
-        time.sleep(0.1)
-        handles = [hvd.allreduce_async(torch.ones(1), name="b")]
-        submitted[1].touch()
-        hvd.allreduce(torch.ones(1), name="a")
-    else:
-        handles = [hvd.allreduce_async(torch.ones(1), name=name) for name in "ab"]
-        submitted[r].touch()
+    handles = []
+
+    def act() -> None:
+        if r == 1:  # a rank that waits for what others lack ends their waits: all have it by then
+            wait_for(submitted[:1] + submitted[2:])
+            time.sleep(0.1)
+            handles.append(hvd.allreduce_async(torch.ones(1), name="b"))
+            submitted[1].touch()
+            hvd.allreduce(torch.ones(1), name="a")
+        else:
+            handles.extend(hvd.allreduce_async(torch.ones(1), name=name) for name in "ab")
+            submitted[r].touch()
+        if r:
+            wait_for(submitted)
+
     if r == 0:
+        act()
         backward_brings(weights, 1 / n)
     else:
-        wait_for(submitted)
+        backward_with(weights, act)
     optimizer.step()
     for handle in handles:
         handle.wait()
+
+
+@case
+def backward_waits_for_no_bucket_that_another_rank_fills_only_later() -> None:
+    """Rank 1 fills the second bucket in step(), when rank 0 has come out of backward()."""
+    if hvd.size() == 1 or not hvd.mpi_threads_supported():
+        return
+    weights, optimizer = two_buckets(hvd.global_process_set)
+    over = Path(os.environ[RESULTS]) / f"over-{next(TIMES)}"
+    (weights[1] if hvd.rank() == 1 else weights[0] + weights[1]).sum().backward()
+    assert weights[1].grad is not None
+    assert weights[1].grad.tolist() == [1.0, 1.0]
+    if hvd.rank() == 0:
+        over.touch()
+    wait_for([over])
+    optimizer.step()
+    n = hvd.size()
+    assert torch.allclose(weights[0], torch.full((2,), -(n - 1) / n))
+
+
+@case
+def two_optimizers_in_one_backward_pass_with_layers_that_not_all_ranks_use() -> None:
+    if not hvd.mpi_threads_supported():
+        return
+    n, r = hvd.size(), hvd.rank()
+    first, second = two_buckets(hvd.global_process_set), two_buckets(hvd.global_process_set)
+    (unused, used), one = first
+    (used_by_one, used_as_well), other = second
+    for step in range(3):
+        loss = used.sum() + used_as_well.sum()
+        if r == 0:
+            loss = loss + used_by_one.sum()
+        loss.backward()
+        for optimizer in (one, other):
+            if step == 1:
+                optimizer.synchronize()
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+    for weight, change in ((unused, 0), (used, 3), (used_by_one, 3 / n), (used_as_well, 3)):
+        assert torch.allclose(weight, torch.full((2,), -float(change)))
 
 
 @case
@@ -648,9 +703,8 @@ def backward_goes_on_waiting_when_others_have_joined() -> None:
             backward_brings(weights, 1 / 2)
             handle = hvd.allreduce_async(torch.ones(1), name="later")
         else:
-            weights[1].sum().backward()
+            backward_with(weights, lambda: time.sleep(0.1))
             handle = hvd.allreduce_async(torch.ones(1), name="later")
-            time.sleep(0.1)
         optimizer.step()
         handle.wait()
     hvd.join()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from explorer import Fault
-from model_meeting import compare_ends, is_call, outcomes_of
+from model_meeting import compare_ends, is_call
 from model_program import RankModel, Transition, late_names
 from model_rank import (
     DESERTED,
@@ -117,19 +117,8 @@ class ChannelModel:
     # Where members meet.
 
     def _meetings(self, world: World) -> Iterator[tuple[str, World]]:
-        calls = []
-        for rank in world.ranks:
-            head = rank.actions[0] if rank.actions else None
-            if is_call(head):
-                calls.append(head)
-                if rank.freed:
-                    raise Fault("an engine call after the communicator was given back")
-        if calls and (outcomes := outcomes_of(world.ranks, calls)) is not None:
-            done = [
-                self._one.take(rank._replace(actions=(outcome, *rank.actions[1:])))
-                for rank, outcome in zip(world.ranks, outcomes, strict=True)
-            ]
-            yield type(calls[0]).__name__, world._replace(ranks=tuple(done))
+        for move, ranks in self._one.meet(world.ranks):
+            yield move, world._replace(ranks=ranks)
 
     # What can go wrong.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TypeGuard
 
 from explorer import Fault
-from model_rank import DONE, Call, Outcome, Ran, Rank, Step, repeats
+from model_rank import DONE, BucketVote, Call, Heard, Outcome, Ran, Rank, Step, repeats
 from model_vote import vote
 
 from hvdtrain.core.agreement.decision import Report
@@ -18,7 +18,7 @@ __all__ = ["compare_ends", "is_call", "outcomes_of"]
 
 def is_call(step: Step | None) -> TypeGuard[Call]:
     """Return whether what a driver does next is an engine call."""
-    return isinstance(step, Vote | Report | Request)
+    return isinstance(step, Vote | Report | Request | BucketVote)
 
 
 def outcomes_of(ranks: Sequence[Rank], calls: Sequence[Call]) -> Sequence[Outcome] | None:
@@ -35,6 +35,10 @@ def outcomes_of(ranks: Sequence[Rank], calls: Sequence[Call]) -> Sequence[Outcom
     if isinstance(first, Request):
         again = repeats(ranks, first)
         return None if again is None else [Ran(first, again)] * len(ranks)
+    if isinstance(first, BucketVote):
+        votes = [call.votes for call in calls if isinstance(call, BucketVote)]
+        highest = (max(v[0] for v in votes), max(v[1] for v in votes), max(v[2] for v in votes))
+        return [Heard(first.request, highest)] * len(ranks)
     if isinstance(first, Vote):
         proposed = tuple(call.requests for call in calls if isinstance(call, Vote))
         return [Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
@@ -43,7 +47,7 @@ def outcomes_of(ranks: Sequence[Rank], calls: Sequence[Call]) -> Sequence[Outcom
 
 
 def _kind(call: Call) -> object:
-    return call if isinstance(call, Request) else type(call)
+    return type(call), call if isinstance(call, Request) else getattr(call, "request", None)
 
 
 def compare_ends(ranks: Iterable[Rank], late: Collection[str]) -> None:

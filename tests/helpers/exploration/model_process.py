@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from explorer import Fault
 from model_meeting import is_call
-from model_rank import FAILED, REFUSED, Call, Ran, Rank, progress_of
+from model_rank import FAILED, REFUSED, Call, Heard, Ran, Rank, progress_of
 
 from hvdtrain.core.agreement.events import ReportsExchanged, Voted
 from hvdtrain.core.agreement.request import Request
@@ -92,7 +92,7 @@ def call_of(process: Process) -> Call | None:
 def has_outcome(process: Process) -> bool:
     """Return whether the engine call is done, and the driver has not gone on yet."""
     actions = process.rank.actions
-    return bool(actions) and isinstance(actions[0], Voted | ReportsExchanged | Ran)
+    return bool(actions) and isinstance(actions[0], Voted | ReportsExchanged | Ran | Heard)
 
 
 def is_told(before: Rank, after: Rank) -> bool:

@@ -7,6 +7,7 @@ A program is a line of words:
     s(       submit a step of two buckets, of which none is filled
     s+       fill one of them
     s)       fill all of them
+    s^       end a backward pass: wait until what is filled is reduced, or others wait for this rank
     G        (upper case) an operation in which a joined rank cannot take part
     a~       submit a reduction of that name with another shape
     listen   take part in rounds with nothing submitted; `deaf` ends that
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from explorer import Fault
-from model_meeting import is_call
+from model_meeting import is_call, outcomes_of
 from model_rank import (
     BUCKETS,
     DESERTED,
@@ -31,17 +32,23 @@ from model_rank import (
     REFUSED,
     UNMET,
     WORDS,
+    Bucket,
+    BucketVote,
+    Heard,
     Ran,
     Rank,
     Step,
     abandon,
+    end_pass,
     fill,
     finish,
     finish_all,
     hashable,
+    hear,
     is_pending,
     name_of,
     names_of,
+    progress_of,
     request_of,
     run_here,
 )
@@ -58,6 +65,7 @@ from hvdtrain.core.agreement.events import (
     FailAll,
     Leave,
     Left,
+    Notify,
     Phase,
     Refuse,
     ReportsExchanged,
@@ -68,7 +76,7 @@ from hvdtrain.core.agreement.events import (
 )
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, Request
-from hvdtrain.core.gradients.progress import BucketProgress
+from hvdtrain.core.gradients.progress import UNTIL_STEP, BucketProgress
 
 __all__ = ["RankModel", "Transition", "Words", "awaited", "late_names"]
 
@@ -98,6 +106,8 @@ class RankModel:
         rank = rank._replace(actions=tuple(rest))
         if isinstance(head, Ran):
             return run_here(rank, head.request, head.again)
+        if isinstance(head, Heard):
+            return hear(rank, head)
         assert isinstance(head, Voted | ReportsExchanged)
         after = self.follow(rank, head)
         if rank.life.phase is Phase.CLOSED and after.actions != rank.actions:
@@ -119,6 +129,11 @@ class RankModel:
                 yield word, after._replace(over=True)
             elif end is not None:
                 yield word, after
+        elif word.endswith("^"):
+            if not rank.at_end:
+                yield "pass ends", end_pass(rank)._replace(at_end=True)
+            elif rank.called or not awaited(words, rank):
+                yield word, after._replace(at_end=False, called=False)
         elif word.endswith(("+", ")")):
             yield word, fill(after, word[:-1], 1 if word.endswith("+") else None)
         elif word in ("leaving", "joining"):
@@ -196,12 +211,34 @@ class RankModel:
         head, *rest = rank.actions
         if is_call(head):
             return
+        if isinstance(head, Bucket):
+            own = progress_of(rank, head.request)
+            if own is None or own.ready or own.between:
+                votes = own.vote(_wait_of(words, rank, head.request)) if own else (0, 0, 0)
+                vote = BucketVote(head.request, votes)
+                yield "votes on a bucket", rank._replace(actions=(vote, *rest))
+            return
         rank = rank._replace(actions=tuple(rest))
         if isinstance(head, ExchangeReports):
             report = _report(words, rank)
             yield "tells", rank._replace(actions=(report, *rest), told=report.requests)
         else:
             yield type(head).__name__, self._act(rank, head)
+
+    def meet(self, ranks: Sequence[Rank]) -> Iterator[tuple[str, tuple[Rank, ...]]]:
+        """Return what the engine does where all members of a channel have met."""
+        calling = [rank for rank in ranks if rank.actions and is_call(rank.actions[0])]
+        if any(rank.freed for rank in calling):
+            raise Fault("an engine call after the communicator was given back")
+        calls = [call for rank in calling if is_call(call := rank.actions[0])]
+        if calls and (outcomes := outcomes_of(ranks, calls)) is not None:
+            yield (
+                type(calls[0]).__name__,
+                tuple(
+                    self.take(rank._replace(actions=(outcome, *rank.actions[1:])))
+                    for rank, outcome in zip(ranks, outcomes, strict=True)
+                ),
+            )
 
     def _act(self, rank: Rank, action: Step) -> Rank:
         match action:
@@ -216,6 +253,8 @@ class RankModel:
                     return finish_all(rank, [own.key for own in rank.told], DESERTED)
                 while rank.pending:
                     rank = finish(rank, name_of(rank.pending[0]), FAILED)
+            case Notify():
+                return rank._replace(called=rank.listening)
             case EndJoin(order):
                 before = rank.pending[: rank.pending.index(JOIN)]
                 if before:
@@ -229,8 +268,18 @@ def awaited(words: Words, rank: Rank) -> str:
     word = words[rank.place] if rank.place < len(words) else ""
     if word in WORDS:
         return word if is_pending(rank, WORDS[word]) else ""
+    if rank.at_end:
+        progress = dict(rank.steps).get(word[:-1])
+        return word[:-1] if progress is not None and progress.ready else ""
     name = word[:-1] if word.endswith("?") else ""
     return "" if name in dict(rank.ended) else name
+
+
+def _wait_of(words: Words, rank: Rank, request: Request) -> int:
+    """Return for what a program waits in a step, as `BucketProgress.vote` takes it."""
+    if awaited(words, rank) != request.name:
+        return 0
+    return dict(rank.steps)[request.name].passes if rank.at_end else UNTIL_STEP
 
 
 def late_names(programs: Iterable[Words]) -> set[str]:

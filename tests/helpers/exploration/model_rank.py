@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -31,16 +32,21 @@ __all__ = [
     "REFUSED",
     "UNMET",
     "WORDS",
+    "Bucket",
+    "BucketVote",
     "Call",
+    "Heard",
     "Outcome",
     "Ran",
     "Rank",
     "Step",
     "abandon",
+    "end_pass",
     "fill",
     "finish",
     "finish_all",
     "hashable",
+    "hear",
     "is_pending",
     "name_of",
     "names_of",
@@ -76,14 +82,35 @@ class Ran(NamedTuple):
     again: bool
 
 
+class Bucket(NamedTuple):
+    """The next bucket of a step, before ranks have voted on it."""
+
+    request: Request
+
+
+@dataclass(frozen=True)
+class BucketVote:
+    """A vote on the next bucket of a step."""
+
+    request: Request
+    votes: tuple[int, int, int]
+
+
+class Heard(NamedTuple):
+    """The maxima of all votes on the next bucket of a step."""
+
+    request: Request
+    votes: tuple[int, int, int]
+
+
 # What an engine call has ended with, that the driver takes next.
-Outcome = Voted | ReportsExchanged | Ran
+Outcome = Voted | ReportsExchanged | Ran | Heard
 
 # An engine call.
-Call = Vote | Report | Request
+Call = Vote | Report | Request | BucketVote
 
 # What a driver does next.
-Step = Action | Call | Outcome
+Step = Action | Call | Outcome | Bucket
 
 
 class Rank(NamedTuple):
@@ -98,6 +125,8 @@ class Rank(NamedTuple):
         ended: how operations ended, by name.
         told: what the driver has last proposed or reported.
         listening: whether it takes part in rounds with nothing submitted.
+        called: whether it has learned that another rank waits for it.
+        at_end: whether its program waits at the end of a backward pass.
         freed: whether the communicator was given back.
         over: whether the process has ended, in whatever way.
     """
@@ -110,6 +139,8 @@ class Rank(NamedTuple):
     ended: tuple[tuple[str, str], ...] = ()
     told: tuple[Request, ...] = ()
     listening: bool = False
+    called: bool = False
+    at_end: bool = False
     freed: bool = False
     over: bool = False
 
@@ -128,8 +159,27 @@ def run_here(rank: Rank, request: Request, again: bool) -> Rank:
     if progress is not None:
         rank = with_progress(rank, name, progress.reduce())
     if again:
-        return rank._replace(actions=(request, *rank.actions))
+        return rank._replace(actions=(Bucket(request), *rank.actions))
     return finish(rank, name, DONE) if takes_part(rank, request) else rank
+
+
+def hear(rank: Rank, heard: Heard) -> Rank:
+    """Return a rank after a vote on the next bucket of a step."""
+    progress = progress_of(rank, heard.request)
+    if progress is None:  # an answer, which is complete
+        progress = BucketProgress(BUCKETS, BUCKETS, reduced=1)
+    verdict = progress.verdict(heard.votes)
+    if verdict.certain > progress.reduced:
+        return rank._replace(actions=(heard.request, *rank.actions))
+    called = (verdict.released and rank.at_end) or (verdict.missed and rank.listening)
+    return rank._replace(
+        actions=(Bucket(heard.request), *rank.actions), called=rank.called or called
+    )
+
+
+def end_pass(rank: Rank) -> Rank:
+    """Return a rank at the end of a backward pass, which may have filled steps of any channel."""
+    return rank._replace(steps=tuple((name, own.end_pass()) for name, own in rank.steps))
 
 
 def progress_of(rank: Rank, request: Request) -> BucketProgress | None:
@@ -143,7 +193,8 @@ def fill(rank: Rank, name: str, count: int | None) -> Rank:
     if progress is None:
         return rank
     rest = progress.total - progress.filled
-    return with_progress(rank, name, progress.fill(rest if count is None else count))
+    filled = progress.fill(rest if count is None else count)
+    return with_progress(rank, name, filled if count is None else filled.begin_pass())
 
 
 def abandon(rank: Rank) -> Rank:
