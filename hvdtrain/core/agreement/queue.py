@@ -111,8 +111,9 @@ class Queue:
                 self._state, actions = transition(self._state, Submitted(request))
                 for action in actions:
                     assert isinstance(action, Refuse)
-                    kind = PeerFailureError if action.deserted else HvdtrainError
-                    kind = RanksLostError if action.lost else kind
+                    kind: type[HvdtrainError] = HvdtrainError
+                    if action.lost or action.deserted:
+                        kind = RanksLostError if action.lost else PeerFailureError
                     raise kind(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
             self._arrivals.note()
