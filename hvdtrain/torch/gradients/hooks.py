@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import FrameType
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
@@ -151,7 +152,7 @@ class GradientHooks:
 
 def in_nested_backward() -> bool:
     """Return whether a backward pass runs within another one, as in reentrant checkpoints."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "apply" and code.co_filename.endswith("torch/autograd/function.py"):
@@ -164,8 +165,8 @@ def _register_first(
     parameter: torch.nn.Parameter, hook: Callable[[torch.Tensor], None]
 ) -> RemovableHandle:
     """Register a hook to run before those of the user, which may step."""
-    handle = parameter.register_post_accumulate_grad_hook(hook)
-    hooks = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)
+    hooks = parameter._post_accumulate_grad_hooks
     for other in [key for key in hooks if key != handle.id]:
         hooks[other] = hooks.pop(other)
     return handle

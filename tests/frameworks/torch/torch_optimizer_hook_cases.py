@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -178,7 +179,7 @@ def steps_in_the_hooks_of_gradients() -> None:
         weights = [torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2)]
         wrapped: dict[torch.Tensor, hvd.DistributedOptimizer] = {}
 
-        def update(weight: torch.Tensor, wrapped: dict = wrapped) -> None:  # type: ignore[type-arg]
+        def update(weight: torch.Tensor, wrapped: dict[Any, Any] = wrapped) -> None:
             wrapped[weight].step()
             wrapped[weight].zero_grad()
 
@@ -231,8 +232,13 @@ def methods_of_the_wrapped_optimizer_find_reduced_gradients() -> None:
 @case
 def gradients_dropped_while_others_are_missing() -> None:
     mean = (hvd.size() + 1) / 2
+
+    def remove(weights: list[torch.nn.Parameter]) -> None:
+        for weight in weights:
+            weight.grad = None
+
     for drop in (
-        lambda weights: [setattr(weight, "grad", None) for weight in weights],
+        remove,
         lambda weights: [w.grad.zero_() for w in weights if w.grad is not None],
         lambda weights: torch.optim.SGD(weights, lr=1.0).zero_grad(),
     ):

@@ -21,6 +21,7 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
 from hvdtrain.streams import Mark
 
@@ -91,10 +92,10 @@ def optimizer_steps() -> None:
     waits = threading.Semaphore(0)
     await_bucket = GradientStep._await_bucket
 
-    def noted(step: GradientStep, number: int) -> Mark:
+    def noted(step: GradientStep, number: int, communicator: Communicator) -> Mark:
         if number == 1:
             waits.release()
-        return await_bucket(step, number)
+        return await_bucket(step, number, communicator)
 
     def pause() -> None:
         waits.acquire()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement
 
 import pytest
 from channels_model import ChannelsModel
@@ -37,7 +37,7 @@ def program(*passes: Filled, ends: str = "AB") -> str:
     return " ".join(words)
 
 
-ONE = list(product(range(3), repeat=2))
+ONE = [(first, second) for first in range(3) for second in range(3)]
 ALL = [
     (program(first), program(second, ends=ends))
     for first, second in combinations_with_replacement(ONE, 2)
