@@ -1,4 +1,4 @@
-"""A warning of replicas that drift apart because the optimizer is not wrapped."""
+"""Warnings of models whose ranks do less together than the script asks for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdtrain.keras.backends.distributed import distributed_optimizers
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.tensors.types import Model
 
-__all__ = ["warn_if_unwrapped"]
+__all__ = ["warn_if_unsynchronized", "warn_if_unwrapped"]
 
 
 def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -31,6 +31,15 @@ def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback
     starts_equal = any(isinstance(c, BroadcastGlobalVariablesCallback) for c in callbacks)
     if starts_equal and not distributed_optimizers(model) and _runs_keras_only(model, callbacks):
         _warn()
+
+
+def warn_if_unsynchronized(model: Model) -> None:
+    """Warn once, on rank 0, of Keras layers that synchronize under tf.distribute only (local)."""
+    if not context.is_initialized() or context.current().topology.size == 1:
+        return
+    for layer in model._flatten_layers():
+        if _is_from_keras(layer) and getattr(layer, "synchronized", False):
+            _warn_of_layers()
 
 
 def _runs_keras_only(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
@@ -64,4 +73,16 @@ def _warn() -> None:
             "rank trains a model of its own and they drift apart: "
             "compile(hvd.DistributedOptimizer(optimizer), ...) with an optimizer such as "
             "keras.optimizers.Adam()",
+        )
+
+
+@functools.cache
+def _warn_of_layers() -> None:
+    topology = context.current().topology
+    if topology.rank == 0:
+        write_message(
+            topology.title,
+            "fit: BatchNormalization(synchronized=True) uses each rank's own batch, because it "
+            "synchronizes replicas of tf.distribute only: use "
+            "hvdtrain.tensorflow.SyncBatchNormalization()",
         )

@@ -21,7 +21,7 @@ from hvdtrain.keras.callbacks.synchronization import (
     LastCallback,
 )
 from hvdtrain.keras.models.compile import adjust_compiled
-from hvdtrain.keras.models.drift import warn_if_unwrapped
+from hvdtrain.keras.models.drift import warn_if_unsynchronized, warn_if_unwrapped
 from hvdtrain.keras.tensors.types import Model
 
 __all__ = ["fit_model"]
@@ -42,6 +42,8 @@ def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments
     adjust_compiled(model)
     optimizers = distributed_optimizers(model)
     warn_if_unwrapped(model, _as_list(given["callbacks"]))
+    if optimizers:
+        warn_if_unsynchronized(model)
     sets = [optimizer.hvdtrain_reduction.settings.process_set for optimizer in optimizers]
     if global_process_set in sets and size() > 1:
         given["callbacks"] = _with_synchronization(given["callbacks"])

@@ -86,4 +86,26 @@ def what_may_be_right_is_not_warned_of() -> None:
     assert warnings_of("adam", hvd.callbacks.MetricAverageCallback()) == ""
 
 
-CASES = [plain_optimizers_are_warned_of, what_may_be_right_is_not_warned_of]
+def layers_of_another_distribution_are_warned_of() -> None:
+    """Once, on rank 0, where there are others; other backends refuse such layers."""
+    if keras.backend.backend() != "tensorflow":
+        return
+    for synchronized in (False, True):
+        drift._warn_of_layers.cache_clear()
+        said = io.StringIO()
+        normalize = keras.layers.BatchNormalization(synchronized=synchronized)
+        model = keras.Sequential([keras.Input([3]), keras.Sequential([normalize])])
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD()), loss="mse")
+        with contextlib.redirect_stderr(said):
+            for _ in range(2):
+                with contextlib.suppress(EnoughError):
+                    model.fit(no_data(), verbose=0)
+        expected = int(synchronized and hvd.size() > 1 and hvd.rank() == 0)
+        assert said.getvalue().count("hvdtrain.tensorflow.SyncBatchNormalization()") == expected
+
+
+CASES = [
+    plain_optimizers_are_warned_of,
+    what_may_be_right_is_not_warned_of,
+    layers_of_another_distribution_are_warned_of,
+]
