@@ -130,10 +130,11 @@ class DistributedOptimizer(ExchangingOptimizer):
         """Return an attribute of the wrapped optimizer, whose methods find reduced gradients.
 
         Such a method, as SAM's first_step(), reduces gradients that are complete before it runs
-        (then collective).
+        (then collective). Those of every optimizer of torch use no gradients.
         """
         value = super().__getattr__(name)
-        if not inspect.ismethod(value) or value.__self__ is not self._optimizer:
+        own = inspect.ismethod(value) and value.__self__ is self._optimizer
+        if not own or hasattr(torch.optim.Optimizer, name):
             return value
 
         @wraps(value)

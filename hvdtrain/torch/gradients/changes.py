@@ -29,6 +29,11 @@ class GradientChanges:
         self._versions = [memory._version for memory in views.memory]
         self._elsewhere = {i: (view, view._version) for i, view in views.elsewhere().items()}
 
+    @property
+    def arriving(self) -> bool:
+        """Whether gradients have arrived since note(), so that changes cannot be found."""
+        return not self._backward_ended
+
     def look(self, views: BucketViews, complete: Iterable[int], arriving: int) -> None:
         """Look for changes since note(), when the first gradient of another backward pass arrives.
 

@@ -251,7 +251,9 @@ class Gradients:
         if passes.get(index, 0) < self.passes:
             if index in passes and self._partial.get(index) is not gradient:
                 # Unless the program has replaced it, it has dropped the passes before this one.
-                passes[index] *= not _is_new(gradient, incoming)
+                # The host does not wait for a device to find that out.
+                new = _is_new if gradient.is_cpu else _is_same
+                passes[index] *= not new(gradient, incoming)
             return False
         returns = not self._is_taken(index) or _is_new(gradient, incoming)
         if self._settings.sharded or self._settings.op is not ReduceOp.AVERAGE:
@@ -301,11 +303,15 @@ class Gradients:
     def _check_unused(self) -> None:
         """Check that the program has not moved weights by gradients that were not reduced."""
         if self._versions and self._versions != self._parameter_versions():
+            reason = (
+                "with sharded=True they are those of this rank alone"
+                if self._settings.sharded
+                else "some were not reduced yet, because a parameter had none"
+            )
             raise RuntimeError(
                 "weights were changed between two backward passes, as SAM does, and gradients "
-                "removed or zeroed, of which some were not reduced yet, because a parameter had "
-                "none: call optimizer.synchronize() before you use gradients, or a method of the "
-                "wrapped optimizer, which does"
+                f"removed or zeroed, but {reason}: call optimizer.synchronize() before you use "
+                "gradients, or a method of the wrapped optimizer, which does"
             )
 
     def _parameter_versions(self) -> list[int]:
@@ -344,8 +350,15 @@ class Gradients:
         """Check that gradients are those of backward(), or of note_results() after it (local).
 
         Raises:
-            RuntimeError: the program has changed one.
+            RuntimeError: the program has changed one, or may have in a hook.
         """
+        if self.open and self._hooks.in_backward and self._changes.arriving:
+            raise RuntimeError(
+                "sharded=True: step(), synchronize() or clip_grad_norm_() was called before "
+                "backward() had ended, when gradients of this optimizer had arrived already: call "
+                "it after backward(), or wrap one optimizer for each parameter whose hook steps; "
+                "after a failed backward(), call zero_grad()"
+            )
         taken = self._complete() if self.open else range(len(self.parameters))
         changed = self._changes.find(self._buckets.views, taken)
         if changed is not None:
@@ -550,10 +563,17 @@ class Gradients:
         self._buckets.views.restore(kept)
 
 
+def _is_same(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
+    """Return whether autograd has made a gradient of the very tensor that it was given."""
+    if incoming is None or gradient.is_sparse or incoming.is_sparse:
+        return False
+    return gradient.data_ptr() == incoming.data_ptr()
+
+
 def _is_new(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
     """Return whether a gradient is what autograd has just added, so that it was none or zero."""
     if incoming is None or gradient.is_sparse or incoming.is_sparse:
         return False
-    if gradient.data_ptr() == incoming.data_ptr():
-        return True
-    return bool(torch.isclose(gradient, incoming, rtol=0, atol=0, equal_nan=True).all())
+    return _is_same(gradient, incoming) or bool(
+        torch.isclose(gradient, incoming, rtol=0, atol=0, equal_nan=True).all()
+    )

@@ -81,6 +81,11 @@ class GradientHooks:
             self._hook_node(index)
             _LAST[id(parameter)] = self
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass has not ended, or has failed."""
+        return self._callback_queued
+
     def superseded(self) -> int | None:
         """Return the first parameter that has got other hooks later, which still exist."""
         for index, parameter in enumerate(self._parameters):
