@@ -263,3 +263,23 @@ def reentrant_checkpoints_of_a_layer_used_twice() -> None:
     loss = checkpoint(layer, once, use_reentrant=True).sum()
     assert "pass use_reentrant=False" in refused(RuntimeError, loss.backward)
     optimizer.zero_grad()
+
+
+@case
+def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
+    if hvd.size() == 1:
+        return
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0), sharded=True)
+    arrived: list[torch.Tensor] = []
+
+    def step_on_both(weight: torch.Tensor) -> None:
+        arrived.append(weight)
+        if len(arrived) == 2:
+            optimizer.step()
+
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(step_on_both)
+    message = refused(RuntimeError, (weights[0] + weights[1]).sum().backward)
+    assert "before backward() had ended" in message
+    optimizer.zero_grad()
