@@ -29,6 +29,7 @@ LEFT_OUT = {
     *("sparse_gradients_are_summed_as_dense_ones_are", "layouts_that_differ_between_ranks"),
     "sparse_gradients_are_weighted_by_samples",
     *("gradients_lie_in_engine_memory", "half_precision_weights"),
+    "closures_on_data_that_differ_between_ranks",
     "what_is_lost_is_kept_over_a_step_that_is_not_finite",
     "what_is_lost_stays_with_its_parameter_when_others_are_unfrozen",
     *("process_sets_that_are_lists", "arguments_that_make_no_sense", "sparse"),
