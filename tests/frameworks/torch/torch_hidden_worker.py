@@ -30,6 +30,7 @@ LEFT_OUT = {
     "sparse_gradients_are_weighted_by_samples",
     *("gradients_lie_in_engine_memory", "half_precision_weights"),
     "closures_on_data_that_differ_between_ranks",
+    "a_closure_gives_its_own_loss_where_nothing_depends_on_it",
     "what_is_lost_is_kept_over_a_step_that_is_not_finite",
     "what_is_lost_stays_with_its_parameter_when_others_are_unfrozen",
     *("process_sets_that_are_lists", "arguments_that_make_no_sense", "sparse"),
