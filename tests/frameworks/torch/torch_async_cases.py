@@ -576,17 +576,19 @@ def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
     weights, optimizer = two_buckets(hvd.global_process_set)
     number = next(TIMES)
     submitted = [Path(os.environ[RESULTS]) / f"submitted-{number}.{rank}" for rank in range(n)]
+    # Hooks run in a thread of autograd, which has no default device.
+    ones = [torch.ones(1) for _ in range(2)]
     handles = []
 
     def act() -> None:
         if r == 1:  # a rank that waits for what others lack ends their waits: all have it by then
             wait_for(submitted[:1] + submitted[2:])
             time.sleep(0.1)
-            handles.append(hvd.allreduce_async(torch.ones(1), name="b"))
+            handles.append(hvd.allreduce_async(ones[1], name="b"))
             submitted[1].touch()
-            hvd.allreduce(torch.ones(1), name="a")
+            hvd.allreduce(ones[0], name="a")
         else:
-            handles.extend(hvd.allreduce_async(torch.ones(1), name=name) for name in "ab")
+            handles.extend(map(hvd.allreduce_async, ones, (None, None), "ab"))
             submitted[r].touch()
         if r:
             wait_for(submitted)
