@@ -340,7 +340,7 @@ MUTATIONS: dict[str, tuple[str, type, str, object, list[str]]] = {
     ),
     "the host writes zeros before a result was read": (
         *("host", StagingStreams, "clear", _clear_at_once),
-        ["training: zero_ on host may come before _copy_from on default"],
+        ["buckets: zero_ on host may come before _copy_from on default"],
     ),
 }
 
