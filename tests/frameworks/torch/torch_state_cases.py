@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +12,9 @@ from torch_operation_cases import refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError, UnsupportedError
+
+# PyTorch says once that sparse layouts are in beta, and that it does not check them.
+warnings.filterwarnings("ignore", "Sparse ")
 
 CASES: list[Callable[[], None]] = []
 
