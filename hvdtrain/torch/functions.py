@@ -79,10 +79,11 @@ def broadcast_parameters(
         )
     items = params.items() if isinstance(params, Mapping) else params
     pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
-    named = {
-        f"tensor {number}" if name is None else str(name): value
-        for number, (name, value) in enumerate(pairs)
-    }
+    named: dict[str, Any] = {}
+    for number, (name, value) in enumerate(pairs):
+        given = f"tensor {number}" if name is None else str(name)
+        # Parameters of two models in one list may have the same names.
+        named[f"{given} (entry {number})" if given in named else given] = value
     overwrite_tensors(named, root_rank, "broadcast_parameters")
     note_broadcast(tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor))
 

@@ -13,8 +13,10 @@ from torch_operation_cases import refused
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError, UnsupportedError
 
-# PyTorch says once that sparse layouts are in beta, and that it does not check them.
-warnings.filterwarnings("ignore", "Sparse ")
+# PyTorch says once that sparse layouts are in beta, and that quantized tensors will go.
+warnings.filterwarnings("ignore", module=__name__)
+# Its own functions use it to read quantized tensors.
+warnings.filterwarnings("ignore", "TypedStorage is deprecated")
 
 CASES: list[Callable[[], None]] = []
 
