@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -70,7 +71,7 @@ def broadcast_parameters(
     Raises:
         MismatchError: names, shapes, dtypes or numbers of elements differ between ranks.
         UnsupportedError: a tensor is of a lazy module that has not run, or on the meta device.
-        ValueError: `params` is none of these.
+        ValueError: `params` is none of these, or has a name twice.
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise ValueError(
@@ -81,9 +82,19 @@ def broadcast_parameters(
     pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
     named: dict[str, Any] = {}
     for number, (name, value) in enumerate(pairs):
+<<<<<<< HEAD
         given = f"tensor {number}" if name is None else str(name)
         # Parameters of two models in one list may have the same names.
         named[f"{given} (entry {number})" if given in named else given] = value
+=======
+        key = f"tensor {number}" if name is None else str(name)
+        if key in named:
+            raise ValueError(
+                f"broadcast_parameters: two entries are called {key!r}, as in two models: call it "
+                "once for each model"
+            )
+        named[key] = value
+>>>>>>> ea420f1b (Keep the versions of modules in copies of their state; refuse a name that is broadcast twice)
     overwrite_tensors(named, root_rank, "broadcast_parameters")
     note_broadcast(tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor))
 
@@ -102,7 +113,10 @@ def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
     here, problem = context.current().topology, None
     if here.rank != root_rank:
         try:
-            module.load_state_dict(state)
+            loaded = copy.copy(own)  # with the versions of its modules
+            loaded.clear()
+            loaded.update(state)
+            module.load_state_dict(loaded)
         except RuntimeError as error:
             text = " ".join(str(error).split())
             problem = UnsupportedError(f"{here.title} state of a module: {text}")

@@ -193,7 +193,9 @@ def snapshot(state: Any) -> Any:
     if isinstance(state, torch.Tensor) and not is_lazy(state):
         return state.detach().clone()  # torch deep-copies no sparse CSR tensors
     if type(state) in _MAPPINGS:
-        return type(state)((key, snapshot(value)) for key, value in state.items())
+        copied = copy.copy(state)  # with the versions of modules, an attribute of a state_dict()
+        copied.update((key, snapshot(value)) for key, value in state.items())
+        return copied
     if type(state) in _SEQUENCES:
         return type(state)(snapshot(value) for value in state)
     return copy.deepcopy(state)

@@ -122,6 +122,14 @@ def objects_that_one_rank_cannot_send() -> None:
 
 
 @case
+def parameters_of_two_models_with_the_same_names_are_refused() -> None:
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    pairs = [*one.named_parameters(), *other.named_parameters()]
+    message = refused_everywhere(ValueError, partial(hvd.broadcast_parameters, pairs))
+    assert "two entries are called 'weight'" in message
+
+
+@case
 def what_cannot_be_overwritten_is_refused() -> None:
     last, size = hvd.rank() == hvd.size() - 1, hvd.size()
     lazy = torch.nn.LazyLinear(3)
@@ -200,6 +208,13 @@ class Counting(torch.nn.Linear):
     """A layer with state of its own that is no tensor."""
 
     calls = 0
+    _version = 2
+
+    def _load_from_state_dict(
+        self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        assert metadata.get("version") == 2  # from an older one, a layer would convert weights
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
 
     def get_extra_state(self) -> Any:
         return {"calls": self.calls, "names": ["a", None]}
