@@ -38,7 +38,7 @@ def mixed_names(hosts: Sequence[Host]) -> list[str]:
             here.add(host.name)
         if not host.name.replace(".", "").isdecimal():
             names[host.name.partition(".")[0]].add(host.name)
-    mixed = [several for short, several in names.items() if short in several]
+    mixed = [given for short, given in names.items() if short in given and not given <= here]
     return [
         f"{' and '.join(sorted(several))}: one host under two names: write it in one way"
         for several in (*mixed, here)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.launch.hosts import nodelist
-from hvdtrain.launch.hosts.check import objections, require_slots, with_slots
+from hvdtrain.launch.hosts.check import mixed_names, objections, require_slots, with_slots
 from hvdtrain.launch.hosts.formats import (
     FORMATS,
     guess_format,
@@ -292,6 +292,11 @@ def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:
             read_hostfile(str(path), "openmpi")
     path.write_text("node1\nnode2.ex.com slots=2\n")
     assert len(read_hostfile(str(path), "openmpi")) == 2
+
+
+def test_this_host_under_two_names_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a.x.org")
+    assert len(mixed_names([Host("a", 1), Host("a.x.org", 1)])) == 1
 
 
 def test_what_would_go_wrong_in_silence() -> None:
