@@ -82,11 +82,6 @@ def broadcast_parameters(
     pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
     named: dict[str, Any] = {}
     for number, (name, value) in enumerate(pairs):
-<<<<<<< HEAD
-        given = f"tensor {number}" if name is None else str(name)
-        # Parameters of two models in one list may have the same names.
-        named[f"{given} (entry {number})" if given in named else given] = value
-=======
         key = f"tensor {number}" if name is None else str(name)
         if key in named:
             raise ValueError(
@@ -94,7 +89,6 @@ def broadcast_parameters(
                 "once for each model"
             )
         named[key] = value
->>>>>>> ea420f1b (Keep the versions of modules in copies of their state; refuse a name that is broadcast twice)
     overwrite_tensors(named, root_rank, "broadcast_parameters")
     note_broadcast(tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor))
 
@@ -117,7 +111,7 @@ def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
             loaded.clear()
             loaded.update(state)
             module.load_state_dict(loaded)
-        except RuntimeError as error:
+        except Exception as error:  # of the user's module, too: the others wait for this rank
             text = " ".join(str(error).split())
             problem = UnsupportedError(f"{here.title} state of a module: {text}")
     objects.raise_together(problem, "state of a module")

@@ -454,6 +454,7 @@ class Gradients:
         self._reducer.forget()
         self._changes.forget()
         self._pass_ended = self._nested = False
+        self._versions = []
         self._removed.clear()
 
     def _end_step(self) -> StepUsage | None:
