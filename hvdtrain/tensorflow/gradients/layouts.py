@@ -124,8 +124,9 @@ class LayoutReduction:
             the factor for them if not, and the reduced tables if so.
         """
         count = len(tensors)
-        parts = [part for s in slices.values() for part in (s.values, s.indices, s.dense_shape)]
-        inputs = [*tensors, *(parts if layout.fixed else [])]
+        passed = slices.values() if layout.fixed else []
+        parts = [part for s in passed for part in (s.values, s.indices, s.dense_shape)]
+        inputs = [*tensors, *parts]
         if self.weight is not None:
             inputs.append(self.weight)
 

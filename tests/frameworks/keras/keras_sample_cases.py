@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -60,6 +61,30 @@ def gradients_count_by_samples() -> str:
         step_on(tf.zeros([samples(step, hvd.rank())]), *map(tf.constant, own(step)))
     assert_close(variables, expected)
     return digest(variables)
+
+
+def slices_count_by_samples() -> str | None:
+    """Gradients of embeddings on TensorFlow, in eager mode and in a graph."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    tf = importlib.import_module("tensorflow")
+    counts, ends = range(1, hvd.size() + 1), []
+    mean = -sum(count * count for count in counts) / sum(counts)
+
+    def step(optimizer: Any, variables: Any, samples: Any, values: Any) -> None:
+        optimizer.sample_weight = samples
+        slices = tf.IndexedSlices(values[tf.newaxis], tf.constant([1]), tf.constant([4, 2]))
+        optimizer.apply([slices, values], variables)
+
+    for convert in (lambda function: function, tf.function):
+        variables = [keras.Variable(np.zeros(shape, "f4")) for shape in ([4, 2], [2])]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build(variables)
+        own = tf.constant(hvd.rank() + 1.0)
+        convert(partial(step, optimizer, variables))(own, tf.fill([2], own))
+        assert_close(variables, [np.outer([0, 1, 0, 0], [mean, mean]), np.full(2, mean)])
+        ends += variables
+    return digest(ends)
 
 
 def traced_by_jax(optimizer: Any, samples: Callable[[int, int], int]) -> list[Any]:
@@ -287,6 +312,7 @@ CASES = [
     batches_weigh_what_their_loss_divides_by,
     weights_that_nobody_knows_are_warned_of,
     gradients_count_by_samples,
+    slices_count_by_samples,
     blocks_of_samples_in_a_loop_of_ones_own,
     fit_counts_samples,
 ]
