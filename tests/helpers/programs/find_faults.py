@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import sys
 from collections import Counter
@@ -73,9 +74,12 @@ def script(module: str, program: Program, result: dict[str, Any], np: int) -> st
     text = "\n\n".join(
         re.sub(r"^(from __future__|from program_values).*\n", "", s, flags=re.M) for s in sources
     )
+    named = os.environ.get("KERAS_BACKEND")
+    backend = f"KERAS_BACKEND={named} " if named and module == "keras_programs" else ""
     say = json.dumps({k: v for k, v in result.items() if k != "stacks"}, indent=1)[:6000]
     return (
-        f"# python -m hvdtrain run -np {np} -- SCRIPT\nfrom __future__ import annotations\n\n"
+        f"# {backend}python -m hvdtrain run -np {np} -- SCRIPT\n"
+        "from __future__ import annotations\n\n"
         f"PROGRAM = {pformat(program, sort_dicts=False)}\n\n# It gave:\n"
         + "".join(f"# {line}\n" for line in say.replace("\\n", "\n").splitlines())
         + f"\n{text}\n\nimport faulthandler\nfaulthandler.dump_traceback_later(60)\n"
@@ -84,8 +88,10 @@ def script(module: str, program: Program, result: dict[str, Any], np: int) -> st
     )
 
 
-def _fails(ranks: Ranks, kind: str, program: Program) -> bool:
-    return signature(ranks.run(program)) == kind
+def _fails(ranks: Ranks, kind: str, drawing: Any, program: Program) -> bool:
+    return (not hasattr(drawing, "allowed") or drawing.allowed(program)) and signature(
+        ranks.run(program)
+    ) == kind
 
 
 def main() -> int:
@@ -94,7 +100,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("-np", default="2,3", help="numbers of ranks, in turn")
-    parser.add_argument("--module", default="torch", help="what runs them: torch")
+    parser.add_argument("--module", default="torch", help="what runs them: torch, keras")
     parser.add_argument("--known", action="store_true", help="draw features of known faults, too")
     parser.add_argument("--patience", type=float, default=60, help="seconds until one hangs")
     parser.add_argument("--out", type=Path, default=Path("failures"))
@@ -105,7 +111,8 @@ def main() -> int:
     module = f"{options.module}_programs"
     counts: Counter[str] = Counter()
     sizes = [int(n) for n in options.np.split(",")]
-    ranks = {n: Ranks(module, n, options.patience, warm=WARM) for n in sizes}
+    warm = WARM if options.module == "torch" else ""
+    ranks = {n: Ranks(module, n, options.patience, warm=warm) for n in sizes}
     for seed in range(options.seed, options.seed + options.programs):
         np = sizes[seed % len(sizes)]
         program = drawing.draw(seed)
@@ -124,7 +131,7 @@ def main() -> int:
             continue
         print(f"seed {seed} at {np}: {kind}", flush=True)
         if result["outcome"] in FAULTS:
-            program = shrink(program, partial(_fails, ranks[np], kind))
+            program = shrink(program, partial(_fails, ranks[np], kind, drawing))
             last = ranks[np].run(program)
             result = last if last["outcome"] in FAULTS else result
         path = options.out / f"{seed}-{np}-{result['outcome']}.py"

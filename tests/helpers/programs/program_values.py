@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-__all__ = ["compare", "digest"]
+__all__ = ["compare", "digest", "failure"]
 
 Values = Mapping[str, Any]  # by name: an array, or None where there is none
 
@@ -52,3 +53,15 @@ def digest(values: Values) -> str:
     for value in values.values():
         state.update(np.ascontiguousarray(value).tobytes())
     return state.hexdigest()
+
+
+def failure(error: Exception, library: str) -> dict[str, Any]:
+    """Return what a rank says of an error, which is clear if it is raised by hvdtrain itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if f"site-packages/{library}" not in f.filename]
+    return {
+        "outcome": "error",
+        "error": f"{type(error).__name__}: {error}",
+        "clear": "hvdtrain" in ours[-1].filename and ours[-1] is frames[-1],
+        "traceback": "".join(traceback.format_exception(error)),
+    }

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import os
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from program_values import compare, digest
+from program_values import compare, digest, failure
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -469,7 +468,7 @@ def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
     try:
         alone = {tuple(g): Training(program, g, g).train() for g in [chosen, *others]}
     except Exception as error:
-        return {"outcome": "invalid", "error": f"{type(error).__name__}: {error}"}
+        return failure(error, "torch") | {"outcome": "invalid"}
     hvd.init()
     try:
         process_set = hvd.global_process_set
@@ -487,15 +486,6 @@ def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
         result["bits"] = digest(weights) if rank in chosen else None
         del training
     except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = [f for f in frames if "site-packages/torch" not in f.filename]
-        clear = "hvdtrain" in ours[-1].filename and ours[-1] is frames[-1]
-        text = "".join(traceback.format_exception(error))
-        return {
-            "outcome": "error",
-            "error": f"{type(error).__name__}: {error}",
-            "clear": clear,
-            "traceback": text,
-        }
+        return failure(error, "torch")
     hvd.shutdown()
     return result
