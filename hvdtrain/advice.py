@@ -12,39 +12,18 @@ __all__ = ["did_you_mean", "nearest_name", "require_version"]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ": did you mean NAME?" for the nearest known name; "" if none is near.
-
-    Args:
-        name: unknown name.
-        known: known names.
-    """
+    """Return ": did you mean NAME?" for the nearest known name; "" if none is near."""
     near = nearest_name(name, known)
     return f": did you mean {near}?" if near else ""
 
 
 def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """Return the known name that is most like another one; None if none is near.
-
-    Args:
-        name: unknown name.
-        known: known names.
-        likeness: how alike they must be, from 0 to 1, as difflib counts it.
-    """
+    """Return the known name that is most like another one; None if none is near."""
     return next(iter(get_close_matches(name, list(known), 1, likeness)), None)
 
 
 def require_version(need: str, package: str, found: str, oldest: str) -> None:
-    """Check the version of a framework.
-
-    Args:
-        need: how the message begins: "hvdtrain.torch needs PyTorch".
-        package: its name for pip.
-        found: its version; what follows the numbers that `oldest` has does not count.
-        oldest: the first version that will do.
-
-    Raises:
-        UsageError: it is too old.
-    """
+    """Check the version of a framework."""
     least = _numbers(oldest)
     if _numbers(found)[: len(least)] < least:
         raise UsageError(f"{need} >= {oldest}, found {found}: pip install '{package}>={oldest}'")

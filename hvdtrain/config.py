@@ -23,41 +23,7 @@ _STALL_SHUTDOWN_SECONDS = "HVDTRAIN_STALL_SHUTDOWN_SECONDS"
 
 @dataclass(frozen=True)
 class Config:
-    """Settings from environment variables, which must be equal on all ranks.
-
-    Attributes:
-        engine: HVDTRAIN_ENGINE, the engine if `init()` is called without one.
-        bucket_bytes: HVDTRAIN_BUCKET_BYTES, maximum bytes of gradients reduced together; by
-            default HOROVOD_FUSION_THRESHOLD; None to measure the best size.
-        first_bucket_bytes: HVDTRAIN_FIRST_BUCKET_BYTES, size of the first bucket, smaller so that
-            the reduction starts early.
-        chunk_bytes: HVDTRAIN_CHUNK_BYTES, maximum bytes in one MPI call that moves data; below
-            2^31, the largest count that every MPI supports.
-        shared_memory: HVDTRAIN_SHARED_MEMORY, whether ranks of a node reduce in shared memory: "0"
-            for no, "1" for yes, "numpy" for yes without the compiled kernel.
-        torch_allocator: HVDTRAIN_TORCH_ALLOCATOR, whether gradients of PyTorch are allocated in
-            memory that the ranks of a node share, where that can be done; 0 on one rank is enough.
-        tensorflow_allocator: HVDTRAIN_TENSORFLOW_ALLOCATOR, the same for gradients of TensorFlow.
-        halves_in_float32: HVDTRAIN_HALVES_IN_FLOAT32, whether engine nccl adds half types in
-            float32, which is slower and rounds once; setting it on one rank is enough.
-        deterministic: HVDTRAIN_DETERMINISTIC, whether sums are computed in a fixed order.
-        timeline: HVDTRAIN_TIMELINE or HOROVOD_TIMELINE, file for the timeline of the whole job;
-            "DYNAMIC" for none before start_timeline(), as in Horovod.
-        timeline_mark_cycles: HVDTRAIN_TIMELINE_MARK_CYCLES or HOROVOD_TIMELINE_MARK_CYCLES,
-            whether the timeline marks agreement rounds: 0 for no, anything else for yes.
-        stall_seconds: HVDTRAIN_STALL_SECONDS, time after which a warning names the ranks that an
-            operation waits for; 0 for never. By default HOROVOD_STALL_CHECK_TIME_SECONDS, or 0
-            if HOROVOD_STALL_CHECK_DISABLE is set.
-        stall_shutdown_seconds: HVDTRAIN_STALL_SHUTDOWN_SECONDS, time after which a stall ends the
-            job; 0 for never. By default HOROVOD_STALL_SHUTDOWN_TIME_SECONDS.
-        stall_stacks: HVDTRAIN_STALL_STACKS, whether warnings show the stacks of all ranks.
-        abort_on_thread_exception: HVDTRAIN_ABORT_ON_THREAD_EXCEPTION, whether an uncaught exception
-            in any Python thread ends the job, not only in the main thread or hvdtrain's.
-        min_ranks: HVDTRAIN_MIN_RANKS, the least number of ranks to go on with when some are killed.
-        max_ranks: HVDTRAIN_MAX_RANKS, the greatest number of ranks up to which others are started
-            for those that were lost, or on hosts that come; 0 for none.
-        host_discovery: HVDTRAIN_HOST_DISCOVERY, program that prints HOST:SLOTS lines; "" for none.
-    """
+    """Settings from environment variables, which must be equal on all ranks."""
 
     engine: str = "auto"
     bucket_bytes: int | None = None
@@ -80,11 +46,7 @@ class Config:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Config:
-        """Parse the variables.
-
-        Raises:
-            UsageError: a variable has an invalid value, or a name that is nearly one of these.
-        """
+        """Parse the variables."""
         _refuse_misspelt(environ)
         bucket_bytes = _fusion_threshold(environ)
         if "HVDTRAIN_BUCKET_BYTES" in environ:

@@ -37,10 +37,6 @@ def cpu_limit(membership: str, read: Read) -> float | None:
     """Return the CPU limit of a process in cores; None without a limit.
 
     The limit is the minimum of quota / period over its groups and their parents.
-
-    Args:
-        membership: text of /proc/self/cgroup.
-        read: function that reads a file.
     """
     limits = [
         _quota(read, folder) if version == 2 else _quota_of_version_1(read, folder)
@@ -50,12 +46,7 @@ def cpu_limit(membership: str, read: Read) -> float | None:
 
 
 def memory_limit(membership: str, read: Read) -> int | None:
-    """Return the memory limit of a process and its group in bytes; None without a limit.
-
-    Args:
-        membership: text of /proc/self/cgroup.
-        read: function that reads a file.
-    """
+    """Return the memory limit of a process and its group in bytes; None without a limit."""
     return min((limit for limit, _ in _memory(membership, read)), default=None)
 
 
@@ -63,10 +54,6 @@ def memory_room(membership: str, read: Read) -> int | None:
     """Return the unused part of the memory limit in bytes; None without a limit.
 
     Cached files count as unused.
-
-    Args:
-        membership: text of /proc/self/cgroup.
-        read: function that reads a file.
     """
     rooms = [limit - used for limit, used in _memory(membership, read)]
     return max(0, min(rooms)) if rooms else None

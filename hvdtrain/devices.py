@@ -32,13 +32,7 @@ MASKS = (
 
 @dataclass(frozen=True)
 class DeviceWish:
-    """The device that the user requests for each rank.
-
-    Attributes:
-        kind: "cpu", "cuda", or "auto" for a GPU if there is one.
-        gpu_map: index of the GPU of each local rank among those it sees; empty for the local rank.
-        share: whether ranks share GPUs, round-robin, if there are fewer than local ranks.
-    """
+    """The device that the user requests for each rank."""
 
     kind: str = "auto"
     gpu_map: tuple[int, ...] = ()
@@ -47,12 +41,7 @@ class DeviceWish:
 
 @dataclass(frozen=True)
 class Device:
-    """The device of a rank.
-
-    Attributes:
-        name: name for display.
-        uuid: UUID of a GPU, independent of visible-device masks; "" if not known.
-    """
+    """The device of a rank."""
 
     name: str
     uuid: str = ""
@@ -63,14 +52,6 @@ def device_index(topology: Topology, visible: int, wish: DeviceWish | None = Non
 
     With one visible GPU it is 0 (the scheduler has masked the others), with at least one per local
     rank the local rank. Otherwise ranks would share a GPU, which must be requested.
-
-    Args:
-        topology: location of this rank.
-        visible: number of GPUs that this rank sees.
-        wish: requested device.
-
-    Raises:
-        UsageError: there are fewer GPUs than local ranks, or the map has none for this rank.
     """
     wish = wish or DeviceWish()
     local, host = topology.local_rank, topology.hostnames[topology.rank]
@@ -100,12 +81,7 @@ def device_index(topology: Topology, visible: int, wish: DeviceWish | None = Non
 
 
 def no_gpus(framework: str, environ: Mapping[str, str]) -> UsageError:
-    """Return the error for a rank that requires a GPU but sees none.
-
-    Args:
-        framework: name of the framework.
-        environ: environment variables, which may have masks that hide GPUs.
-    """
+    """Return the error for a rank that requires a GPU but sees none."""
     masks = [f"{name}={environ[name]}" for name in MASKS if name in environ]
     hidden = f" ({', '.join(masks)})" if masks else ""
     return UsageError(
@@ -114,11 +90,7 @@ def no_gpus(framework: str, environ: Mapping[str, str]) -> UsageError:
 
 
 def parse_gpu_map(text: str | None) -> tuple[int, ...]:
-    """Parse a list of GPU indices such as "3,2,1,0".
-
-    Raises:
-        UsageError: the text is not such a list.
-    """
+    """Parse a list of GPU indices such as "3,2,1,0"."""
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]
@@ -128,14 +100,7 @@ def parse_gpu_map(text: str | None) -> tuple[int, ...]:
 
 
 def require_own_devices(devices: Sequence[Device]) -> None:
-    """Check that no two ranks use the same GPU.
-
-    Args:
-        devices: device of each rank.
-
-    Raises:
-        UsageError: two ranks use the same GPU.
-    """
+    """Check that no two ranks use the same GPU."""
     seen: dict[str, int] = {}
     for rank, device in enumerate(devices):
         if device.uuid and (first := seen.setdefault(device.uuid, rank)) != rank:

@@ -12,13 +12,7 @@ __all__ = ["Memory", "find_memory"]
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of the machine, and the part available to this process.
-
-    Attributes:
-        machine_bytes: total memory of the machine.
-        limit_bytes: limit of the control group; None if it is not below the machine's memory.
-        free_bytes: memory that can still be allocated, by the machine and the control group.
-    """
+    """The memory of the machine, and the part available to this process."""
 
     machine_bytes: int
     limit_bytes: int | None
@@ -26,11 +20,7 @@ class Memory:
 
 
 def find_memory() -> Memory:
-    """Return the memory of the machine and of this process's control groups (local).
-
-    Raises:
-        OSError: /proc/meminfo cannot be read.
-    """
+    """Return the memory of the machine and of this process's control groups (local)."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in text.splitlines())
     machine, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))

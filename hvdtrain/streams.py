@@ -48,14 +48,7 @@ class Streams:
     """
 
     def refuse_capture(self, what: str) -> None:
-        """Refuse to become part of a graph that the current stream is capturing.
-
-        Args:
-            what: name of the refused operation in the message.
-
-        Raises:
-            UnsupportedError: a graph is being captured.
-        """
+        """Refuse to become part of a graph that the current stream is capturing."""
 
     def place(self) -> Place:
         """Return the calling thread's current stream."""
@@ -66,9 +59,6 @@ class Streams:
 
         Gradients of one bucket may be computed on several streams: the caller that fills it
         collects their `place()` and marks them all once the bucket is full.
-
-        Args:
-            places: streams; by default the calling thread's current one.
         """
         return None
 
@@ -76,10 +66,6 @@ class Streams:
         """Copy a tensor into an operation's memory, after all earlier reads from it.
 
         Marks returned later come after the copy. The source may be freed when this returns.
-
-        Args:
-            source: tensor of the program.
-            target: tensor of the same shape in the operation's memory.
         """
         target.copy_(source)
 
@@ -88,24 +74,11 @@ class Streams:
         target.zero_()
 
     def read(self, source: _Memory, target: _Memory) -> None:
-        """Copy an operation's memory to a tensor, after `wait` was called.
-
-        Args:
-            source: tensor in the operation's memory.
-            target: tensor of the program, of the same shape.
-        """
+        """Copy an operation's memory to a tensor, after `wait` was called."""
         target.copy_(source)
 
     def run_after(self, mark: Mark, work: Callable[[], _Result]) -> tuple[_Result, Mark]:
-        """Call `work()` with the side stream current, after a mark.
-
-        Args:
-            mark: events that the side stream waits for.
-            work: function that enqueues work.
-
-        Returns:
-            The result of `work()`, and a mark after what it enqueued.
-        """
+        """Call `work()` with the side stream current, after a mark."""
         return work(), None
 
     def wait(self, mark: Mark) -> None:
@@ -130,11 +103,7 @@ class Streams:
 
 
 class Several(Streams):
-    """The order of work for operations on several devices.
-
-    Args:
-        streams: order of work of each device.
-    """
+    """The order of work for operations on several devices."""
 
     def __init__(self, streams: Sequence[Streams]) -> None:
         self._streams = streams

@@ -15,17 +15,6 @@ class Topology:
     """The location of one rank in the world, in Horovod's terms.
 
     A node is a group of ranks that share memory.
-
-    Attributes:
-        rank: rank in the world.
-        size: number of ranks.
-        local_rank: rank within the node.
-        local_size: number of ranks on the node.
-        cross_rank: rank among those with the same local_rank on all nodes.
-        cross_size: number of nodes that have a rank with this local_rank.
-        hostnames: host name of each rank.
-        homogeneous: whether all nodes have the same number of ranks.
-        node: number of the node, in the order of the nodes' first ranks.
     """
 
     rank: int
@@ -40,13 +29,7 @@ class Topology:
 
     @classmethod
     def from_nodes(cls, rank: int, nodes: Sequence[int], hostnames: Sequence[str]) -> Topology:
-        """Derive the location of a rank from the node and host name of every rank.
-
-        Args:
-            rank: rank in the world.
-            nodes: node number of each rank, equal if and only if ranks are on one node.
-            hostnames: host name of each rank, for messages.
-        """
+        """Derive the location of a rank from the node and host name of every rank."""
         local: list[int] = []
         seen: dict[int, int] = {}
         for node in nodes:
@@ -81,23 +64,13 @@ def cpu_threads(topology: Topology, affinity: int, machine: int) -> int:
 
     A rank that its launcher has bound to some cores uses them alone; ranks that are not bound share
     those of the machine.
-
-    Args:
-        topology: location of the rank.
-        affinity: number of cores that the rank may run on.
-        machine: number of cores of the machine.
     """
     sharing = topology.local_size if affinity >= machine else 1
     return max(1, affinity // sharing)
 
 
 def count_threads(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> int:
-    """Return how many threads this rank computes with: torch's setting, or OMP_NUM_THREADS.
-
-    Args:
-        environ: environment variables.
-        modules: loaded modules, by name.
-    """
+    """Return how many threads this rank computes with: torch's setting, or OMP_NUM_THREADS."""
     if "torch" in modules:
         threads: int = modules["torch"].get_num_threads()
         return threads
@@ -117,11 +90,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def format_by_rank(values: Sequence[str]) -> str:
-    """Return which ranks have which value, e.g. "ranks 0, 1: cuda:0; rank 2: cpu".
-
-    Args:
-        values: value of each rank, by rank.
-    """
+    """Return which ranks have which value, e.g. "ranks 0, 1: cuda:0; rank 2: cpu"."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

@@ -24,14 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PromisedWorld:
-    """Rank and size as announced by a launcher.
-
-    Attributes:
-        launcher: name of the launcher.
-        rank: rank of this process.
-        size: number of ranks.
-        variable: name of the variable with the size.
-    """
+    """Rank and size as announced by a launcher."""
 
     launcher: str
     rank: int
@@ -98,14 +91,7 @@ _LIMIT_SECONDS = 30.0
 
 
 def discover(program: str) -> dict[str, int]:
-    """Run a program that prints the hosts of a job, and return the slots of each (local).
-
-    Args:
-        program: executable file.
-
-    Raises:
-        HvdtrainError: it cannot be run, fails, or prints something else.
-    """
+    """Run a program that prints the hosts of a job, and return the slots of each (local)."""
     import socket  # only here, as subprocess: this module is imported everywhere
     import subprocess
 
@@ -127,16 +113,7 @@ def discover(program: str) -> dict[str, int]:
 
 
 def parse_slots(text: str, program: str, here: str) -> dict[str, int]:
-    """Return the slots of each host in lines HOST:SLOTS; 1 where there is only a name.
-
-    Args:
-        text: the lines.
-        program: what has printed them, for errors.
-        here: name of this host, which may also be called localhost.
-
-    Raises:
-        HvdtrainError: a line is something else.
-    """
+    """Return the slots of each host in lines HOST:SLOTS; 1 where there is only a name."""
     found: dict[str, int] = {}
     for line in text.split("\n"):
         name, colon, slots = line.strip().partition(":")

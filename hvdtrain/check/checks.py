@@ -20,11 +20,7 @@ __all__ = ["all_sections"]
 
 
 def all_sections(engines: Sequence[str]) -> Iterator[Section]:
-    """Run all checks, and yield each section as soon as it is known.
-
-    Args:
-        engines: names of all engines.
-    """
+    """Run all checks, and yield each section as soon as it is known."""
     yield guarded("python", check_python)
     yield guarded("packages", check_packages)
     settings = guarded("settings", partial(check_settings, engines))
@@ -50,11 +46,7 @@ def check_python() -> Section:
 
 
 def check_settings(engines: Sequence[str]) -> Section:
-    """Report the HVDTRAIN_* variables.
-
-    Args:
-        engines: names of all engines.
-    """
+    """Report the HVDTRAIN_* variables."""
     given = {name: text for name, text in os.environ.items() if name.startswith("HVDTRAIN_")}
     lines = tuple(f"{name}={text}" for name, text in sorted(given.items())) or ("none",)
     try:

@@ -28,13 +28,7 @@ _ALLOCATORS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
 @dataclass(frozen=True)
 class Cores:
-    """The cores of this machine, and how many of them this process may use.
-
-    Attributes:
-        machine: number of cores of the machine.
-        affinity: number of cores that this process is bound to.
-        limit: CPU limit of its control group in cores; None without a limit.
-    """
+    """The cores of this machine, and how many of them this process may use."""
 
     machine: int
     affinity: int
@@ -48,13 +42,7 @@ class Cores:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """The shared memory of this node.
-
-    Attributes:
-        size_bytes: size of /dev/shm; 0 if there is none.
-        free_bytes: free bytes in /dev/shm.
-        objection: reason why anonymous segments (memfd, reserved in full) do not work, or "".
-    """
+    """The shared memory of this node."""
 
     size_bytes: int
     free_bytes: int

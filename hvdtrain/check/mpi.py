@@ -70,12 +70,7 @@ def _gpu_memory(library: MpiLibrary, kinds: Sequence[str]) -> str:
 
 
 def check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
-    """Report whether each engine can be loaded, and why not.
-
-    Args:
-        engines: names of the engines.
-        mpi_is_broken: whether the section on MPI has reported a problem already.
-    """
+    """Report whether each engine can be loaded, and why not."""
     reasons: dict[str, str] = {}
     facts: dict[str, dict[str, object]] = {}
     for name in engines:
@@ -102,13 +97,7 @@ def _ask_engine(name: str) -> dict[str, object]:
 
 
 def check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
-    """Run a job of two ranks, unless something that it needs is known to be broken.
-
-    Args:
-        settings: section on the settings.
-        mpi: section that check_mpi() returned.
-        engines: section that check_engines() returned.
-    """
+    """Run a job of two ranks, unless something that it needs is known to be broken."""
     broken = [section.name for section in (settings, mpi, engines) if section.problems]
     if broken:
         reason = f"not tried, because of what is wrong with {' and '.join(broken)}"
@@ -132,11 +121,7 @@ def check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
 
 
 def _try_two_ranks(mpirun: Path, library: MpiLibrary) -> Finished:
-    """Start two ranks as `hvdtrain run -np 2` would.
-
-    Raises:
-        ProbeError: they cannot be started, or took too long.
-    """
+    """Start two ranks as `hvdtrain run -np 2` would."""
     line = mpirun_command(
         str(mpirun),
         library.vendor,
@@ -150,13 +135,7 @@ def _try_two_ranks(mpirun: Path, library: MpiLibrary) -> Finished:
 
 
 def judge(done: Finished, mpirun: Path, library: MpiLibrary) -> str:
-    """Return what is wrong with the outcome of the trial, or "" (pure).
-
-    Args:
-        done: ending of the launcher, and the result that rank 0 printed.
-        mpirun: the launcher, for messages.
-        library: the MPI library, for messages.
-    """
+    """Return what is wrong with the outcome of the trial, or "" (pure)."""
     found = done.answer
     if done.returncode != 0 or found is None:
         return _with_advice(f"two ranks did not run ({done.ending}): {done.complaint}", mpirun)

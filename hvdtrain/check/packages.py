@@ -62,11 +62,7 @@ def check_frameworks() -> Section:
 
 
 def check_gpus(frameworks: Section) -> Section:
-    """Report the GPUs that the driver knows, and how many of them each framework sees.
-
-    Args:
-        frameworks: section that check_frameworks() returned.
-    """
+    """Report the GPUs that the driver knows, and how many of them each framework sees."""
     gpus = _driver_gpus()
     answers = {name: found for name, found in frameworks.facts.items() if isinstance(found, dict)}
     seen = {name: found.get("gpus") for name, found in answers.items()}

@@ -26,13 +26,7 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended and what it wrote.
-
-    Attributes:
-        returncode: exit code, negative for a signal.
-        stdout: text of its standard output.
-        stderr: text of its standard error.
-    """
+    """How a command ended and what it wrote."""
 
     returncode: int
     stdout: str
@@ -71,15 +65,7 @@ class Finished:
 
 
 def ask_python(*arguments: str, timeout_seconds: float = 120) -> Json:
-    """Run this interpreter and return the JSON object that it prints last.
-
-    Args:
-        *arguments: arguments of the interpreter, for example "-m" and the name of a module.
-        timeout_seconds: time after which it is ended.
-
-    Raises:
-        ProbeError: the program failed, was killed, took too long, or printed none.
-    """
+    """Run this interpreter and return the JSON object that it prints last."""
     done = finish([sys.executable, *arguments], timeout_seconds)
     if done.returncode == 0 and done.answer is not None:
         return done.answer
@@ -92,17 +78,7 @@ def finish(
     variables: Mapping[str, str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Finished:
-    """Run a command, and end it and all that it started if it takes too long.
-
-    Args:
-        argv: the command line.
-        timeout_seconds: time after which it is ended.
-        variables: environment variables to set in addition to those of `environ`.
-        environ: the environment that it inherits.
-
-    Raises:
-        ProbeError: the command cannot be started, or took too long.
-    """
+    """Run a command, and end it and all that it started if it takes too long."""
     try:
         process = subprocess.Popen(
             argv,

@@ -10,14 +10,7 @@ __all__ = ["Section", "guarded"]
 
 @dataclass(frozen=True)
 class Section:
-    """The findings of a check, as data and as text.
-
-    Attributes:
-        name: name of the section.
-        facts: the findings, as JSON can hold them.
-        lines: the same findings as text.
-        problems: reasons why hvdtrain does not work here and how to fix them, one line each.
-    """
+    """The findings of a check, as data and as text."""
 
     name: str
     facts: Mapping[str, object]
@@ -26,12 +19,7 @@ class Section:
 
 
 def guarded(name: str, check: Callable[[], Section]) -> Section:
-    """Run a check, and turn what it raises into a problem, so that the others still report.
-
-    Args:
-        name: name of the section, for a check that fails.
-        check: returns the section.
-    """
+    """Run a check, and turn what it raises into a problem, so that the others still report."""
     try:
         return check()
     except Exception as error:  # a broken installation can break anything

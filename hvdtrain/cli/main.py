@@ -93,15 +93,7 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0, 1 crash, 2 usage error, 78 wrong launcher.
-
-    Args:
-        arguments: arguments; None for those of the process.
-
-    Raises:
-        KeyboardInterrupt: the user pressed Ctrl-C.
-        HvdtrainError: a crash, or an error of this rank that other ranks do not have.
-    """
+    """Run the command line and exit with its code: 0, 1 crash, 2 usage error, 78 wrong launcher."""
     begin(os.environ)
     failed: BaseException | None = None
     code: object = 0

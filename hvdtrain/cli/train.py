@@ -33,12 +33,7 @@ class _GroupedCommand(click.Command):
     """A command that lists its options by topic."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of a run by group, then those of the command line alone.
-
-        Args:
-            ctx: context of the command.
-            formatter: receiver of the text.
-        """
+        """Write the options of a run by group, then those of the command line alone."""
         groups = {option.name: option.group for option in OPTIONS}
         rows: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
@@ -100,11 +95,7 @@ def command(print_config: bool, **given: Any) -> None:
 
 
 def read_options(given: dict[str, Any]) -> TrainOptions:
-    """Return the options on the command line and in the file that it names.
-
-    Args:
-        given: parameters of the command; None for those that the user has not given.
-    """
+    """Return the options on the command line and in the file that it names."""
     said = {name: value for name, value in given.items() if value is not None}
     arguments = _arguments(said.pop("set", ()))
     config = said.pop("config", None)

@@ -33,17 +33,7 @@ _COMPARED = (
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be compared.
-
-    Attributes:
-        contenders: contenders; the others are compared with the first one.
-        options: what is trained.
-        ranks: number of ranks.
-        repeats: number of turns of each contender.
-        check_steps: number of steps after which weights are compared.
-        limit_seconds: longest time of a turn.
-        out: directory for results; None: a new one.
-    """
+    """What is to be compared."""
 
     contenders: Sequence[Contender]
     options: TrainOptions
@@ -55,14 +45,7 @@ class Request:
 
 
 def compare(request: Request) -> bool:
-    """Run all contenders, and print and write what they did.
-
-    Returns:
-        Whether one of the contenders has run.
-
-    Raises:
-        UsageError: the directory cannot be written.
-    """
+    """Run all contenders, and print and write what they did."""
     require_jinja()
     out = request.out
     if out is None:

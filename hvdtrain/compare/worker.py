@@ -17,11 +17,7 @@ __all__ = ["main"]
 
 
 def main(file: str) -> None:
-    """Train, and write what was measured, or the error.
-
-    Args:
-        file: file with the task.
-    """
+    """Train, and write what was measured, or the error."""
     task = Task.read(Path(file))
     options = task.train_options
     strategy = find_strategy(options.framework, task.strategy)

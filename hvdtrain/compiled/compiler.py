@@ -15,15 +15,7 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def find_compiler(environ: Mapping[str, str], names: Sequence[str] = COMPILERS) -> tuple[str, ...]:
-    """Return the command of the C++ compiler: that of CXX, else the first name on PATH (local).
-
-    Args:
-        environ: environment variables.
-        names: names to look for where CXX is not set.
-
-    Raises:
-        UsageError: there is none; the message says what to install.
-    """
+    """Return the command of the C++ compiler: that of CXX, else the first name on PATH (local)."""
     named = shlex.split(environ.get("CXX", ""))
     for words in [named] if named else [[name] for name in names]:
         if path := shutil.which(words[0], path=environ.get("PATH", "")):

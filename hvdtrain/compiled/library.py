@@ -27,12 +27,7 @@ class KernelError(Exception):
 
 
 def find_library(module: str, folder: Path) -> Path | None:
-    """Return the library in a folder or in an installed package; a checkout has none.
-
-    Args:
-        module: name of the library as a module, with its packages.
-        folder: folder of the source.
-    """
+    """Return the library in a folder or in an installed package; a checkout has none."""
     *beneath, name = module.split(".")
     installed = (Path(entry, *beneath) for entry in sys.path)
     for place in (folder, *installed):
@@ -47,13 +42,7 @@ def find_library(module: str, folder: Path) -> Path | None:
 def load_or_report(
     module: str, folder: Path, load: Callable[[Path | None], ctypes.CDLL], without: str
 ) -> ctypes.CDLL | None:
-    """Return a library, or None if there is no usable one, after logging the reason.
-
-    Args:
-        module, folder: as in find_library().
-        load: function that loads the library from a file, or raises KernelError.
-        without: what happens without it, for the log.
-    """
+    """Return a library, or None if there is no usable one, after logging the reason."""
     path = find_library(module, folder)
     try:
         return load(path)
@@ -63,30 +52,13 @@ def load_or_report(
 
 
 def report_missing(path: Path | None, without: str, reason: object) -> None:
-    """Log why a library is not used: a missing one may be intended, an unusable one is a mistake.
-
-    Args:
-        path: result of find_library().
-        without: what happens without the library.
-        reason: why it is not used, and what to do.
-    """
+    """Log why a library is not used: a missing one may be intended, an unusable one is a mistake."""
     level = logging.INFO if path is None else logging.WARNING
     _logger.log(level, "hvdtrain: %s, which is slower: no compiled kernel: %s", without, reason)
 
 
 def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL:
-    """Load a library from a file.
-
-    Args:
-        path: result of find_library().
-        source: the main C file. Between hvd_source and hvd_source_end the library contains the
-            texts of kernel.h, of this file and of the headers.
-        headers: the headers that it includes beside kernel.h, in the order of inclusion.
-
-    Raises:
-        KernelError: the library is missing, does not load, or was compiled from different source,
-            so that its structures or results may differ; or a source is not installed.
-    """
+    """Load a library from a file."""
     if path is None:
         raise KernelError(
             "it was not compiled when hvdtrain was installed: install a C compiler, "
@@ -109,11 +81,7 @@ def open_library(path: Path | None, source: Path, *headers: Path) -> ctypes.CDLL
 
 
 def _compiled_source(library: ctypes.CDLL) -> bytes:
-    """Return the source text that is embedded in a library.
-
-    Raises:
-        ValueError: the library does not contain it.
-    """
+    """Return the source text that is embedded in a library."""
     begin, end = (
         ctypes.addressof(ctypes.c_char.in_dll(library, name))
         for name in ("hvd_source", "hvd_source_end")

@@ -38,15 +38,7 @@ _BOOL_OPS = {
 
 
 def choose_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """Return the reduction from the argument `op` or its deprecated predecessor `average`.
-
-    Args:
-        op: reduction, if given.
-        average: whether to average instead of sum, if given.
-
-    Raises:
-        ValueError: both are given, or op is not a reduction.
-    """
+    """Return the reduction from the argument `op` or its deprecated predecessor `average`."""
     if op is not None and average is not None:
         raise ValueError("op and average mean the same: pass only op")
     if average is not None:
@@ -69,16 +61,6 @@ def op_on_wire(
     """Return the reduction for the engine, and the types on which ranks must agree.
 
     bool is reduced as 0 and 1, for which the engine uses the same reduction for several `op`.
-
-    Args:
-        kinds: element types of the tensors of a group.
-        op: reduction given by the user.
-        prescale_factor: factor before the reduction.
-        postscale_factor: factor after the reduction.
-
-    Raises:
-        ValueError: the group is empty or mixes bool with other types, the reduction is not
-            defined for bool, or a factor for bool is not 1.
     """
     if not kinds:
         raise ValueError("a group needs at least one tensor")
@@ -94,30 +76,14 @@ def op_on_wire(
 
 
 def check_predivide(factor: float, op: ReduceOp) -> None:
-    """Check a gradient_predivide_factor.
-
-    Args:
-        factor: factor given by the user.
-        op: reduction of the gradients.
-
-    Raises:
-        ValueError: the factor is not a positive number, or op is not Average.
-    """
+    """Check a gradient_predivide_factor."""
     check_positive("gradient_predivide_factor", factor)
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")
 
 
 def choose_groups(num_groups: int, groups: Groups) -> Groups:
-    """Return the argument `groups` or its deprecated predecessor `num_groups`.
-
-    Args:
-        num_groups: number of groups; 0 if it is not given.
-        groups: groups, if given.
-
-    Raises:
-        ValueError: both are given.
-    """
+    """Return the argument `groups` or its deprecated predecessor `num_groups`."""
     if not num_groups:
         return groups
     if groups is not None:
@@ -127,16 +93,7 @@ def choose_groups(num_groups: int, groups: Groups) -> Groups:
 
 
 def check_groups(groups: Groups, *kinds: type) -> None:
-    """Check the argument `groups`.
-
-    Args:
-        groups: argument given by the user.
-        kinds: types of a parameter.
-
-    Raises:
-        ValueError: it is neither a number of at least 1 nor lists of parameters, or it contains a
-            parameter twice.
-    """
+    """Check the argument `groups`."""
     if groups is None:
         return
     if not isinstance(groups, list):
@@ -156,13 +113,7 @@ def check_groups(groups: Groups, *kinds: type) -> None:
 
 
 def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[int, ...], ...]:
-    """Return groups of indices into `parameters`.
-
-    Args:
-        groups: number of groups of about equally many parameters, or lists of parameters; a
-            parameter that is in no list is a group of its own.
-        parameters: parameters that need a gradient.
-    """
+    """Return groups of indices into `parameters`."""
     count = len(parameters)
     if groups is None:
         return ()
@@ -180,19 +131,7 @@ def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[i
 def choose_exchange(
     exchange: object, op: ReduceOp, predivide: float, compression: str = "none"
 ) -> Exchange | None:
-    """Return the exchange that was given or implied by another argument; None for the default one.
-
-    Args:
-        exchange: exchange given by the user, as an object or as text, or None.
-        op: reduction of the gradients.
-        predivide: gradient_predivide_factor.
-        compression: "fp16" or "bf16" for that compression, which is an exchange; "own" for a
-            compressor of the user; "none".
-
-    Raises:
-        TypeError: `exchange` is neither an Exchange nor text.
-        ValueError: the text names no exchange, or the arguments contradict one another.
-    """
+    """Return the exchange that was given or implied by another argument; None for the default one."""
     if exchange is None:
         if op is ReduceOp.ADASUM:
             return AdasumExchange()

@@ -81,14 +81,6 @@ def agree_on_plan(
     """Return the bucket plan of the channel's first rank on every rank (collective).
 
     The first rank logs it.
-
-    Args:
-        specs: parameters, in the order of the model.
-        channel: channel of the ranks that share the plan.
-        groups: indices of parameters that are reduced together, instead of by size.
-
-    Raises:
-        MismatchError: the parameters of a rank differ from those of the first rank.
     """
     here = context.current()
     limit = agree_on_bucket_size(channel)
@@ -111,16 +103,7 @@ def agree_on_plan(
 
 
 def take_layout(plan: BucketPlan, layout: Mapping[str, Any] | None, channel: Channel) -> BucketPlan:
-    """Return a plan with the layout that the channel's first rank gives (collective).
-
-    Args:
-        plan: plan of the parameters.
-        layout: layout of an earlier plan; None on the first rank leaves the plan as it is.
-        channel: channel of the ranks that share the plan.
-
-    Raises:
-        ValueError: the layout does not match the parameters.
-    """
+    """Return a plan with the layout that the channel's first rank gives (collective)."""
     taken = broadcast_object(layout, channel.ranks[0], "bucket plan", channel)
     if taken is None:
         return plan
@@ -139,13 +122,7 @@ def _description(plan: BucketPlan, reason: str) -> str:
 def replan(
     plan: BucketPlan, positions: Sequence[int], unused: Set[int] = frozenset()
 ) -> BucketPlan:
-    """Return a plan for the order in which gradients have arrived.
-
-    Args:
-        plan: plan of the first step.
-        positions: position of each parameter's gradient in that order, summed over the ranks.
-        unused: parameters for which some rank had no gradient, for which others do not wait.
-    """
+    """Return a plan for the order in which gradients have arrived."""
     order = sorted(range(len(positions)), key=lambda index: (positions[index], -index))
     return make_plan(
         plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order, unused
@@ -192,14 +169,5 @@ class _PlanChange(Operation):
 
 
 def agree_on_change(channel: Channel, name: str, change: str) -> None:
-    """Agree that the parameters no longer match their plan (collective, instead of a step).
-
-    Args:
-        channel: channel of the plan.
-        name: name of the plan.
-        change: description of the change, equal on all ranks.
-
-    Raises:
-        MismatchError: another rank takes a step of the plan, or has another change.
-    """
+    """Agree that the parameters no longer match their plan (collective, instead of a step)."""
     Submission(channel, _PlanChange(name, change)).run()

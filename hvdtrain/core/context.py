@@ -67,19 +67,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def init(engine: str | None = None, deterministic: bool = False) -> None:
-    """Join the world of ranks that the launcher started (collective). A second call does nothing.
-
-    Args:
-        engine: "auto" or the name of an engine; None uses HVDTRAIN_ENGINE, or "auto".
-        deterministic: whether to sum in a fixed order, even without HVDTRAIN_DETERMINISTIC.
-
-    Raises:
-        UsageError: the engine is unknown, a setting is invalid, or the timeline cannot be
-            written.
-        EngineUnavailableError: the library of the engine is not installed.
-        LauncherMismatchError: the world does not have the size that the launcher promised.
-        HvdtrainError: this is a child process of multiprocessing, which is not a rank.
-    """
+    """Join the world of ranks that the launcher started (collective). A second call does nothing."""
     global _context
     if is_initialized():
         return
@@ -152,16 +140,6 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
     numbers, in the same order, and there are no pending operations. Process sets and wrapped
     optimizers that exist go on in the new world; gradients of an interrupted step are dropped.
     A rank whose connections were closed, so that others went on without it, ends here.
-
-    Args:
-        leaving: ranks that were asked to leave, and are not to be replaced.
-
-    Returns:
-        Which ranks were lost, and which have joined.
-
-    Raises:
-        NotInitializedError: before init() or after shutdown().
-        UnsupportedError: ranks cannot go on without others here.
     """
     global _context
     before = current()
@@ -268,11 +246,7 @@ def is_initialized() -> bool:
 
 
 def current() -> Context:
-    """Return the context (local).
-
-    Raises:
-        NotInitializedError: before init(), after shutdown(), or in a forked child.
-    """
+    """Return the context (local)."""
     if _context is None:
         raise NotInitializedError("hvdtrain is not initialized: call init() first")
     if _context.process_id != _process_id:

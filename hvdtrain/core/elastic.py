@@ -154,9 +154,6 @@ def require_all() -> None:
     """Check that no rank has ended before all are through (collective).
 
     Another one may have met that in its last operation, and need this one to go on.
-
-    Raises:
-        RanksLostError: on all ranks, one has.
     """
     here = context.current()
     if here.failures is not None and not here.failures.agree(True):
@@ -186,12 +183,7 @@ def _go_on_in_next_world(failed: Exception | None) -> None:
 
 
 def tells_of_lost_ranks(error: Exception, world: Context) -> bool:
-    """Return whether an error means that ranks have ended, and the others can go on (local).
-
-    Args:
-        error: error that was raised; frameworks may have replaced that of hvdtrain.
-        world: the ranks.
-    """
+    """Return whether an error means that ranks have ended, and the others can go on (local)."""
     if world.failures is None:
         return False
     try:

@@ -18,21 +18,7 @@ __all__ = ["GradientSettings", "check_sharding"]
 
 @dataclass(frozen=True)
 class GradientSettings:
-    """Settings of a reduction of gradients, equal on all ranks.
-
-    Attributes:
-        op: Average or Sum, or another reduction that an adapter carries out itself.
-        process_set: ranks that take part; other ranks keep their own gradients.
-        predivide: divisor of gradients before the sum of an average, predivide/size comes after.
-        groups: number of groups that are reduced together, or lists of parameters.
-        sparse_as_dense: make sparse gradients dense instead of gathering their elements.
-        exchange: exchange that replaces the average or sum; None for these.
-        allocator: finds the allocator of the framework's arrays; None if it has none.
-
-    Raises:
-        TypeError: `process_set` is not a process set.
-        ValueError: arguments are invalid or exclude each other.
-    """
+    """Settings of a reduction of gradients, equal on all ranks."""
 
     op: ReduceOp = ReduceOp.AVERAGE
     process_set: ProcessSet = global_process_set
@@ -59,12 +45,7 @@ class GradientSettings:
         return self.op if self.exchange is None else self.exchange.op
 
     def check_sample_weight(self, weight: float | None) -> None:
-        """Check a weight of this rank in the average of the next steps.
-
-        Raises:
-            ValueError: the weight is negative or not finite, `op` is not Average, or the exchange
-                counts all ranks alike.
-        """
+        """Check a weight of this rank in the average of the next steps."""
         if weight is None:
             return
         if not 0 <= weight < float("inf"):
@@ -84,11 +65,7 @@ class GradientSettings:
 
 
 def check_sharding() -> None:
-    """Check that ranks may share the optimizer's work and its state (local).
-
-    Raises:
-        UnsupportedError: ranks may end while the others go on, which would lose their part.
-    """
+    """Check that ranks may share the optimizer's work and its state (local)."""
     here = context.current() if context.is_initialized() else None
     if here is not None and here.failures is not None and not here.keeps_states:
         raise UnsupportedError(

@@ -52,17 +52,7 @@ class _Refusal:
 def broadcast_object(
     obj: object, root_rank: int = 0, name: str | None = None, channel: Channel | None = None
 ) -> Any:
-    """Return rank `root_rank`'s object on every rank (collective, blocking).
-
-    Args:
-        obj: picklable object; ignored on ranks other than `root_rank`.
-        root_rank: rank of the world that sends the object.
-        name: name in messages, equal on all ranks.
-        channel: channel of the ranks; by default that of the world.
-
-    Raises:
-        TypeError: the object cannot be pickled; on every rank.
-    """
+    """Return rank `root_rank`'s object on every rank (collective, blocking)."""
     here = context.current()
     channel, name = channel or here.world, name or "object"
     is_root = here.topology.rank == root_rank
@@ -82,16 +72,7 @@ def broadcast_object(
 def allgather_object(
     obj: object, name: str | None = None, channel: Channel | None = None
 ) -> list[Any]:
-    """Return the objects of all ranks, by rank, on every rank (collective, blocking).
-
-    Args:
-        obj: picklable object of this rank.
-        name: name in messages, equal on all ranks.
-        channel: channel of the ranks; by default that of the world.
-
-    Raises:
-        TypeError: the object of a rank cannot be pickled; on every rank.
-    """
+    """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
     payload, _ = _packed(obj)
     channel = channel or context.current().world
     buffers, shapes = [Buffer.from_array(payload)], [payload.shape]
@@ -101,13 +82,7 @@ def allgather_object(
 
 
 def raise_together(problem: Exception | None, name: str, channel: Channel | None = None) -> None:
-    """Raise the problem of the first rank that has one on every rank (collective).
-
-    Args:
-        problem: error of this rank, which names the rank; None if it can go on.
-        name: name in messages, equal on all ranks.
-        channel: channel of the ranks; by default that of the world.
-    """
+    """Raise the problem of the first rank that has one on every rank (collective)."""
     for found in allgather_object(problem, f"problems of {name}", channel):
         if found is not None:
             raise found
@@ -117,13 +92,6 @@ def gather_object(obj: object, name: str) -> list[Any] | None:
     """Return the objects of all ranks, by rank, on rank 0, and None elsewhere (collective).
 
     They are sent one after the other, so that rank 0 holds the bytes of one at a time.
-
-    Args:
-        obj: picklable object of this rank.
-        name: name in messages, equal on all ranks.
-
-    Raises:
-        TypeError: the object cannot be pickled.
     """
     here = context.current()
     rank, size = here.topology.rank, here.topology.size
@@ -143,13 +111,6 @@ def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
     """Return this rank's object of those of rank 0 (collective, blocking).
 
     They are sent one after the other, so that rank 0 holds the bytes of one at a time.
-
-    Args:
-        objects: picklable objects on rank 0, one for each rank; None on other ranks.
-        name: name in messages, equal on all ranks.
-
-    Raises:
-        TypeError: an object cannot be pickled.
     """
     here = context.current()
     rank, size = here.topology.rank, here.topology.size
@@ -165,11 +126,7 @@ def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
 
 
 def call_on_root(function: Callable[[], T]) -> T:
-    """Call `function` on rank 0 only; return its result on every rank (collective).
-
-    Raises:
-        HvdtrainError: an HvdtrainError of the call on rank 0, raised on every rank.
-    """
+    """Call `function` on rank 0 only; return its result on every rank (collective)."""
     result: T | HvdtrainError | None = None
     if context.current().topology.rank == 0:
         try:

@@ -81,16 +81,7 @@ class Submission:
 
 
 def run_prepared(channel: Channel, prepared: Prepared, data: object) -> bool:
-    """Run a prepared operation if nothing else is pending (collective, blocking).
-
-    Args:
-        channel: channel of the ranks.
-        prepared: operation of this channel.
-        data: data of this call.
-
-    Returns:
-        Whether it was run; if not, nothing was done.
-    """
+    """Run a prepared operation if nothing else is pending (collective, blocking)."""
     if channel.track is not None:
         return False  # a timeline records each part of an operation
     with context.current().blocked.running():
@@ -108,22 +99,7 @@ def allreduce(
     kinds: Sequence[str] | None = None,
     sources: Sequence[Buffer] | None = None,
 ) -> Submission:
-    """Prepare a reduction of buffers, in place or from `sources`.
-
-    Args:
-        channel: channel of the ranks.
-        buffers: memory of the results, and of the elements unless `sources` are given.
-        shapes: shapes of the tensors.
-        op: reduction.
-        name: name of the operation, equal on all ranks; numbered if it is None.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        kinds: element types of the user's tensors, if they differ from those of the buffers.
-        sources: buffers of the elements, if they are not reduced in place.
-
-    Raises:
-        UnsupportedError: the engine does not reduce this type.
-    """
+    """Prepare a reduction of buffers, in place or from `sources`."""
     name = channel.name("allreduce", name)
     for buffer in buffers:
         _check(channel, buffer, f"allreduce {name!r}", op)
@@ -138,19 +114,7 @@ def broadcast(
     root_rank: int,
     name: str | None = None,
 ) -> Submission:
-    """Prepare a broadcast into the buffer of every rank.
-
-    Args:
-        channel: channel of the ranks.
-        buffer: elements to send on `root_rank`, memory of the result on the others.
-        shape: shape of the tensor.
-        root_rank: rank of the world that sends.
-        name: name of the operation, equal on all ranks; numbered if it is None.
-
-    Raises:
-        ValueError: `root_rank` is not a member of the channel.
-        UnsupportedError: the engine does not support the type or device.
-    """
+    """Prepare a broadcast into the buffer of every rank."""
     name = channel.name("broadcast", name)
     if root_rank not in channel.ranks:
         raise ValueError(
@@ -167,17 +131,7 @@ def allgather(
     shapes: Sequence[Sequence[int]],
     name: str | None = None,
 ) -> Submission:
-    """Prepare a concatenation of all ranks' tensors along the first dimension.
-
-    Args:
-        channel: channel of the ranks.
-        buffers: elements of each tensor of a group.
-        shapes: shapes of the tensors, at least 1-d.
-        name: name of the operation, equal on all ranks; numbered if it is None.
-
-    Raises:
-        UnsupportedError: the engine does not support a type or device.
-    """
+    """Prepare a concatenation of all ranks' tensors along the first dimension."""
     name = channel.name("allgather", name)
     for buffer in buffers:
         _check(channel, buffer, f"allgather {name!r}")
@@ -191,19 +145,7 @@ def alltoall(
     splits: Sequence[int] | None = None,
     name: str | None = None,
 ) -> Submission:
-    """Prepare an exchange of rows between all ranks.
-
-    Args:
-        channel: channel of the ranks.
-        buffer: elements of the tensor.
-        shape: shape of the tensor, at least 1-d.
-        splits: number of rows to send to each rank; None for equal parts.
-        name: name of the operation, equal on all ranks; numbered if it is None.
-
-    Raises:
-        ValueError: the splits do not match the ranks or the first dimension.
-        UnsupportedError: the engine does not support the type or device.
-    """
+    """Prepare an exchange of rows between all ranks."""
     name = channel.name("alltoall", name)
     size = channel.communicator.size
     if not shape:
@@ -234,22 +176,7 @@ def reducescatter(
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
 ) -> Submission:
-    """Prepare a reduction of which every rank receives a part of the first dimension.
-
-    Args:
-        channel: channel of the ranks.
-        buffers: elements of each tensor of a group.
-        shapes: shapes of the tensors, at least 1-d.
-        op: reduction.
-        name: name of the operation, equal on all ranks; numbered if it is None.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        kinds: element types of the user's tensors, if they differ from those of the buffers.
-
-    Raises:
-        ValueError: a tensor is a scalar.
-        UnsupportedError: op is Adasum, or the engine does not reduce this type.
-    """
+    """Prepare a reduction of which every rank receives a part of the first dimension."""
     name = channel.name("reducescatter", name)
     if op is ReduceOp.ADASUM:
         raise UnsupportedError(f"reducescatter {name!r}: Adasum is not available here")
@@ -267,11 +194,7 @@ def barrier(channel: Channel) -> None:
 
 
 def join() -> int:
-    """Contribute zeros to other ranks' reductions until all ranks have joined (collective).
-
-    Returns:
-        The rank that joined last: one that missed none of the operations before, if there is one.
-    """
+    """Contribute zeros to other ranks' reductions until all ranks have joined (collective)."""
     here = context.current()
     everywhere = [c for c in here.channels() if len(c.ranks) == here.topology.size]
     waits = [Submission(channel, channel.join()) for channel in everywhere]

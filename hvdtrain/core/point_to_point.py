@@ -12,11 +12,7 @@ __all__ = ["open_point_to_point"]
 
 
 def open_point_to_point(channel: Channel) -> PointToPoint:
-    """Return messages between pairs of a channel's members, until it is closed (collective).
-
-    Args:
-        channel: channel whose engine has messages (`capabilities.point_to_point`).
-    """
+    """Return messages between pairs of a channel's members, until it is closed (collective)."""
     opened: PointToPoint = channel.run(_Open())
     channel.before_closing(opened.close)
     return opened

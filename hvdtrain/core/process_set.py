@@ -134,11 +134,7 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def require_process_set(process_set: object) -> ProcessSet:
-    """Return an argument of a user's program, after checking its type (local).
-
-    Raises:
-        TypeError: it is not a ProcessSet, but e.g. a list of ranks.
-    """
+    """Return an argument of a user's program, after checking its type (local)."""
     if isinstance(process_set, ProcessSet):
         return process_set
     raise TypeError(
@@ -148,12 +144,7 @@ def require_process_set(process_set: object) -> ProcessSet:
 
 
 def channel_of(process_set: object) -> Channel:
-    """Return the channel of a process set (local).
-
-    Raises:
-        TypeError: it is not a ProcessSet.
-        ValueError: it is not registered, or this rank does not belong to it.
-    """
+    """Return the channel of a process set (local)."""
     return require_process_set(process_set).channel()
 
 
@@ -236,9 +227,5 @@ def can_lose_ranks() -> bool:
 
 
 def stays_alone(process_set: ProcessSet) -> bool:
-    """Return whether this rank is the only one of a process set, and remains so (local).
-
-    Args:
-        process_set: process set.
-    """
+    """Return whether this rank is the only one of a process set, and remains so (local)."""
     return process_set.size() == 1 and not can_lose_ranks()

@@ -57,12 +57,6 @@ def distinct_addresses(offers: Sequence[Sequence[str]]) -> list[str]:
     """Return one address of each rank, no two alike (local; all ranks compute the same).
 
     Ranks of a host draw ports without knowing of one another, so that some draw the same.
-
-    Args:
-        offers: addresses that each rank offers, best first.
-
-    Raises:
-        HvdtrainError: other ranks have taken all that a rank offers.
     """
     taken: dict[str, int] = {}
     for rank, offer in enumerate(offers):

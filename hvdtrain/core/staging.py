@@ -13,12 +13,7 @@ _logger = logging.getLogger("hvdtrain")
 
 
 def note_staging(what: str, device: str) -> None:
-    """Log on rank 0, once for each type of device, that data is copied through the host (local).
-
-    Args:
-        what: data that is copied: "gradients" or "tensors".
-        device: device of the data, e.g. "cuda:0".
-    """
+    """Log on rank 0, once for each type of device, that data is copied through the host (local)."""
     here = context.current()
     said: set[str] = here.kept.setdefault(here.world, {}).setdefault(note_staging, set())
     kind = device.partition(":")[0]

@@ -39,12 +39,7 @@ def is_child_process() -> bool:
 
 
 def check_world_size(world: EngineWorld) -> None:
-    """Check that the world has as many ranks as the launcher has started (local).
-
-    Raises:
-        UsageError: the engine is for one rank, and the launcher started several.
-        LauncherMismatchError: the engine formed a world of another size.
-    """
+    """Check that the world has as many ranks as the launcher has started (local)."""
     promised = promised_world(os.environ)
     size = world.communicator.size
     if promised is None or promised.size == size or world.joined:
@@ -67,11 +62,7 @@ def check_world_size(world: EngineWorld) -> None:
 
 
 def delay_startup_error(error: HvdtrainError) -> bool:
-    """Wait while the promised rank 0 reports an error of all ranks; return at once on rank 0.
-
-    Returns:
-        Whether this rank should stay silent, because rank 0 has the same error.
-    """
+    """Wait while the promised rank 0 reports an error of all ranks; return at once on rank 0."""
     promised = promised_world(os.environ)
     if promised is None or promised.rank == 0:
         return False
@@ -91,13 +82,7 @@ def warn_of_idle_tasks(topology: Topology) -> None:
 
 @dataclass(frozen=True)
 class RankCores:
-    """The cores that a rank may use, and its threads.
-
-    Attributes:
-        rank: rank in the world.
-        cores: numbers of the cores that it may run on.
-        threads: number of threads that it computes with; 1 if unknown.
-    """
+    """The cores that a rank may use, and its threads."""
 
     rank: int
     cores: frozenset[int]
@@ -105,12 +90,7 @@ class RankCores:
 
 
 def binding_warnings(host: str, ranks: Sequence[RankCores]) -> list[str]:
-    """Return what is wrong with the CPU binding of one node, and what to do (pure).
-
-    Args:
-        host: name of the node.
-        ranks: all ranks of the node.
-    """
+    """Return what is wrong with the CPU binding of one node, and what to do (pure)."""
     cores = frozenset[int]().union(*(rank.cores for rank in ranks))
     bound = [rank for rank in ranks if len(rank.cores) == 1]
     taken = Counter(rank.cores for rank in bound)
@@ -136,12 +116,7 @@ def binding_warnings(host: str, ranks: Sequence[RankCores]) -> list[str]:
 
 
 def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
-    """Warn, on one rank of each node, of bad CPU binding (collective).
-
-    Args:
-        world: the engine's world.
-        topology: place of this rank.
-    """
+    """Warn, on one rank of each node, of bad CPU binding (collective)."""
     cores = frozenset(os.sched_getaffinity(0))
     own = RankCores(topology.rank, cores, count_threads(os.environ, sys.modules))
     gathered = exchange(world.communicator, [own])

@@ -58,12 +58,5 @@ def center_crop(image: Image, size: int) -> Image:
 def crop_and_flip(
     image: Image, generator: np.random.Generator, size: int, padding: int = 0
 ) -> Image:
-    """Return random_flip() of random_crop(), as most recipes for photographs do.
-
-    Args:
-        image: image, [..., height, width].
-        generator: generator of position and decision.
-        size: height and width of the square.
-        padding: zeros to add on each side before cropping.
-    """
+    """Return random_flip() of random_crop(), as most recipes for photographs do."""
     return random_flip(random_crop(image, size, generator, padding), generator)

@@ -26,7 +26,6 @@ class Windows:
 
     Attributes:
         tokens: int64 numbers of the characters of the text, [n].
-        context: characters of a window; windows follow each other and do not overlap.
     """
 
     tokens: Tokens
@@ -44,13 +43,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Characters:
-    """A text in windows.
-
-    Attributes:
-        vocabulary: characters of the text, sorted; a character's index is its number.
-        train: windows of the first nine tenths.
-        test: windows of the rest.
-    """
+    """A text in windows."""
 
     vocabulary: Sequence[str]
     train: Windows
@@ -58,16 +51,7 @@ class Characters:
 
 
 def load_text(data_dir: Path | None, context: int, file: str = "") -> Characters:
-    """Load a text.
-
-    Args:
-        data_dir: folder that holds the text, or the file itself.
-        context: characters of a window.
-        file: name of the file in the folder; empty: the only one that ends in .txt.
-
-    Raises:
-        UsageError: the file is missing, not UTF-8, or too short; or context is less than 1.
-    """
+    """Load a text."""
     if context < 1:
         raise UsageError(f"context must be at least 1, got {context}")
     path = _path(data_dir, file)

@@ -49,11 +49,7 @@ def load_cifar10(data_dir: Path | None) -> Dataset:
 
 
 def read_binary_batch(path: Path) -> _Batch:
-    """Return the images, uint8 [n, 3072], and the labels, uint8 [n], of a binary batch.
-
-    Raises:
-        UsageError: the size of the file is not a multiple of a record's.
-    """
+    """Return the images, uint8 [n, 3072], and the labels, uint8 [n], of a binary batch."""
     content = read_bytes(path)
     record = 1 + _IMAGE_BYTES
     if len(content) % record:

@@ -24,11 +24,7 @@ _IMAGE_BYTES = 3 * 32 * 32
 
 
 def read_python_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Return the images, uint8 [n, 3072], and the labels, uint8 [n], of a pickled batch.
-
-    Raises:
-        UsageError: the file holds something else, or uses names that such a batch does not need.
-    """
+    """Return the images, uint8 [n, 3072], and the labels, uint8 [n], of a pickled batch."""
     content = read_bytes(path)
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()

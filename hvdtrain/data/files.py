@@ -13,16 +13,7 @@ __all__ = ["data_folder", "missing_files", "read_bytes", "read_text"]
 
 
 def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
-    """Return the folder of a data set after checking that it exists.
-
-    Args:
-        data_dir: folder that the user names, or None.
-        data_set: display name of the data set.
-        layout: description of the files expected in the folder.
-
-    Raises:
-        UsageError: no folder was named, or it does not exist.
-    """
+    """Return the folder of a data set after checking that it exists."""
     if data_dir is None:
         raise UsageError(f"{data_set} needs --data-dir DIR, with {layout}; nothing is downloaded")
     if not data_dir.is_dir():
@@ -34,14 +25,7 @@ def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
 
 
 def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str) -> UsageError:
-    """Return the error for missing files of a data set.
-
-    Args:
-        data_set: display name of the data set.
-        folder: folder where the files should be.
-        names: names of the missing files.
-        layout: description of the files expected in the folder.
-    """
+    """Return the error for missing files of a data set."""
     return UsageError(
         f"{data_set}: {', '.join(names)} not found in {folder}; expected {layout}; nothing is "
         "downloaded"
@@ -49,11 +33,7 @@ def missing_files(data_set: str, folder: Path, names: Sequence[str], layout: str
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, decompressed if its name ends in .gz.
-
-    Raises:
-        UsageError: it cannot be read, or is not a complete gzip file.
-    """
+    """Return the content of a file, decompressed if its name ends in .gz."""
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as stream:
@@ -66,11 +46,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a text file in UTF-8.
-
-    Raises:
-        UsageError: it cannot be read, or is not UTF-8.
-    """
+    """Return the content of a text file in UTF-8."""
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -16,13 +16,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def standardized(pixels: Pixels, mean: float | Floats, deviation: float | Floats) -> Floats:
-    """Return (pixels / 255 - mean) / deviation, float32, in C order.
-
-    Args:
-        pixels: uint8 pixels of any shape.
-        mean: mean of pixels between 0 and 1; a number, or an array that broadcasts to the shape.
-        deviation: standard deviation, likewise.
-    """
+    """Return (pixels / 255 - mean) / deviation, float32, in C order."""
     scaled = pixels.astype(np.float32, order="C")
     scaled /= 255
     scaled -= mean

@@ -20,16 +20,6 @@ def make_synthetic(
 
     An input is noise of standard deviation 1, with 1 added where the flat index, modulo the number
     of classes, equals the label.
-
-    Args:
-        samples: number of training samples.
-        shape: shape of one input.
-        classes: number of classes.
-        seed: seed of the noise and the labels.
-        test_samples: number of test samples; 0: a tenth of `samples`, at least one.
-
-    Raises:
-        UsageError: a number is less than 1.
     """
     for name, value in (
         ("samples", samples),

@@ -31,13 +31,6 @@ def to_ordered(buffer: Buffer, op: ReduceOp) -> Buffer:
     """Overwrite floating-point numbers with integers of the same order, if `op` is MIN or MAX.
 
     NaN becomes the integer that wins.
-
-    Args:
-        buffer: elements, float32 or float64 if they are floating-point numbers.
-        op: reduction.
-
-    Returns:
-        The memory as integers; the buffer itself if nothing was to be done.
     """
     if not is_ordered(buffer.dtype, op):
         return buffer

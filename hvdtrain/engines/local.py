@@ -101,10 +101,5 @@ class LocalCommunicator(Communicator):
 
 
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Return a world of this process alone.
-
-    Args:
-        config: settings, not used.
-        environ: environment variables, not used.
-    """
+    """Return a world of this process alone."""
     return EngineWorld("local", "none", LocalCommunicator(), (0,), (socket.gethostname(),))

@@ -43,13 +43,6 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> str:
     """Resolve "auto": gloo under torchrun, mpi under another launcher, else local.
 
     This does not consider GPUs; see open_engine().
-
-    Args:
-        name: name of an engine, or "auto".
-        environ: environment variables.
-
-    Raises:
-        UsageError: there is no engine of that name.
     """
     if name == "auto":
         promised = promised_world(environ)
@@ -67,16 +60,6 @@ def open_engine(name: str, config: Config, environ: Mapping[str, str]) -> Engine
 
     With "auto", ranks first exchange how many GPUs they see, over the engine for host memory. If
     each has a GPU of its own, all of them switch to nccl.
-
-    Args:
-        name: name of an engine, or "auto".
-        config: settings.
-        environ: environment variables.
-
-    Raises:
-        UsageError: there is no engine of that name.
-        EngineUnavailableError: what the engine needs is not installed.
-        LauncherMismatchError: the launcher and the library do not belong together.
     """
     world = open_world(choose_engine(name, environ), config, environ)
     if name != "auto" or world.communicator.size == 1 or world.joined:
@@ -93,17 +76,7 @@ def open_engine(name: str, config: Config, environ: Mapping[str, str]) -> Engine
 
 
 def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Load an engine and join its world (collective).
-
-    Args:
-        name: name of an engine.
-        config: settings.
-        environ: environment variables.
-
-    Raises:
-        EngineUnavailableError: what the engine needs is not installed.
-        LauncherMismatchError: the launcher and the library do not belong together.
-    """
+    """Load an engine and join its world (collective)."""
     module, _, function = ENGINES[name].partition(":")
     join = getattr(importlib.import_module(module), function or "open_world")
     world: EngineWorld = join(config, environ)
@@ -112,12 +85,7 @@ def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineW
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """The GPUs that a rank sees.
-
-    Attributes:
-        count: number of GPUs that it may use; -1 where it does not use NCCL.
-        mask: hash of the variables that hide other GPUs from it; 0 for none.
-    """
+    """The GPUs that a rank sees."""
 
     count: int
     mask: int = 0
@@ -128,10 +96,6 @@ def find_visible_gpus(modules: Mapping[str, ModuleType], environ: Mapping[str, s
 
     Only programs that have loaded hvdtrain.torch use NCCL: loading torch would take seconds, and
     engines get tensors of TensorFlow and JAX as host memory.
-
-    Args:
-        modules: loaded modules by name.
-        environ: environment variables.
     """
     torch: Any = modules.get("torch")
     if torch is None or "hvdtrain.torch" not in modules or "hvdtrain.tensorflow" in modules:
@@ -155,16 +119,7 @@ def _gather_visible_gpus(world: EngineWorld, own: VisibleGpus) -> list[VisibleGp
 def reason_against_nccl(
     visible: Sequence[VisibleGpus], nodes: Sequence[int], hostnames: Sequence[str]
 ) -> str | None:
-    """Return why ranks must not use NCCL, or None if they can (local, the same on all ranks).
-
-    Args:
-        visible: GPUs that each rank sees.
-        nodes: node number of each rank.
-        hostnames: host name of each rank.
-
-    Returns:
-        The reason; "" where no rank sees a GPU.
-    """
+    """Return why ranks must not use NCCL, or None if they can (local, the same on all ranks)."""
     if all(own.count <= 0 for own in visible):
         return ""
     for rank, own in enumerate(visible):

@@ -18,12 +18,7 @@ _SLICE_ELEMENTS = 64
 
 
 def aligned_bounds(count: int, owners: int) -> list[int]:
-    """Return the bounds of the owners' slices: `owners` + 1 numbers from 0 to `count` (local).
-
-    Args:
-        count: number of elements.
-        owners: number of slices.
-    """
+    """Return the bounds of the owners' slices: `owners` + 1 numbers from 0 to `count` (local)."""
     each = -(-count // owners)
     each = -(-each // _SLICE_ELEMENTS) * _SLICE_ELEMENTS
     return [min(each * owner, count) for owner in range(owners + 1)]
@@ -35,14 +30,6 @@ class Slices(ABC):
     Each of the first `owners` ranks of a node owns the slice of its number of every buffer. Buffers
     are in memory that `Communicator.empty` has returned, at the same offset on all ranks, and
     `aligned_bounds` says where their slices begin.
-
-    Attributes:
-        owners: number of slices, equal on all nodes.
-        number: number of this rank on its node; it owns no slice from `owners` on.
-        nodes: number of nodes.
-        in_tree: whether sums over the ranks of a node have the bits of node_kernel.c, which adds
-            along a binary tree.
-        adds_placed: whether `add_placed` may be called, equal on all ranks.
     """
 
     owners: int
@@ -67,11 +54,6 @@ class Slices(ABC):
         """Overwrite this rank's slice with that of the sum over all ranks (collective).
 
         The result is that of `Communicator.allreduce` in this slice; the rest is undefined.
-
-        Args:
-            buffer: elements of this rank.
-            prescale: factor before the reduction; may differ between ranks.
-            postscale: factor after it; equal on all ranks.
         """
 
     @abstractmethod
@@ -90,18 +72,11 @@ class Slices(ABC):
         Args:
             rows: number of elements of each piece, and addresses of its sources and its targets in
                 this process, [pieces, 1 + sources + targets].
-            dtype: element type.
-            prescales: factor of each source.
-            postscale: factor after the addition.
         """
 
     @abstractmethod
     def spread(self, buffer: Buffer) -> None:
-        """Copy each slice from its owner to all ranks of the node (collective).
-
-        Args:
-            buffer: elements, of which this rank's slice is valid; all are afterwards.
-        """
+        """Copy each slice from its owner to all ranks of the node (collective)."""
 
     @abstractmethod
     def meet(self) -> None:

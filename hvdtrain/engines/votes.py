@@ -30,6 +30,4 @@ class VotedReduction(ABC):
 
         Args:
             ballot: 16 bytes, equal on all members that propose the same: a hash and its complement.
-            source: address of the elements of this member, in host memory.
-            target: address of the memory for the result, in host memory; may be `source`.
         """

@@ -17,11 +17,7 @@ _NAME_BYTES, _FIRST_BYTE = 15, 20
 
 
 def own_addresses(interface: str | None = None) -> list[str]:
-    """Return the addresses of this host's network interfaces, the loopback's last.
-
-    Args:
-        interface: name of one interface; all if it is None, or has no address.
-    """
+    """Return the addresses of this host's network interfaces, the loopback's last."""
     found = dict(_addresses())
     if interface in found:
         return [found[interface]]

@@ -24,13 +24,7 @@ _PERIOD_SECONDS = 0.05
 
 
 def answering(request: LaunchRequest, start: Starter, folder: Path) -> tuple[Host, ...]:
-    """Return the hosts of a request on which the launcher can start a program.
-
-    Args:
-        request: ranks that were started.
-        start: starts a launcher.
-        folder: directory for hostfiles.
-    """
+    """Return the hosts of a request on which the launcher can start a program."""
     answers = set[Host]()
     tried = request.hosts
     for seconds in _TRIAL_SECONDS:
@@ -56,13 +50,7 @@ def _trial(request: LaunchRequest, host: Host, folder: Path) -> LaunchRequest:
 
 
 def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> LaunchRequest:
-    """Return a request for ranks on some of its hosts, as many as these have slots for.
-
-    Args:
-        request: ranks to start.
-        hosts: some of its hosts.
-        file: file to write, if the hosts come from a file.
-    """
+    """Return a request for ranks on some of its hosts, as many as these have slots for."""
     ranks = request.ranks
     if ranks is not None and len(hosts) < len(request.hosts):
         each = request.per_node

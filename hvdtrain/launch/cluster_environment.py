@@ -39,17 +39,7 @@ class RankFacts(TypedDict):
 
 @dataclass(frozen=True)
 class ClusterRank:
-    """The place of this rank in the job.
-
-    Attributes:
-        rank: rank of this process, in 0 .. size - 1.
-        size: number of ranks.
-        local_rank: rank on its node, in 0 .. local_size - 1.
-        local_size: number of ranks on its node.
-        node: index of its node.
-        addresses: "host:port" of each rank; the port was free a moment ago.
-        control_addresses: "host:port" of each rank at which its `exec` listens; empty if none does.
-    """
+    """The place of this rank in the job."""
 
     rank: int
     size: int
@@ -102,14 +92,7 @@ def jax_variables(place: ClusterRank) -> dict[str, str]:
 
 
 def parse_roles(text: str) -> list[str]:
-    """Return the role of each rank: "chief:1,worker:2" is chief, worker, worker.
-
-    Args:
-        text: roles with their numbers of ranks, separated by commas.
-
-    Raises:
-        UsageError: a role is unknown or has no number, or too many ranks have it.
-    """
+    """Return the role of each rank: "chief:1,worker:2" is chief, worker, worker."""
     roles: list[str] = []
     for part in text.split(","):
         role, _, count = part.strip().partition(":")
@@ -123,26 +106,13 @@ def parse_roles(text: str) -> list[str]:
 
 
 def check_roles(roles: Sequence[str], size: int) -> None:
-    """Check that each rank has a role.
-
-    Args:
-        roles: from parse_roles().
-        size: number of ranks.
-
-    Raises:
-        UsageError: there are more or fewer ranks.
-    """
+    """Check that each rank has a role."""
     if len(roles) != size:
         raise UsageError(f"--roles are of {len(roles)} ranks, but there are {size}")
 
 
 def tensorflow_config(place: ClusterRank, roles: Sequence[str]) -> str:
-    """Return TF_CONFIG, in whose cluster evaluators are not members.
-
-    Args:
-        place: this rank.
-        roles: role of each rank.
-    """
+    """Return TF_CONFIG, in whose cluster evaluators are not members."""
     members: dict[str, list[str]] = {}
     for role, address in zip(roles, place.addresses, strict=True):
         if role != "evaluator":

@@ -22,15 +22,7 @@ _SILENT_SECONDS = 10.0
 
 
 class MilestoneListener:
-    """Collects what ranks report; the system keeps it until it is asked for.
-
-    Args:
-        remote: whether ranks may run on other hosts, which have to reach it.
-
-    Attributes:
-        address: value of the variable with which ranks find this socket.
-        began: how many ranks have begun.
-    """
+    """Collects what ranks report; the system keeps it until it is asked for."""
 
     def __init__(self, remote: bool) -> None:
         self._socket = socket.create_server(("" if remote else LOOPBACK, 0), backlog=_BACKLOG)
@@ -87,11 +79,7 @@ class MilestoneListener:
         connection.close()
 
     def _read(self, connection: socket.socket) -> set[str]:
-        """Return what a rank has reported, and forget a connection that has ended.
-
-        Raises:
-            BlockingIOError: there is nothing new.
-        """
+        """Return what a rank has reported, and forget a connection that has ended."""
         try:
             text = connection.recv(_LONGEST_BYTES)
         except BlockingIOError:

@@ -16,14 +16,7 @@ _KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(host: str = "") -> int:
-    """Return a port of this host on which no process listens (local): one of free_ports.
-
-    Args:
-        host: address of this host; by default all.
-
-    Raises:
-        OSError: none is free.
-    """
+    """Return a port of this host on which no process listens (local): one of free_ports."""
     return free_ports(1, host)[0]
 
 
@@ -33,13 +26,6 @@ def free_ports(count: int, host: str = "") -> list[int]:
     They are drawn below the range from which the kernel gives out ports, so that no connection
     takes them before the servers are there. Where that range begins too low, they are of the
     kernel's.
-
-    Args:
-        count: how many.
-        host: address of this host; by default all.
-
-    Raises:
-        OSError: there are not so many.
     """
     with ExitStack() as stack:
         return [_bound_port(host, stack) for _ in range(count)]

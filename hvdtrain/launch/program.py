@@ -21,11 +21,7 @@ def is_script(arguments: Sequence[str]) -> bool:
 
 
 def require_program(arguments: Sequence[str]) -> None:
-    """Check that ranks can run these arguments.
-
-    Raises:
-        UsageError: they are neither a script nor a subcommand for ranks.
-    """
+    """Check that ranks can run these arguments."""
     word = arguments[0] if arguments else "train"
     _refuse_python(arguments)
     if word.startswith("-") or word in OF_RANKS or is_script(arguments):
@@ -56,11 +52,6 @@ def _refuse_python(arguments: Sequence[str]) -> None:
 
 
 def rank_words(arguments: Sequence[str], as_horovod: bool = False) -> list[str]:
-    """Return the subcommand and the arguments with which each rank runs a program.
-
-    Args:
-        arguments: script or subcommand, and its arguments.
-        as_horovod: whether hvdtrain replaces an installed Horovod in a script.
-    """
+    """Return the subcommand and the arguments with which each rank runs a program."""
     script = ["script", *(["--as-horovod"] if as_horovod else [])]
     return [*(script if is_script(arguments) else []), *arguments]

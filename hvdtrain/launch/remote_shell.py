@@ -33,13 +33,6 @@ def require_reachable(request: LaunchRequest, environ: Mapping[str, str]) -> Non
     """Check that ssh reaches the hosts on which mpirun is to start ranks.
 
     Where the launcher is set to start them otherwise, or with options of ssh, nothing is checked.
-
-    Args:
-        request: ranks to start, with their hosts.
-        environ: environment variables of the launcher.
-
-    Raises:
-        UsageError: a host does not answer; the message names it.
     """
     if not request.hosts or has_allocation(environ) or _has_own_shell(environ):
         return

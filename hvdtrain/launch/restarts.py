@@ -29,12 +29,7 @@ _BEGIN_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a job that is started again goes on.
-
-    Attributes:
-        newest: returns the newest checkpoint, None if there is none.
-        program: the program that goes on from it.
-    """
+    """Where a job that is started again goes on."""
 
     newest: Callable[[], str | None]
     program: tuple[str, ...]
@@ -42,15 +37,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """A job whose ranks go on when others are killed.
-
-    Attributes:
-        request: ranks to start.
-        build: builds the command line of the launcher.
-        site: launcher and its environment.
-        least: number of ranks below which the job is not started again.
-        saved: where it goes on; None if it can only begin anew.
-    """
+    """A job whose ranks go on when others are killed."""
 
     request: LaunchRequest
     build: Builder
@@ -62,33 +49,14 @@ class ElasticJob:
 def run_elastic(
     job: ElasticJob, launches: Launches, environ: Mapping[str, str], folder: Path
 ) -> int:
-    """Run a job to its end, and start it again if the launcher ends before its ranks have.
-
-    Args:
-        job: the job.
-        launches: runs launchers.
-        environ: environment variables of the launcher.
-        folder: directory for files of this job.
-
-    Returns:
-        The exit code of the launcher; EXIT_REQUEUE if too few hosts are left; never 0 if no rank
-        has reported the end.
-
-    Raises:
-        OSError: the launcher cannot be started.
-    """
+    """Run a job to its end, and start it again if the launcher ends before its ranks have."""
     remote = job.request.names_hosts or has_allocation(environ)
     with MilestoneListener(remote) as listener:
         return _Starts(job, launches, environ, folder, listener).run()
 
 
 class _Starts:
-    """The starts of a job.
-
-    Args:
-        job, launches, environ, folder: as for `run_elastic`.
-        listener: hears the ranks.
-    """
+    """The starts of a job."""
 
     def __init__(
         self,

@@ -38,15 +38,7 @@ _GRACE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Session:
-    """The resources of one job.
-
-    Attributes:
-        folder: directory for its files.
-        lifeline: file descriptor for the launcher to inherit. The directory is removed when all
-            processes that have it have ended, even if this process was killed. A launcher that
-            writes a line with its process ID there is killed if it outlives this process for too
-            long.
-    """
+    """The resources of one job."""
 
     folder: str
     lifeline: int
@@ -58,9 +50,6 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
 
     An mpirun that is killed leaves files named by its process ID, on which a later one with that ID
     fails: so each has a directory of its own.
-
-    Raises:
-        UsageError: the directory cannot be made, or the program that removes it cannot be started.
     """
     base = environ.get(_SESSIONS)
     parent = os.path.abspath(base) if base else None  # the cleanup runs in another directory

@@ -29,12 +29,6 @@ class Launches:
 
     Signals stay blocked from the first run on: this process is about to end with the code that
     run() returns, and a late signal must not interrupt its cleanup.
-
-    Args:
-        descriptors: file descriptors that launchers inherit.
-
-    Attributes:
-        asked: last signal that asked the job to end, or None.
     """
 
     def __init__(self, descriptors: Sequence[int] = ()) -> None:
@@ -59,14 +53,6 @@ class Launches:
 
         If a signal asked the job to end and it did not end well, the code is that of the signal,
         whatever the launcher returns.
-
-        Args:
-            argv: command line of the launcher.
-            environ: environment variables of the launcher.
-            is_lost: function that is called often, and returns whether to end the launcher.
-
-        Raises:
-            OSError: the launcher cannot be started.
         """
         process = self.start(argv, environ)
         self.asked = _wait(process, self._passed_on, is_lost)
@@ -80,16 +66,7 @@ class Launches:
     def start(
         self, argv: Sequence[str], environ: Mapping[str, str], quiet: bool = False
     ) -> subprocess.Popen[bytes]:
-        """Start a process that ends with this one.
-
-        Args:
-            argv: its command line.
-            environ: its environment variables.
-            quiet: whether its input is empty and its output is discarded.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start a process that ends with this one."""
         stream = subprocess.DEVNULL if quiet else None
         return subprocess.Popen(
             argv,
@@ -172,12 +149,7 @@ def _children() -> set[int]:
 def bound_to_this_process(
     mask: set[int | signal.Signals], lifeline: int | None = None
 ) -> Callable[[], None]:
-    """Return a function for a child to call first, so that the kernel ends it with this process.
-
-    Args:
-        mask: signals that the child blocks.
-        lifeline: descriptor of the child's session, which kills a child that SIGTERM does not end.
-    """
+    """Return a function for a child to call first, so that the kernel ends it with this process."""
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
     def begin() -> None:

@@ -23,16 +23,7 @@ _OPERATIONS = {
 
 
 def reduce(tensor: Any, group: Any, operation: Any) -> Any:
-    """Return a tensor reduced over the ranks, or anything else as it is (collective).
-
-    Args:
-        tensor: tensor; the mean of integers is a float64.
-        group: a process set of hvdtrain; None for all ranks.
-        operation: a name, or an operation of torch.distributed; None for the mean.
-
-    Raises:
-        ValueError: the operation is unknown, or the group is none of hvdtrain's.
-    """
+    """Return a tensor reduced over the ranks, or anything else as it is (collective)."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     op = _operation(operation)
@@ -42,13 +33,7 @@ def reduce(tensor: Any, group: Any, operation: Any) -> Any:
 
 
 def all_gather(tensor: torch.Tensor, group: Any, keep_gradients: bool) -> torch.Tensor:
-    """Return the tensors of all ranks, which have equal shapes, as [size, ...] (collective).
-
-    Args:
-        tensor: tensor of this rank.
-        group: a process set of hvdtrain; None for all ranks.
-        keep_gradients: whether gradients flow back to this rank's tensor: their sum over ranks.
-    """
+    """Return the tensors of all ranks, which have equal shapes, as [size, ...] (collective)."""
     members = _members(group)
     if not keep_gradients or not tensor.requires_grad:
         return hvd.allgather(tensor.detach()[None], process_set=members)

@@ -22,11 +22,7 @@ _FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "light
 
 
 def load_pytorch() -> ModuleType:
-    """Return the library that the program has imported already, else the first one installed.
-
-    Raises:
-        ImportError: none is installed.
-    """
+    """Return the library that the program has imported already, else the first one installed."""
     loaded = [name for name in _FABRICS if name in sys.modules]
     for name in loaded or _FABRICS:
         try:

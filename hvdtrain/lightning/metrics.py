@@ -11,11 +11,7 @@ __all__ = ["gather_states", "synchronize_metrics"]
 
 
 def synchronize_metrics(model: torch.nn.Module) -> None:
-    """Have the metrics of a model combine the states of all ranks in `compute()` (local).
-
-    Args:
-        model: module whose metrics, with no function of the user's for this, are changed.
-    """
+    """Have the metrics of a model combine the states of all ranks in `compute()` (local)."""
     for metric in model.modules():
         if isinstance(metric, Metric) and metric.dist_sync_fn in (None, gather_states):
             metric.dist_sync_fn = gather_states

@@ -16,14 +16,7 @@ __all__ = ["unwrap", "wrap"]
 def wrap(
     optimizer: torch.optim.Optimizer, module: torch.nn.Module, options: Mapping[str, Any]
 ) -> hvd.DistributedOptimizer:
-    """Return an optimizer that steps on the gradients of all ranks (collective).
-
-    Args:
-        optimizer: the user's optimizer, whose state becomes that of rank 0; a
-            DistributedOptimizer of the user's is returned as it is.
-        module: module that names the parameters.
-        options: options of DistributedOptimizer.
-    """
+    """Return an optimizer that steps on the gradients of all ranks (collective)."""
     hvd.broadcast_optimizer_state(optimizer)
     if type(optimizer) is hvd.DistributedOptimizer:
         return optimizer

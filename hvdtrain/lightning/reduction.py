@@ -12,15 +12,7 @@ _NEVER = 1 << 30
 
 
 class Reduction:
-    """Reduces gradients at the end of a backward pass, so that hooks and clipping see all of them.
-
-    Args:
-        optimizer: wrapped optimizer.
-
-    Attributes:
-        whole: whether this rank needs whole gradients between a backward pass and the step; with
-            sharded=True they cost memory and time.
-    """
+    """Reduces gradients at the end of a backward pass, so that hooks and clipping see all of them."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer = optimizer
@@ -34,22 +26,13 @@ class Reduction:
         return self._optimizer.exchanges_weights or (self._optimizer.sharded and not self.whole)
 
     def begin(self, blocked: bool) -> None:
-        """Prepare for a backward pass.
-
-        Args:
-            blocked: whether its gradients are only accumulated.
-        """
+        """Prepare for a backward pass."""
         if not self._optimizer.exchanges_weights:
             passes = _NEVER if blocked else self._held + 1
             self._optimizer.set_backward_passes_per_step(passes)
 
     def end(self, blocked: bool, always: bool) -> None:
-        """Reduce the gradients of a backward pass (collective, unless they are accumulated).
-
-        Args:
-            blocked: whether its gradients are only accumulated.
-            always: whether gradients are reduced even if this rank has computed none.
-        """
+        """Reduce the gradients of a backward pass (collective, unless they are accumulated)."""
         pending = self._optimizer.pending
         if pending:
             self._reduced = False

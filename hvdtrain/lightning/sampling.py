@@ -28,9 +28,6 @@ def omit_padding(loader: object) -> None:
     """Have a loader's DistributedSampler repeat no samples (local).
 
     Ranks may then differ by one sample, and in their number of batches.
-
-    Args:
-        loader: anything; only a DataLoader with such a sampler is changed.
     """
     sampler = loader.sampler if isinstance(loader, DataLoader) else None
     if isinstance(sampler, DistributedSampler):
@@ -49,15 +46,6 @@ class TrainingSampler(DistributedSampler[Any]):
     Where training has several loaders it does what DistributedSampler does: their batches may
     differ in size, so no weight of a loss is right. How many there are is known only when they are
     used.
-
-    Args:
-        replaced: Lightning's sampler.
-        batch_size: samples of a rank per batch.
-        drop_last: whether a short last batch is left out.
-        loop: Lightning's loop over epochs.
-
-    Attributes:
-        replaced: Lightning's sampler.
     """
 
     def __init__(
@@ -106,11 +94,7 @@ class TrainingSampler(DistributedSampler[Any]):
             yield from whole[self.rank :: self.num_replicas] or whole[:1]
 
     def weight(self, batch: int) -> float:
-        """Return the factor of this rank's mean loss with which the ranks' average is exact.
-
-        Args:
-            batch: number of the batch in its epoch.
-        """
+        """Return the factor of this rank's mean loss with which the ranks' average is exact."""
         if not self._divides:
             return 1.0
         return self._count(batch) * self.num_replicas / self._global_count(batch)
@@ -132,12 +116,7 @@ class TrainingSampler(DistributedSampler[Any]):
 
 
 def divide_training(loader: object, trainer: Any) -> object:
-    """Return a loader with a TrainingSampler in place of Lightning's; others as they are (local).
-
-    Args:
-        loader: anything; a loader with a sampler or batches of the user's is not changed.
-        trainer: the Trainer, which knows what is done of an epoch.
-    """
+    """Return a loader with a TrainingSampler in place of Lightning's; others as they are (local)."""
     sampler = loader.sampler if isinstance(loader, DataLoader) else None
     if isinstance(sampler, TrainingSampler):  # of another Trainer that had this CombinedLoader
         sampler = sampler.replaced
@@ -153,12 +132,7 @@ def divide_training(loader: object, trainer: Any) -> object:
 
 
 def weight_of(batch: int, trainer: Any) -> float:
-    """Return the factor of this rank's mean loss with which the ranks' average is exact (local).
-
-    Args:
-        batch: number of the batch in its epoch.
-        trainer: the Trainer, which knows the loaders.
-    """
+    """Return the factor of this rank's mean loss with which the ranks' average is exact (local)."""
     sampler = getattr(trainer.fit_loop._combined_loader.flattened[0], "sampler", None)
     return sampler.weight(batch) if isinstance(sampler, TrainingSampler) else 1.0
 
@@ -168,9 +142,6 @@ def _next_batch(loop: Any) -> tuple[int, int]:
 
     A checkpoint may be of the end of a batch, even the last one, which is processed but not
     completed, or of an exception in a batch that is then begun anew.
-
-    Args:
-        loop: Lightning's loop over epochs.
     """
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
     epoch, batch = int(epochs.current.processed), int(batches.current.processed)

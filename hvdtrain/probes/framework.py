@@ -9,12 +9,7 @@ __all__ = ["main"]
 
 
 def main(name: str) -> None:
-    """Print the framework's version and the number of GPUs that it finds.
-
-    Raises:
-        ImportError: it cannot be loaded.
-        ValueError: no framework of this name is known.
-    """
+    """Print the framework's version and the number of GPUs that it finds."""
     if name == "torch":
         import torch
 

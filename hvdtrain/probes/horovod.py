@@ -10,14 +10,7 @@ _COUNT = 1000
 
 
 def main(framework: str) -> None:
-    """All-reduce rank + 1 through `horovod.FRAMEWORK` on two ranks (collective).
-
-    Args:
-        framework: "torch" or "tensorflow".
-
-    Raises:
-        RuntimeError: the sum is wrong.
-    """
+    """All-reduce rank + 1 through `horovod.FRAMEWORK` on two ranks (collective)."""
     total, size = _torch_sum() if framework == "torch" else _tensorflow_sum()
     if total != [3.0] * _COUNT:
         raise RuntimeError(f"horovod.{framework}: wrong sum on {size} ranks: {total[:3]} ...")

@@ -37,13 +37,7 @@ _RECORDED = (
 
 
 class _Watch:
-    """Writes what the script does, and ends it after so many steps.
-
-    Args:
-        script: the script's file.
-        steps: steps to take.
-        folder: where the record goes.
-    """
+    """Writes what the script does, and ends it after so many steps."""
 
     def __init__(self, script: str, steps: int, folder: Path) -> None:
         self._script = script

@@ -17,11 +17,7 @@ __all__ = ["main"]
 
 
 def main(words: Sequence[str]) -> None:
-    """Meet the rank that has started this process, and run a module or a file as Python does.
-
-    Args:
-        words: `-m` and the name of a module, or the name of a file; then the program's arguments.
-    """
+    """Meet the rank that has started this process, and run a module or a file as Python does."""
     initialize(load_mpi(), os.environ)
     from hvdtrain.engines.mpi.joining import is_joining, meet_starter
 

@@ -95,16 +95,7 @@ def _reserved(
 
 
 class _Actors:
-    """The actors that start the ranks; they end with the block.
-
-    Args:
-        ray: the module.
-        group: placement group with the resources of each rank.
-        bundles: these resources.
-
-    Attributes:
-        ends: how ranks ended that did not end well, for people.
-    """
+    """The actors that start the ranks; they end with the block."""
 
     def __init__(self, ray: Any, group: Any, bundles: Sequence[Mapping[str, float]]) -> None:
         self.ends: list[str] = []
@@ -120,11 +111,7 @@ class _Actors:
             self._ray.kill(actor)
 
     def start(self, variables: Mapping[str, str]) -> None:
-        """Start an actor for each rank.
-
-        Args:
-            variables: environment variables of the ranks.
-        """
+        """Start an actor for each rank."""
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
         kind = self._ray.remote(_Rank)
         for rank, bundle in enumerate(self._bundles):
@@ -143,15 +130,7 @@ class _Actors:
             self._codes.append(actor.run.remote({**variables, **own}, *place))
 
     def watch(self, call: ServedCall, limit_seconds: float) -> None:
-        """Wait until all ranks have ended, or one has failed.
-
-        Args:
-            call: what the ranks call.
-            limit_seconds: seconds within which all ranks must have started.
-
-        Raises:
-            HvdtrainError: ranks have not started in time.
-        """
+        """Wait until all ranks have ended, or one has failed."""
         left = list(self._codes)
         while left and not call.failed and not self.ends:
             ended, left = self._ray.wait(left, num_returns=len(left), timeout=_POLL_SECONDS)

@@ -24,13 +24,6 @@ class Curve:
     """One metric of one split over the run.
 
     Attributes:
-        step: step of each point.
-        value: value of each point; NaN if it was not finite.
-        lines: number of points before thinning.
-        not_finite: number of points without a finite value among them.
-        split: name of the split.
-        metric: name of the metric.
-        epoch: epoch of each point.
         seconds: time of each point since the start; NaN if its line has none.
     """
 
@@ -49,9 +42,6 @@ class Matrix:
     """A confusion matrix.
 
     Attributes:
-        split: name of the split.
-        metric: name of the metric.
-        epoch: epoch in which it was measured.
         rows: counts, [true class][predicted class].
     """
 
@@ -63,14 +53,7 @@ class Matrix:
 
 @dataclass
 class Measured:
-    """The content of these files.
-
-    Attributes:
-        curves: one curve for each split and metric.
-        matrices: last confusion matrix of each split and metric.
-        last: last value by split and metric.
-        notes: remarks for the reader, one sentence each.
-    """
+    """The content of these files."""
 
     curves: list[Curve] = field(default_factory=list)
     matrices: list[Matrix] = field(default_factory=list)
@@ -87,12 +70,7 @@ class _Split:
         self.values: dict[str, array[float]] = {}
 
     def add(self, metric: str, values: Sequence[float]) -> None:
-        """Add the values of the last rows.
-
-        Args:
-            metric: name of the metric.
-            values: its values.
-        """
+        """Add the values of the last rows."""
         if metric not in self.values:
             self.rows[metric], self.values[metric] = array("q"), array("d")
         count = len(self.step)
@@ -110,11 +88,7 @@ class _Found:
 
 
 def read_curves(paths: Iterable[Path]) -> Measured:
-    """Read files of metrics, which may have a million lines.
-
-    Raises:
-        UsageError: a file is damaged, or cannot be read.
-    """
+    """Read files of metrics, which may have a million lines."""
     found, measured = _Found(), Measured()
     for path in paths:
         lines = Lines(path)
@@ -225,10 +199,6 @@ def thinned(values: Sequence[float], buckets: int = BUCKETS) -> list[int]:
 
     These are the first and the last value, and the minimum, the maximum and the first NaN of each
     of `buckets` equal intervals. All indices are returned if they are no more than that.
-
-    Args:
-        values: values of one curve, in order.
-        buckets: number of intervals, >= 1.
     """
     count = len(values)
     if count <= 2 * buckets:

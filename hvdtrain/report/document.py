@@ -33,15 +33,7 @@ def policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
 
 
 def write_document(path: Path, text: str) -> int:
-    """Write a page atomically, and return its size in bytes.
-
-    Args:
-        path: file to write.
-        text: the page.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write a page atomically, and return its size in bytes."""
     page = text.encode()
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -22,14 +22,7 @@ JOIN_COLUMNS = (
 
 @dataclass(frozen=True)
 class Change:
-    """Ranks that ended or joined while the others went on; what is unknown is NaN.
-
-    Attributes:
-        step: steps done by then.
-        epoch: epochs done by then.
-        seconds: seconds of training by then.
-        texts: text for each of COLUMNS, or of JOIN_COLUMNS.
-    """
+    """Ranks that ended or joined while the others went on; what is unknown is NaN."""
 
     step: float
     epoch: float
@@ -38,20 +31,12 @@ class Change:
 
 
 def read_failures(summary: JsonObject | None) -> list[Change]:
-    """Return the failures that a summary lists; runs of earlier versions have none.
-
-    Args:
-        summary: content of summary.json; None without that file.
-    """
+    """Return the failures that a summary lists; runs of earlier versions have none."""
     return _changes(summary, "failures", _failure)
 
 
 def read_joins(summary: JsonObject | None) -> list[Change]:
-    """Return the joins that a summary lists; runs of earlier versions have none.
-
-    Args:
-        summary: content of summary.json; None without that file.
-    """
+    """Return the joins that a summary lists; runs of earlier versions have none."""
     return _changes(summary, "joins", _join)
 
 

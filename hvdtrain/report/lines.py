@@ -23,9 +23,6 @@ class Lines:
 
     An incomplete last line, as a killed run leaves it, is skipped. Iteration raises UsageError if
     the file cannot be read or another line is not a JSON object.
-
-    Attributes:
-        torn: whether the last line was incomplete; known after the iteration.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,12 +40,7 @@ class Lines:
             raise UsageError(f"{self._path}: {error.strerror}") from error
 
     def wrong(self, place: int, what: str) -> UsageError:
-        """Return an error about an object of the last chunk.
-
-        Args:
-            place: index of the object in the chunk.
-            what: fault.
-        """
+        """Return an error about an object of the last chunk."""
         line = self._before + place + 1
         return UsageError(f"{self._path}, line {line}: {what}: the file is damaged")
 
@@ -66,11 +58,7 @@ class Lines:
 
 
 def read_object(path: Path) -> JsonObject:
-    """Return the JSON object in a file.
-
-    Raises:
-        UsageError: the file cannot be read, or contains something else.
-    """
+    """Return the JSON object in a file."""
     try:
         found = _parsed(path.read_bytes())
     except OSError as error:

@@ -42,24 +42,12 @@ _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
 def write_page(runs: Sequence[RunFiles], path: Path) -> int:
-    """Write the page atomically, and return its size in bytes.
-
-    Args:
-        runs: runs to show.
-        path: file to write.
-
-    Raises:
-        UsageError: the file cannot be written, or Jinja is not installed.
-    """
+    """Write the page atomically, and return its size in bytes."""
     return write_document(path, render(runs))
 
 
 def render(runs: Sequence[RunFiles]) -> str:
-    """Return the page as HTML.
-
-    Raises:
-        UsageError: Jinja is not installed.
-    """
+    """Return the page as HTML."""
     try:
         from jinja2 import Environment, StrictUndefined
         from markupsafe import Markup

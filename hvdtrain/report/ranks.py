@@ -22,13 +22,7 @@ _TOO_MUCH = 1e18
 
 @dataclass(frozen=True)
 class System:
-    """System metrics of an interval; None if there are none.
-
-    Attributes:
-        cpu_percent: mean over the ranks.
-        memory_bytes: largest memory of a rank.
-        gpu_memory_bytes: largest GPU memory of a rank.
-    """
+    """System metrics of an interval; None if there are none."""
 
     cpu_percent: float | None
     memory_bytes: float | None
@@ -40,11 +34,9 @@ class TimeInterval:
     """An interval of training.
 
     Attributes:
-        step: number of steps done at its end.
         seconds: time of its end since the start of the run.
         length: length in seconds.
         parts: seconds of each rank for each of PARTS, [3][N].
-        system: system metrics.
     """
 
     step: int
@@ -59,11 +51,7 @@ class TimeBreakdown:
     """The content of ranks.jsonl.
 
     Attributes:
-        intervals: intervals in order; adjacent ones are merged if there are too many.
         last_to_arrive: seconds of each rank in which it waited less than all others.
-        lines: number of lines of the file.
-        latest_ranks: number of ranks in its last line.
-        notes: remarks for the reader, one sentence each.
     """
 
     intervals: list[TimeInterval] = field(default_factory=list)
@@ -90,11 +78,7 @@ class TimeBreakdown:
 
 
 def read_ranks(path: Path) -> TimeBreakdown:
-    """Read the file.
-
-    Raises:
-        UsageError: the file is damaged, or cannot be read.
-    """
+    """Read the file."""
     times, lines = TimeBreakdown(), Lines(path)
     for chunk in lines:
         for place, line in enumerate(chunk):

@@ -25,19 +25,7 @@ _SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The content of the files of a run.
-
-    Attributes:
-        path: directory of the run.
-        ranks: times of its ranks; None without that file.
-        notes: remarks on missing or skipped data, one sentence each.
-        measured: its metrics.
-        config: its options; None without that file.
-        environment: versions and hosts; None without that file.
-        summary: its results; None without that file.
-        failures: ranks that it has lost.
-        joins: ranks that joined it.
-    """
+    """The content of the files of a run."""
 
     path: Path
     measured: Measured
@@ -57,11 +45,7 @@ class RunFiles:
 
 
 def read_run(path: Path) -> RunFiles:
-    """Read the files of a run.
-
-    Raises:
-        UsageError: the directory is not a run, or a file in it is damaged or cannot be read.
-    """
+    """Read the files of a run."""
     metrics = [path / name for name in _METRICS if (path / name).exists()]
     if not metrics:
         _refuse(path)

@@ -126,13 +126,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One setting of all runs.
-
-    Attributes:
-        name: name with dots.
-        texts: text for each run.
-        differs: whether the runs differ in it.
-    """
+    """One setting of all runs."""
 
     name: str
     texts: list[str]
@@ -142,12 +136,7 @@ class SettingRow:
 def side_by_side(
     settings: Sequence[Mapping[str, object] | None], mark: bool = True
 ) -> list[SettingRow]:
-    """Return one row for each setting of any run.
-
-    Args:
-        settings: settings of each run; None for a run without any.
-        mark: whether rows are marked in which the runs differ.
-    """
+    """Return one row for each setting of any run."""
     flat = [dict(_flat("", found)) if found else {} for found in settings]
     # The dictionary keeps the order of first occurrence.
     names = {name: None for found in flat for name in found}

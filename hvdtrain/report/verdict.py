@@ -15,12 +15,7 @@ _STANDS_OUT = 0.05
 
 
 def verdict(times: TimeBreakdown, hosts: Sequence[str] = ()) -> str:
-    """Return the most important facts about the time of the ranks, in a few sentences.
-
-    Args:
-        times: times of the ranks.
-        hosts: host of each rank, by rank; empty if unknown.
-    """
+    """Return the most important facts about the time of the ranks, in a few sentences."""
     compute, waiting, moving = times.totals
     total = sum(compute) + sum(waiting) + sum(moving)
     if total <= 0:
@@ -40,12 +35,7 @@ def verdict(times: TimeBreakdown, hosts: Sequence[str] = ()) -> str:
 
 
 def confusions(matrix: Matrix, count: int = 3) -> str:
-    """Return the pairs of classes that are confused most often, as a sentence.
-
-    Args:
-        matrix: confusion matrix.
-        count: number of pairs.
-    """
+    """Return the pairs of classes that are confused most often, as a sentence."""
     wrong = [
         (times, true, predicted)
         for true, row in enumerate(matrix.rows)

@@ -84,16 +84,7 @@ def _spark_context() -> Any:
 
 
 class _Stage:
-    """The tasks that start the ranks.
-
-    Args:
-        context: the SparkContext.
-        task: what each task does with its partition.
-        np: number of tasks.
-
-    Attributes:
-        end: how they ended, for people.
-    """
+    """The tasks that start the ranks."""
 
     def __init__(self, context: Any, task: Callable[..., Any], np: int) -> None:
         self.end = "its task still runs"
@@ -116,11 +107,7 @@ class _Stage:
             self.end = _cause(error)
 
     def watch(self, call: ServedCall, start_timeout: float) -> None:
-        """Wait until all tasks have ended, or a rank has failed.
-
-        Raises:
-            HvdtrainError: ranks have not started in time; the tasks are cancelled.
-        """
+        """Wait until all tasks have ended, or a rank has failed."""
         try:
             while self._thread.is_alive() and not call.failed:
                 self._thread.join(_POLL_SECONDS)

@@ -39,22 +39,13 @@ _HELD = "HVDTRAIN_SUPERVISOR_FD"
 
 
 def report(milestone: str, environ: Mapping[str, str]) -> None:
-    """Report a milestone to the `run --elastic` that has started this rank, if one has (local).
-
-    Args:
-        milestone: one of those above.
-        environ: environment variables of this rank.
-    """
+    """Report a milestone to the `run --elastic` that has started this rank, if one has (local)."""
     with suppress(OSError):
         _connect(milestone, environ).close()
 
 
 def begin(environ: MutableMapping[str, str]) -> None:
-    """Report BEGAN, and hold the connection until `finish_init`, also in one that replaces this.
-
-    Args:
-        environ: environment variables of this rank.
-    """
+    """Report BEGAN, and hold the connection until `finish_init`, also in one that replaces this."""
     if SUPERVISOR in environ and _HELD not in environ:
         with suppress(OSError):
             connection = _connect(BEGAN, environ)
@@ -63,11 +54,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
 
 
 def finish_init(environ: MutableMapping[str, str]) -> None:
-    """Report that init() is complete on this rank (local).
-
-    Args:
-        environ: environment variables of this rank.
-    """
+    """Report that init() is complete on this rank (local)."""
     held = environ.pop(_HELD, None)
     if held is not None:
         with suppress(OSError), socket.socket(fileno=int(held)) as connection:
@@ -76,11 +63,7 @@ def finish_init(environ: MutableMapping[str, str]) -> None:
 
 
 def _connect(milestone: str, environ: Mapping[str, str]) -> socket.socket:
-    """Return a connection on which a milestone was reported.
-
-    Raises:
-        OSError: nobody asks for it, or can be reached.
-    """
+    """Return a connection on which a milestone was reported."""
     key, _, places = environ.get(SUPERVISOR, "").partition("@")
     for place in filter(None, places.split(",")):
         host, _, port = place.rpartition(":")

@@ -45,7 +45,6 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         Args:
             inputs: floating point [batch, ..., channels], channels where the layer's axis is.
             args: the mask, bool [batch, ...] or None, in Keras 3; the axes in tf_keras.
-            kwargs: in tf_keras the mask, and whether to keep reduced dimensions.
         """
         if stays_alone(global_process_set):
             moments: tuple[tf.Tensor, tf.Tensor] = super()._moments(inputs, *args, **kwargs)

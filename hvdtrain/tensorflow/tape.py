@@ -46,18 +46,7 @@ class _TapeMixin:
         use_generic_names: bool = False,
         **kwargs: Any,
     ) -> Gradients:
-        """Return gradients reduced over the ranks (collective); see tf.GradientTape.gradient.
-
-        Args:
-            target: tensor, or tensors, to differentiate, floating point of any shape.
-            sources: variables in any structure, equal on all ranks.
-            output_gradients: gradient for each target, or None for ones.
-            use_generic_names: ignored.
-            kwargs: further arguments of tf.GradientTape.gradient.
-
-        Returns:
-            The gradients, in the structure of `sources`, with the shapes of the variables.
-        """
+        """Return gradients reduced over the ranks (collective); see tf.GradientTape.gradient."""
         own = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
         variables = _flat(sources)
         reduced = reduce_gradients(
@@ -76,17 +65,7 @@ class _TapeMixin:
         output_gradients: Sequence[tf.Tensor] | None = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
-        """Return gradients of local variables and reduced gradients apart (collective).
-
-        Args:
-            target: tensor, or tensors, to differentiate, floating point of any shape.
-            sources: variables, equal on all ranks.
-            output_gradients: gradient for each target, or None for ones.
-            use_generic_names: ignored.
-
-        Returns:
-            Pairs of variable and gradient: those of local variables, and the others.
-        """
+        """Return gradients of local variables and reduced gradients apart (collective)."""
         gradients: Any = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
         local = [pair for pair in pairs if pair[0] in self._local]

@@ -25,18 +25,7 @@ def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
 def loss_of_all_ranks(
     loss: Any, op: ReduceOp, weight: float | None, process_set: ProcessSet
 ) -> Any:
-    """Return the loss averaged or summed as gradients are (collective).
-
-    Args:
-        loss: number or tensor of one element; None on a rank without samples.
-        op: Average or Sum.
-        weight: c_r of this rank in the average; None for a plain average.
-        process_set: ranks that take part.
-
-    Returns:
-        The loss of all ranks with the type of this rank's, or as a number if that is None; another
-        object is returned as it is.
-    """
+    """Return the loss averaged or summed as gradients are (collective)."""
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
     counts = is_tensor or isinstance(loss, (int, float))
     share = 0.0 if not counts else 1.0 if weight is None else weight

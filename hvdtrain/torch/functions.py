@@ -94,13 +94,7 @@ def broadcast_parameters(
 
 
 def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
-    """Load the state of `root_rank` into a module, extra states included (collective).
-
-    Raises:
-        UnsupportedError: the module of `root_rank` is lazy or on the meta device, or another cannot
-            load its state; on every rank.
-        TypeError: an extra state of `root_rank` cannot be pickled.
-    """
+    """Load the state of `root_rank` into a module, extra states included (collective)."""
     own = module.state_dict()
     outline = send_outline(own, root_rank, "state of a module")
     state = receive(outline, own, torch.device("cpu"), root_rank, "state of a module")

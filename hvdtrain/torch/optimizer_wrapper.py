@@ -74,11 +74,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return getattr(self._optimizer, name)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied or pickled, because hooks and the connection to ranks cannot be.
-
-        Raises:
-            TypeError: always.
-        """
+        """Refuse to be copied or pickled, because hooks and the connection to ranks cannot be."""
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: copy or save its state_dict(), "
             "and wrap another optimizer to load it into"

@@ -21,12 +21,7 @@ _REDUCTIONS = {
 
 
 def missing(operation: str, instead: str) -> Callable[..., NoReturn]:
-    """Return a method that refuses an operation.
-
-    Args:
-        operation: how torch.distributed calls it.
-        instead: what to do instead.
-    """
+    """Return a method that refuses an operation."""
 
     def refuse(self: Any, *arguments: Any) -> NoReturn:
         raise UnsupportedError(
@@ -37,11 +32,7 @@ def missing(operation: str, instead: str) -> Callable[..., NoReturn]:
 
 
 def reduction_of(options: Any) -> ReduceOp:
-    """Return the reduction that options of torch.distributed name; without options the sum.
-
-    Raises:
-        UnsupportedError: it is none of hvdtrain's.
-    """
+    """Return the reduction that options of torch.distributed name; without options the sum."""
     name = "SUM" if options is None else options.reduceOp.op.name
     if name not in _REDUCTIONS:
         raise UnsupportedError(f"backend hvdtrain reduces by {', '.join(_REDUCTIONS)}, not {name}")
@@ -49,15 +40,7 @@ def reduction_of(options: Any) -> ReduceOp:
 
 
 def require_all_ranks(rank: int, size: int) -> None:
-    """Check that a group has all ranks in their order.
-
-    Args:
-        rank: rank of this process in the group.
-        size: number of ranks of the group.
-
-    Raises:
-        UnsupportedError: it has not.
-    """
+    """Check that a group has all ranks in their order."""
     if (rank, size) != (hvd.rank(), hvd.size()):
         raise UnsupportedError(
             f"{hvd.rank()}/{hvd.size()}: backend hvdtrain has groups of all ranks in their order "

@@ -39,12 +39,7 @@ class SubmittedWork(Work):
         return self._future
 
     def run(self, operation: Callable[[], None], result: Tensors) -> None:
-        """Run the operation, and wake those who wait.
-
-        Args:
-            operation: computes the result.
-            result: tensors that it writes.
-        """
+        """Run the operation, and wake those who wait."""
         try:
             with torch.no_grad():
                 operation()
@@ -55,24 +50,14 @@ class SubmittedWork(Work):
 
 
 class OperationThread:
-    """Runs operations one after the other.
-
-    Args:
-        name: begins the names of its operations, equal on all ranks.
-    """
+    """Runs operations one after the other."""
 
     def __init__(self, name: str) -> None:
         self._name, self._count = name, 0
         self._thread = ThreadPoolExecutor(1, "hvdtrain-process-group")
 
     def submit(self, kind: str, run: Callable[[str], None], result: Tensors) -> SubmittedWork:
-        """Run an operation after those before it, and return what waits for it.
-
-        Args:
-            kind: kind of the operation, for its name.
-            run: function that is called with the name.
-            result: tensors that it writes.
-        """
+        """Run an operation after those before it, and return what waits for it."""
         self._count += 1
         name = f"{self._name}.{kind}.{self._count}"
         submitted = SubmittedWork()

@@ -27,12 +27,7 @@ _LONG = 60
 
 
 def overwrite_tensors(named: Mapping[str, Any], root_rank: int, operation: str) -> None:
-    """Overwrite all tensors in values by those of `root_rank` (collective).
-
-    Raises:
-        UnsupportedError: a tensor of a rank cannot be overwritten.
-        MismatchError: ranks have different tensors, or different values that are no tensors.
-    """
+    """Overwrite all tensors in values by those of `root_rank` (collective)."""
     title = context.current().topology.title
     leaves = {path: leaf for name, value in named.items() for path, leaf in _leaves(name, value)}
     own: dict[str, str] | None = None
@@ -121,18 +116,7 @@ class _Whole:
 def send_outline(
     mine: Any, root_rank: int, operation: str, problem: HvdtrainError | None = None
 ) -> Any:
-    """Return the root rank's state with placeholders for its dense tensors (collective).
-
-    Args:
-        mine: state of this rank.
-        root_rank: rank whose state is sent.
-        operation: operation for messages.
-        problem: reason why this rank cannot take part, which is then raised on all.
-
-    Raises:
-        UnsupportedError: a tensor of the root rank has no values.
-        TypeError: something of the root rank cannot be pickled.
-    """
+    """Return the root rank's state with placeholders for its dense tensors (collective)."""
     here, outline = context.current().topology, None
     if here.rank == root_rank and problem is None:
         try:
@@ -160,15 +144,7 @@ def _outline(value: Any, subject: str) -> Any:
 
 
 def receive(sent: Any, mine: Any, device: torch.device, root_rank: int, name: str) -> Any:
-    """Return the root rank's state, in this rank's tensors where they fit (collective).
-
-    Args:
-        sent: result of send_outline().
-        mine: state of this rank.
-        device: device of new tensors, unless they are on the host on the root rank.
-        root_rank: rank whose state is sent.
-        name: name of the state in messages.
-    """
+    """Return the root rank's state, in this rank's tensors where they fit (collective)."""
     if isinstance(mine, torch.Tensor) and not (mine.is_cpu or mine.is_meta):
         device = mine.device
     if isinstance(sent, _Whole):

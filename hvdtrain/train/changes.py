@@ -21,11 +21,7 @@ def lost(
     """Return the records of ranks that were lost, first of those that had left by request.
 
     Args:
-        recovery: recovery of the others.
-        leaving: ranks that left by request.
-        setup: the run as it goes on.
         seconds: time from the notice until now.
-        reached: number of steps done by then; None if none of them is taken again.
     """
     plan, progress = setup.step_plan, setup.start.progress
     left = tuple(rank for rank in recovery.lost if rank in leaving)
@@ -53,8 +49,6 @@ def joined(recovery: Recovery, setup: TrainingSetup, seconds: float) -> list[Ran
     """Return the record of ranks that have joined, if any have.
 
     Args:
-        recovery: recovery of the others.
-        setup: the run as it goes on.
         seconds: time from the last step of the others until now.
     """
     plan, progress = setup.step_plan, setup.start.progress

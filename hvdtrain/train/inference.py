@@ -48,25 +48,11 @@ class _ReadOnlyLoader(CheckpointLoader):
         return RunStart(path.parent, progress, str(path), resumed=True)
 
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Do nothing: no step is taken (local).
-
-        Args:
-            loop: unused.
-            start: unused.
-        """
+        """Do nothing: no step is taken (local)."""
 
 
 def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> TrainOptions:
-    """Return the options of a run, changed so that they load one of its checkpoints (local).
-
-    Args:
-        run: directory of the run.
-        checkpoint: "best" (the newest if there is no best one), "newest", or a path.
-        changes: options to change, by name.
-
-    Raises:
-        UsageError: the directory holds no run, or the run has no checkpoint.
-    """
+    """Return the options of a run, changed so that they load one of its checkpoints (local)."""
     config = run / CONFIG
     if not config.is_file():
         raise UsageError(f"{run} is not the directory of a run: there is no {CONFIG} in it")
@@ -78,14 +64,7 @@ def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> Tr
 
 
 def open_run(options: TrainOptions) -> TrainingSetup:
-    """Build the model of a run with the weights of its checkpoint (collective).
-
-    Args:
-        options: result of options_of_run().
-
-    Raises:
-        UsageError: the checkpoint does not fit.
-    """
+    """Build the model of a run with the weights of its checkpoint (collective)."""
     return set_up(options, None, _ReadOnlyLoader(options))
 
 
@@ -112,7 +91,6 @@ class Predictions:
 
     Attributes:
         outputs: outputs of all samples, [samples, ...].
-        counts: path of each file and the number of samples in it.
     """
 
     outputs: Array
@@ -120,15 +98,7 @@ class Predictions:
 
 
 def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
-    """Compute the outputs for all samples in files, each on one rank (collective).
-
-    Args:
-        setup: model with its weights.
-        files: paths of the files.
-
-    Raises:
-        UsageError: on every rank, a file cannot be read, or samples differ in shape between files.
-    """
+    """Compute the outputs for all samples in files, each on one rank (collective)."""
     inputs = [call_everywhere(partial(_read, setup.recipe, path)) for path in files]
     shapes = {array.shape[1:]: path for array, path in zip(inputs, files, strict=True)}
     if len(shapes) > 1:
@@ -140,12 +110,7 @@ def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
 
 
 def prediction_lines(predictions: Predictions, classes: Sequence[str] | None) -> Iterator[str]:
-    """Yield a JSON object for each sample.
-
-    Args:
-        predictions: outputs of the samples.
-        classes: names of the classes if outputs are one score per class, else None.
-    """
+    """Yield a JSON object for each sample."""
     row = 0
     for path, count in predictions.counts:
         for number in range(count):
@@ -162,15 +127,7 @@ def prediction_lines(predictions: Predictions, classes: Sequence[str] | None) ->
 
 
 def write_outputs(path: Path, predictions: Predictions) -> None:
-    """Write the outputs of all samples as one array in numpy's .npy format.
-
-    Args:
-        path: file to write.
-        predictions: outputs of the samples.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write the outputs of all samples as one array in numpy's .npy format."""
     try:
         np.save(path, predictions.outputs, allow_pickle=False)
     except OSError as error:

@@ -30,12 +30,7 @@ __all__ = [
 
 
 def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
-    """Return the lines printed at the start of a run.
-
-    Args:
-        options: options of the run.
-        setup: model, data and starting point.
-    """
+    """Return the lines printed at the start of a run."""
     world, samples = setup.world, setup.step_plan.samples
     size, hosts = world.topology.size, world.topology.hosts
     library = "" if world.library == "none" else f", {world.library}"
@@ -85,12 +80,7 @@ def _servers_text(options: TrainOptions, size: int) -> str:
 
 
 def decay_text(options: TrainOptions, warmup: float) -> str:
-    """Describe how the learning rate decays: ", cosine from epoch 5 on"; "" if it is constant.
-
-    Args:
-        options: options of the run.
-        warmup: epochs of warm-up; 0 if there is none.
-    """
+    """Describe how the learning rate decays: ", cosine from epoch 5 on"; "" if it is constant."""
     if options.schedule == "constant":
         return ""
     if warmup >= options.epochs:
@@ -109,12 +99,7 @@ def device_text(devices: Sequence[str]) -> str:
 
 
 def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
-    """Return one line for the values measured after the same step: training, test or both.
-
-    Args:
-        lines: values of the splits.
-        epochs: number of epochs of the run.
-    """
+    """Return one line for the values measured after the same step: training, test or both."""
     first = lines[0]
     width = len(str(epochs))
     epoch = int(first.epoch) if first.epoch == int(first.epoch) else round(first.epoch, 2)
@@ -126,11 +111,7 @@ def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
 
 
 def lost_line(failure: RanksLost) -> str:
-    """Return the line about ranks that ended while the others went on.
-
-    Args:
-        failure: these ranks.
-    """
+    """Return the line about ranks that ended while the others went on."""
     lost, left = format_ranks(failure.lost), counted(failure.ranks, "rank")
     step = f"step {failure.step + failure.again}"
     back = f" from step {failure.step}" if failure.again else ""
@@ -143,11 +124,7 @@ def lost_line(failure: RanksLost) -> str:
 
 
 def joined_line(join: RanksJoined) -> str:
-    """Return the line about ranks that joined the others.
-
-    Args:
-        join: these ranks.
-    """
+    """Return the line about ranks that joined the others."""
     return (
         f"{format_ranks(join.joined)} joined after step {join.step}: training goes on with "
         f"{counted(join.ranks, 'rank')} after {join.seconds:.2f} s, "
@@ -159,12 +136,7 @@ def joined_line(join: RanksJoined) -> str:
 def failure_tags(
     failures: Sequence[RanksLost], joins: Sequence[RanksJoined] = ()
 ) -> dict[str, str]:
-    """Return tags for trackers: "lost_at_step_12" is "rank 1 ended, 2 ranks left".
-
-    Args:
-        failures: ranks that ended while the others went on.
-        joins: ranks that joined: "joined_at_step_20" is "rank 2, 3 ranks then".
-    """
+    """Return tags for trackers: "lost_at_step_12" is "rank 1 ended, 2 ranks left"."""
     tags: dict[str, list[str]] = {}
     for one in failures:
         what = "left" if one.left else "ended"
@@ -186,13 +158,7 @@ def values_text(values: Values) -> str:
 
 
 def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
-    """Return the lines printed when a run is stopped early.
-
-    Args:
-        rank: first rank that was asked to stop.
-        progress: progress in the last checkpoint.
-        directory: directory of the results.
-    """
+    """Return the lines printed when a run is stopped early."""
     return [
         f"rank {rank} was asked to stop: {progress.text} are done and saved",
         f"to go on, give the same command --out {directory} --resume auto",
@@ -200,13 +166,7 @@ def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
 
 
 def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> list[str]:
-    """Return the lines printed at the end of a run.
-
-    Args:
-        summary: summary of the run.
-        directory: directory of the results.
-        files: names of the main result files.
-    """
+    """Return the lines printed at the end of a run."""
     seconds = summary.seconds
     digests = set(summary.weights_sha256)
     weights = (

@@ -30,15 +30,7 @@ _RENAMED = {("framework", "tensorflow"): "keras"}
 
 @dataclass(frozen=True)
 class BestEvaluation:
-    """The best evaluation so far.
-
-    Attributes:
-        name: name of the value that decides: "loss" or a metric.
-        value: its value.
-        epoch: epochs done at that time, fractions included.
-        step: steps done at that time.
-        since: number of evaluations after it.
-    """
+    """The best evaluation so far."""
 
     name: str
     value: float
@@ -49,18 +41,7 @@ class BestEvaluation:
 
 @dataclass(frozen=True)
 class Progress:
-    """What has been done since the very first start; times are rank 0's.
-
-    Attributes:
-        epoch: epochs done.
-        done: samples done of the next epoch.
-        step: optimizer steps done.
-        samples: training samples used.
-        total_seconds: seconds of training, pauses between starts excluded.
-        communicate_seconds: seconds in which training waited for communication.
-        part: sums over the samples of the unfinished epoch.
-        best: best evaluation so far; None before the first evaluation.
-    """
+    """What has been done since the very first start; times are rank 0's."""
 
     epoch: int = 0
     done: int = 0
@@ -72,12 +53,7 @@ class Progress:
     best: BestEvaluation | None = None
 
     def after(self, learned: Totals, steps: int) -> Progress:
-        """Return the progress after some more steps of the same epoch.
-
-        Args:
-            learned: sums over the samples of these steps.
-            steps: number of steps.
-        """
+        """Return the progress after some more steps of the same epoch."""
         return replace(
             self,
             done=self.done + learned.samples,
@@ -100,13 +76,7 @@ class Progress:
 def checkpoint_content(
     progress: Progress, options: TrainOptions, epoch_samples: int
 ) -> dict[str, Any]:
-    """Return what a checkpoint holds besides the state of model and optimizer.
-
-    Args:
-        progress: progress of the run.
-        options: options of the run.
-        epoch_samples: number of training samples in an epoch.
-    """
+    """Return what a checkpoint holds besides the state of model and optimizer."""
     part = progress.part
     return {
         **asdict(replace(progress, part=Totals())),
@@ -131,17 +101,6 @@ def restore_progress(
 
     Within an epoch the data must have as many samples as before: otherwise the rest of the epoch
     would not be the samples that are left.
-
-    Args:
-        path: file of the checkpoint.
-        content: content of the checkpoint.
-        options: options of the run.
-        epoch_samples: number of training samples in an epoch.
-        state: state to load the checkpoint into.
-
-    Raises:
-        UsageError: the checkpoint belongs to another model, was made with other settings, has more
-            epochs than --epochs, or lacks something; the message names it.
     """
     try:
         _require_settings(path, content["settings"], options, _FIXED)
@@ -233,12 +192,7 @@ def _seconds(content: Mapping[str, Any], name: str) -> float:
 
 
 class RunClock:
-    """Measures the time of training, and the part of it spent waiting for communication.
-
-    Args:
-        world: the ranks.
-        before: progress of earlier starts.
-    """
+    """Measures the time of training, and the part of it spent waiting for communication."""
 
     def __init__(self, world: Context, before: Progress) -> None:
         self._blocked = world.blocked

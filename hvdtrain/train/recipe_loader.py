@@ -25,13 +25,6 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
 
     The user's file runs now, and its function whenever the result is called. Both raise
     RecipeError, from the original error, if the user's own code fails.
-
-    Args:
-        options: options of the run, which name the recipe and its arguments.
-
-    Raises:
-        UsageError: there is no such file or function, or it does not accept the arguments. The
-            result raises it if the function returns no Recipe.
     """
     location = options.recipe_location
     if location.path is None:

@@ -43,14 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """Settings that decide how the sums of a run are rounded, as checkpoints hold them.
-
-    Attributes:
-        size: number of ranks.
-        threads: number of threads that each rank computed with, by rank; None: unknown.
-        bucket_bytes: maximum size of a bucket; None: unknown.
-        plan: order in which gradients were reduced; None: unknown.
-    """
+    """Settings that decide how the sums of a run are rounded, as checkpoints hold them."""
 
     size: int = 0
     threads: tuple[int | None, ...] = ()
@@ -58,23 +51,14 @@ class WorldSettings:
     plan: Any = None
 
     def validated(self) -> Self:
-        """Return the settings.
-
-        Raises:
-            ValueError: they contradict each other.
-        """
+        """Return the settings."""
         if len(self.threads) != self.size:
             threads, ranks = counted(len(self.threads), "rank"), counted(self.size, "rank")
             raise ValueError(f"it has threads of {threads}, but {ranks}")
         return self
 
     def prepare(self, world: Context, framework: Framework) -> None:
-        """Apply the number of threads and the bucket size, before the optimizer is made (local).
-
-        Args:
-            world: the ranks.
-            framework: framework whose threads are set.
-        """
+        """Apply the number of threads and the bucket size, before the optimizer is made (local)."""
         if self.size != world.topology.size:
             return
         if self.bucket_bytes is not None:
@@ -85,12 +69,7 @@ class WorldSettings:
             framework.use_threads(threads)
 
     def apply(self, loop: TrainingLoop, world: Context) -> None:
-        """Apply the order of gradients (collective).
-
-        Args:
-            loop: model in training.
-            world: the ranks.
-        """
+        """Apply the order of gradients (collective)."""
         if self.size == world.topology.size and self.plan is not None:
             loop.use_bucket_plan(self.plan)
 
@@ -98,13 +77,7 @@ class WorldSettings:
 def world_settings(
     world: Context, loop: TrainingLoop, threads: tuple[int | None, ...]
 ) -> dict[str, Any]:
-    """Return the current settings as a checkpoint holds them (rank 0 only).
-
-    Args:
-        world: the ranks.
-        loop: model in training.
-        threads: number of threads that each rank computes with, by rank; None: unknown.
-    """
+    """Return the current settings as a checkpoint holds them (rank 0 only)."""
     size = world.bucket_sizes.get(world.world)
     return {
         "size": world.topology.size,
@@ -118,35 +91,17 @@ class StateLoader(Protocol):
     """Brings back the state that a run goes on from, in two steps."""
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find the state, before the model is built (rank 0 only).
-
-        Args:
-            library: library that tensors are read as.
-        """
+        """Find the state, before the model is built (rank 0 only)."""
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load the state, and prepare the directory (rank 0 only).
-
-        Args:
-            epoch_samples: number of training samples in an epoch.
-            state: state of the new model.
-        """
+        """Load the state, and prepare the directory (rank 0 only)."""
 
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Restore the state of the exchange (collective).
-
-        Args:
-            loop: model in training, with the weights that were loaded.
-            start: result of begin_run() on rank 0.
-        """
+        """Restore the state of the exchange (collective)."""
 
 
 class CheckpointLoader:
-    """Finds and loads the checkpoint of a run on rank 0, in two steps.
-
-    Args:
-        options: options of the run.
-    """
+    """Finds and loads the checkpoint of a run on rank 0, in two steps."""
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
@@ -154,14 +109,7 @@ class CheckpointLoader:
         self._exchange: ExchangeRecord | None = None
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find the checkpoint that the options ask for, and warn about damaged ones (rank 0 only).
-
-        Args:
-            library: library that its tensors are read as.
-
-        Raises:
-            UsageError: no checkpoint can be used.
-        """
+        """Find the checkpoint that the options ask for, and warn about damaged ones (rank 0 only)."""
         self._found = find_checkpoint(self._options, library)
         for warning in self._found.bad:
             print(f"hvdtrain: {warning}", file=sys.stderr, flush=True)
@@ -173,39 +121,20 @@ class CheckpointLoader:
             ) from error
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load the checkpoint that was found, and prepare the directory (rank 0 only).
-
-        Args:
-            epoch_samples: number of training samples in an epoch.
-            state: state to load the checkpoint into.
-
-        Raises:
-            UsageError: the checkpoint does not fit, or the directory cannot be used.
-        """
+        """Load the checkpoint that was found, and prepare the directory (rank 0 only)."""
         start = begin_run(self._options, epoch_samples, state, self._found)
         self._exchange = self._found.content.get("exchange")
         self._found = LoadedCheckpoint()  # its tensors take as much memory as the model
         return start
 
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Restore the state of the exchange of a resumed run; warn about what is lost (collective).
-
-        Args:
-            loop: model in training, with the weights of the checkpoint.
-            start: result of begin_run() on rank 0.
-        """
+        """Restore the state of the exchange of a resumed run; warn about what is lost (collective)."""
         restore_or_warn(loop, start, self._exchange)
         self._exchange = None
 
 
 def restore_or_warn(loop: TrainingLoop, start: RunStart, record: ExchangeRecord | None) -> None:
-    """Restore the state of the exchange of a resumed run; warn about what is lost (collective).
-
-    Args:
-        loop: model in training, with the weights of the checkpoint.
-        start: starting point of the run.
-        record: state of the exchange in the checkpoint, on rank 0; None if it holds none.
-    """
+    """Restore the state of the exchange of a resumed run; warn about what is lost (collective)."""
     lost = loop.restore_exchange(record) if start.resumed else ""
     if lost and context.current().topology.rank == 0:
         print(f"hvdtrain: {lost}", file=sys.stderr, flush=True)
@@ -213,15 +142,7 @@ def restore_or_warn(loop: TrainingLoop, start: RunStart, record: ExchangeRecord 
 
 @dataclass(frozen=True)
 class RunStart:
-    """The starting point of a run.
-
-    Attributes:
-        directory: directory for its results.
-        progress: progress restored from a checkpoint.
-        origin: description of the checkpoint; empty if the run was not asked to resume.
-        resumed: whether a checkpoint was loaded.
-        pauses: whether what is due after the last step, such as an evaluation, is still to be done.
-    """
+    """The starting point of a run."""
 
     directory: Path
     progress: Progress
@@ -231,15 +152,7 @@ class RunStart:
 
 
 def find_checkpoint(options: TrainOptions, library: TensorLibrary) -> LoadedCheckpoint:
-    """Read the checkpoint to resume from, if the options ask for one (rank 0 only).
-
-    Args:
-        options: options of the run.
-        library: library that its tensors are read as.
-
-    Raises:
-        UsageError: the checkpoint is damaged or missing, or the directory cannot be read.
-    """
+    """Read the checkpoint to resume from, if the options ask for one (rank 0 only)."""
     with usage_errors(options.out or RUNS):
         return _find(options, library)
 
@@ -262,18 +175,7 @@ def _find(options: TrainOptions, library: TensorLibrary) -> LoadedCheckpoint:
 def begin_run(
     options: TrainOptions, epoch_samples: int, state: TrainingState, found: LoadedCheckpoint
 ) -> RunStart:
-    """Load a checkpoint, and prepare the directory of the run (rank 0 only).
-
-    Args:
-        options: options of the run.
-        epoch_samples: number of training samples in an epoch.
-        state: state to load the checkpoint into.
-        found: result of find_checkpoint().
-
-    Raises:
-        UsageError: the checkpoint belongs to another model, the directory holds another run, or it
-            cannot be read or written.
-    """
+    """Load a checkpoint, and prepare the directory of the run (rank 0 only)."""
     with usage_errors(options.out or RUNS):
         return _begin(options, epoch_samples, state, found)
 

@@ -33,19 +33,7 @@ __all__ = ["Run"]
 
 
 class Run:
-    """A training run that is ready to start.
-
-    Args:
-        options: options of the run.
-        setup: model, data and starting point, equal on all ranks.
-        terminal: terminal that rank 0 prints on.
-        heartbeat: exchange between the ranks.
-        run_log: files and trackers that rank 0 writes to; None on the other ranks.
-        snapshots: snapshots to go back to without some of the ranks; None if none are needed.
-
-    Attributes:
-        left: ranks that have left because they were asked to, in which case run() has raised.
-    """
+    """A training run that is ready to start."""
 
     def __init__(
         self,
@@ -75,27 +63,11 @@ class Run:
         self._pausing = self._progress if setup.start.pauses else None
 
     def note_changes(self, failures: Sequence[RanksLost], joins: Sequence[RanksJoined]) -> None:
-        """Note ranks that ended or joined before, for the summary (local).
-
-        Args:
-            failures: ranks that ended while the others went on.
-            joins: ranks that joined.
-        """
+        """Note ranks that ended or joined before, for the summary (local)."""
         self._failures, self._joins = failures, joins
 
     def run(self) -> Summary | None:
-        """Train the epochs that are left and write the results (collective).
-
-        Returns:
-            The summary; None if the run was stopped before its end.
-
-        Raises:
-            UsageError: on every rank, results could not be written, or an evaluation lacks the
-                value that decides.
-            TrainingError: on every rank, weights differ between ranks, or a loss is not finite.
-            RanksLostError: ranks have left, on these as well, or have ended.
-            HostsUpdatedInterrupt: another rank can join (raised on every rank).
-        """
+        """Train the epochs that are left and write the results (collective)."""
         while self._progress.epoch < self._options.epochs and not self._is_stale:
             if self._heartbeat.stop_rank is not None:
                 self._stop()
@@ -159,14 +131,7 @@ class Run:
         return Standing(read(reached), read(before), paused, self._loop.state, self._directory)
 
     def require_ranks(self, left: int) -> None:
-        """Save and end the run if too few ranks are left (collective).
-
-        Args:
-            left: number of ranks that are left.
-
-        Raises:
-            TooFewRanksError: on every rank.
-        """
+        """Save and end the run if too few ranks are left (collective)."""
         least = self._world.config.min_ranks
         if left >= least:
             return
@@ -181,15 +146,7 @@ class Run:
         )
 
     def _let_leave(self, leaving: tuple[int, ...]) -> None:
-        """Part from ranks that were asked to leave, when all that was due is done (collective).
-
-        Args:
-            leaving: these ranks.
-
-        Raises:
-            RanksLostError: on every rank: they have left, or a rank has ended before.
-            TooFewRanksError: on every rank, too few would be left.
-        """
+        """Part from ranks that were asked to leave, when all that was due is done (collective)."""
         topology, failures = self._world.topology, self._world.failures
         assert failures is not None  # else no rank is asked
         self.require_ranks(topology.size - len(leaving))
@@ -202,11 +159,7 @@ class Run:
         raise RanksLostError(f"{topology.title} {format_ranks(leaving)} left", leaving)
 
     def _let_join(self) -> NoReturn:
-        """Interrupt the run for a rank that joins, when all that was due is done (collective).
-
-        Raises:
-            HostsUpdatedInterrupt: on every rank.
-        """
+        """Interrupt the run for a rank that joins, when all that was due is done (collective)."""
         assert self._world.failures is not None  # else no rank is started
         self._take_snapshot_now()
         self._world.failures.agree(True)  # no rank may miss others that are through already
@@ -359,11 +312,7 @@ class Run:
         )
 
     def _compare_ranks(self) -> None:
-        """Check that all ranks hold the same weights and optimizer state (collective).
-
-        Raises:
-            TrainingError: on every rank, they differ.
-        """
+        """Check that all ranks hold the same weights and optimizer state (collective)."""
         self._watch_due = False
         difference = replica_difference(self._loop.checksums())
         if difference is not None:

@@ -38,16 +38,7 @@ __all__ = ["RunLog"]
 
 
 class RunLog:
-    """Writes the files of a run and passes the values on to trackers (rank 0 only).
-
-    Args:
-        directory: directory of the run.
-        options: options of the run.
-        world: the ranks.
-        threads: number of threads that each rank computes with, by rank; None: unknown.
-        statistics: times of each rank.
-        trackers: trackers that receive each line.
-    """
+    """Writes the files of a run and passes the values on to trackers (rank 0 only)."""
 
     def __init__(
         self,
@@ -75,13 +66,7 @@ class RunLog:
         return self._statistics.slowest
 
     def note(self, report: HeartbeatReport | None, step: int, seconds: float) -> None:
-        """Add the report of a heartbeat, and write a line of ranks.jsonl if one is due.
-
-        Args:
-            report: report of the last heartbeat; None: there was none.
-            step: number of steps done.
-            seconds: seconds since the very first start of the run.
-        """
+        """Add the report of a heartbeat, and write a line of ranks.jsonl if one is due."""
         if report is not None:
             self._statistics.add(report)
         line = self._statistics.line(step, seconds)
@@ -121,15 +106,7 @@ class RunLog:
         exchange: ExchangeRecord | None,
         best: bool,
     ) -> None:
-        """Start writing a checkpoint, and report what went wrong with earlier ones.
-
-        Args:
-            progress: progress of the run.
-            epoch_samples: number of training samples in an epoch.
-            loop: model in training.
-            exchange: state of the exchange on all ranks.
-            best: whether its evaluation is the best so far.
-        """
+        """Start writing a checkpoint, and report what went wrong with earlier ones."""
         about = self._about(progress, epoch_samples, loop, exchange)
         self._saver.save(progress.epoch, progress.done, loop.state, about, best)
         self._warn()
@@ -141,14 +118,7 @@ class RunLog:
         loop: TrainingLoop,
         exchange: ExchangeRecord | None,
     ) -> dict[str, Any]:
-        """Return what save() would write; it lasts until the next snapshot of the state.
-
-        Args:
-            progress: progress of the run.
-            epoch_samples: number of training samples in an epoch.
-            loop: model in training.
-            exchange: state of the exchange on all ranks.
-        """
+        """Return what save() would write; it lasts until the next snapshot of the state."""
         self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
         about = self._about(progress, epoch_samples, loop, exchange)
         return {**about, **loop.state.snapshot().content()}
@@ -171,34 +141,19 @@ class RunLog:
             print(f"hvdtrain: {problem}; training goes on", file=sys.stderr, flush=True)
 
     def close(self, status: Status = "failed") -> None:
-        """Wait for the checkpoint, and end the trackers unless they have been ended.
-
-        Args:
-            status: how the run has ended here.
-        """
+        """Wait for the checkpoint, and end the trackers unless they have been ended."""
         with self._saver:
             self._trackers.end(status)
 
     def stopped(self, text: str) -> None:
-        """Write the `requeue` file of a run that is to be resumed, after its checkpoint.
-
-        Args:
-            text: content of the file.
-
-        Raises:
-            UsageError: the checkpoint or the file could not be written.
-        """
+        """Write the `requeue` file of a run that is to be resumed, after its checkpoint."""
         self._saver.finish()
         with usage_errors(self.directory):
             leave_marker(self.directory, text)
         self._trackers.end("stopped")
 
     def ended(self, summary: Summary) -> list[str]:
-        """Write the summary, and return the names of the main result files.
-
-        Raises:
-            UsageError: the last checkpoint or the summary could not be written.
-        """
+        """Write the summary, and return the names of the main result files."""
         newest = self._saver.finish()
         line = self._statistics.line(summary.steps, summary.seconds.total, at_once=True)
         if line is not None:

@@ -37,35 +37,13 @@ __all__ = ["train"]
 
 
 def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Summary | None:
-    """Train a recipe and write its results (collective; initializes hvdtrain).
-
-    Args:
-        options: options of the run, the same on every rank.
-        make_recipe: returns the recipe; None: the options name it.
-
-    Returns:
-        The summary, on every rank with the rank's own times; rank 0's is in summary.json. None if a
-        signal to any rank (SIGUSR1, or SIGTERM if there is time) stopped the run before its end:
-        there is then a checkpoint to resume from and a file `requeue`. The process of a rank that
-        SIGUSR2 has asked to leave ends, where the others can go on.
-
-    Raises:
-        UsageError: the options differ between ranks, or do not fit the number of ranks, the data,
-            or what is in the directory; or the framework is not installed.
-        TrainingError: weights differ between ranks, or a loss or gradient is not finite.
-    """
+    """Train a recipe and write its results (collective; initializes hvdtrain)."""
     with StopSignals() as signals:
         return _Session(options, make_recipe, signals).train()
 
 
 class _Session:
-    """Trains, and goes on with the ranks that are left where the engine can.
-
-    Args:
-        options: options of the run.
-        make_recipe: returns the recipe; None: the options name it.
-        signals: signals to this rank.
-    """
+    """Trains, and goes on with the ranks that are left where the engine can."""
 
     def __init__(
         self, options: TrainOptions, make_recipe: RecipeFactory | None, signals: StopSignals
@@ -210,11 +188,7 @@ class _Session:
 def _open_run_log(
     options: TrainOptions, setup: TrainingSetup, tags: Mapping[str, str]
 ) -> RunLog | None:
-    """Open the files and trackers of rank 0; return None on the other ranks (collective).
-
-    Raises:
-        UsageError: on every rank, a tracker cannot be used.
-    """
+    """Open the files and trackers of rank 0; return None on the other ranks (collective)."""
     opened: list[RunLog] = []
 
     def open_files() -> None:

@@ -33,18 +33,7 @@ RecipeFactory = Callable[[], Recipe]
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A model that is ready to train or to evaluate, equal on all ranks.
-
-    Attributes:
-        title: name of the framework for people.
-        world: the ranks.
-        recipe: recipe of this rank.
-        step_plan: steps of the run.
-        devices: name of each rank's device, by rank.
-        threads: number of threads that each rank computes with, by rank; None: unknown.
-        loop: model in training.
-        start: directory and progress of the run as rank 0 found them, the same on every rank.
-    """
+    """A model that is ready to train or to evaluate, equal on all ranks."""
 
     title: str
     world: Context
@@ -67,18 +56,7 @@ def set_up(
     loader: StateLoader,
     ranks: int | None = None,
 ) -> TrainingSetup:
-    """Initialize the ranks, build the recipe, and load the checkpoint (collective).
-
-    Args:
-        options: options of the run, the same on every rank.
-        make_recipe: returns the recipe; None: the options name it.
-        loader: loads the checkpoint and prepares the directory for results.
-        ranks: number of ranks that batch and learning rate are for; None: those of the world.
-
-    Raises:
-        UsageError: on every rank, the options differ between ranks, or do not fit the number of
-            ranks, the data, the checkpoint or the directory.
-    """
+    """Initialize the ranks, build the recipe, and load the checkpoint (collective)."""
     framework = choose_framework(options)
     world = join_world(options)
     world.keeps_states = True  # see snapshots
@@ -99,11 +77,7 @@ def set_up(
 
 
 def join_world(options: TrainOptions) -> Context:
-    """Return the world of ranks, which is joined in the first call (collective).
-
-    Args:
-        options: options of the run.
-    """
+    """Return the world of ranks, which is joined in the first call (collective)."""
     choose_framework(options)
     if options.framework == "torch" and not context.is_initialized():
         # Optimizers import it, which takes seconds, for which ranks that others join would wait.
@@ -116,11 +90,7 @@ def join_world(options: TrainOptions) -> Context:
 def _prepare(
     options: TrainOptions, make_recipe: RecipeFactory | None, framework: Framework, world: Context
 ) -> tuple[Recipe, list[str], tuple[int | None, ...]]:
-    """Build the recipe on this rank's device.
-
-    Returns:
-        The recipe, and the names of devices and the numbers of threads of all ranks.
-    """
+    """Build the recipe on this rank's device."""
     topology = world.topology
     if make_recipe is None:
         make_recipe = call_everywhere(partial(load_recipe, options))
@@ -135,11 +105,7 @@ def _prepare(
 
 
 def _plan_steps(options: TrainOptions, recipe: Recipe, world: Context) -> StepPlan:
-    """Return the steps of a run.
-
-    Raises:
-        UsageError: there are more ranks than samples, or the number of samples is unknown.
-    """
+    """Return the steps of a run."""
     size, stream, test = world.topology.size, is_stream(recipe.train), recipe.test
     if test is not None and (is_stream(test) or not hasattr(test, "__len__") or not len(test)):
         raise UsageError(
@@ -225,12 +191,7 @@ _CHECKPOINT_READER = "safetensors"
 
 
 def choose_framework(options: TrainOptions) -> Framework:
-    """Import the framework and return it; Keras's backend is set before Keras is imported (local).
-
-    Raises:
-        UsageError: the framework or the library that reads checkpoints is not installed, or
-            KERAS_BACKEND names an unknown backend.
-    """
+    """Import the framework and return it; Keras's backend is set before Keras is imported (local)."""
     try:
         framework = _import_framework(options)
     except ModuleNotFoundError as error:

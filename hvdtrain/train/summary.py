@@ -26,15 +26,7 @@ __all__ = ["make_summary", "weights_digest"]
 def make_summary(
     step_plan: StepPlan, world: Context, progress: Progress, final: Values, loop: TrainingLoop
 ) -> Summary:
-    """Return the summary of a run that has ended (collective).
-
-    Args:
-        step_plan: steps of the run.
-        world: the ranks.
-        progress: progress at the end of the run.
-        final: values of the last evaluation.
-        loop: model in training.
-    """
+    """Return the summary of a run that has ended (collective)."""
     options, topology, best = step_plan.options, world.topology, progress.best
     total, communicate = progress.total_seconds, progress.communicate_seconds
     return Summary(
@@ -73,9 +65,6 @@ def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
     """Return the SHA-256 of all weights of this rank's model (local).
 
     It covers names, types, shapes and bytes, in the order of `weights`.
-
-    Args:
-        weights: arrays by name.
     """
     digest = hashlib.sha256()
     for name, array in weights.items():

@@ -28,15 +28,7 @@ __all__ = ["MemoryLoader", "SnapshotLoader", "Standing", "agree"]
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a rank had got when others ended.
-
-    Attributes:
-        reached: progress with all steps that were taken, and all that was done after the last one.
-        before: the same without what was done after the last step.
-        paused: whether all that was due after the last step is done.
-        state: weights, optimizer and so on, after the last step.
-        directory: directory of the run.
-    """
+    """How far a rank had got when others ended."""
 
     reached: Progress
     before: Progress
@@ -46,14 +38,7 @@ class Standing:
 
 
 class MemoryLoader:
-    """Goes on with the state of one of the ranks that are left; see agree().
-
-    Args:
-        progress: progress to go on from, equal on all ranks.
-        pauses: whether what is due after the last step is still to be done.
-        directory: directory of the run.
-        content: snapshot of the state; needed on rank 0 only.
-    """
+    """Goes on with the state of one of the ranks that are left; see agree()."""
 
     def __init__(
         self, progress: Progress, pauses: bool, directory: Path, content: Mapping[str, Any]
@@ -62,20 +47,11 @@ class MemoryLoader:
         self._content = content
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Return no settings: there are other ranks than before (rank 0 only).
-
-        Args:
-            library: unused.
-        """
+        """Return no settings: there are other ranks than before (rank 0 only)."""
         return WorldSettings()
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load the state, and remove lines about steps that are taken anew (rank 0 only).
-
-        Args:
-            epoch_samples: unused.
-            state: state of the new model.
-        """
+        """Load the state, and remove lines about steps that are taken anew (rank 0 only)."""
         state.load(self._content)
         self._content = {}  # as large as the model
         # Lines of the last step are written again where what follows it is done again.
@@ -84,22 +60,11 @@ class MemoryLoader:
         return RunStart(self._directory, self.progress, origin, True, self._pauses)
 
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Do nothing: there is none, see needs_snapshots().
-
-        Args:
-            loop: unused.
-            start: unused.
-        """
+        """Do nothing: there is none, see needs_snapshots()."""
 
 
 class SnapshotLoader:
-    """Goes back to the last snapshot in memory, or else to the newest checkpoint of the run.
-
-    Args:
-        options: options of the run.
-        standing: how far this rank had got; needed on rank 0 only.
-        found: what is left of snapshots.
-    """
+    """Goes back to the last snapshot in memory, or else to the newest checkpoint of the run."""
 
     def __init__(self, options: TrainOptions, standing: Standing | None, found: Found) -> None:
         self._options, self._standing, self._snapshot = options, standing, found
@@ -107,11 +72,7 @@ class SnapshotLoader:
         self._exchange: ExchangeRecord | None = None
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find what to go back to, and return no settings: there are other ranks (rank 0 only).
-
-        Args:
-            library: library that tensors are read as.
-        """
+        """Find what to go back to, and return no settings: there are other ranks (rank 0 only)."""
         assert self._standing is not None
         directory, resumed = self._standing.directory, self._options.resume
         found = LoadedCheckpoint()
@@ -130,12 +91,7 @@ class SnapshotLoader:
         return WorldSettings()
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load the state, and remove lines about steps that are taken again (rank 0 only).
-
-        Args:
-            epoch_samples: number of training samples in an epoch.
-            state: state of the new model.
-        """
+        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
         assert self._standing is not None
         path, content = self._found.path, self._found.content
         directory, before = self._standing.directory, self._standing.reached
@@ -151,12 +107,7 @@ class SnapshotLoader:
         return RunStart(directory, progress, origin, path is not None)
 
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Restore the state of the exchange; warn about what is lost (collective).
-
-        Args:
-            loop: model in training, with the weights that were loaded.
-            start: result of begin_run() on rank 0.
-        """
+        """Restore the state of the exchange; warn about what is lost (collective)."""
         restore_or_warn(loop, start, self._exchange)
         self._exchange = None
 
@@ -167,12 +118,7 @@ def _position(found: LoadedCheckpoint) -> tuple[int, int]:
 
 
 def agree(standing: Standing | None) -> MemoryLoader:
-    """Return what all ranks go on from: the state of one furthest ahead (collective).
-
-    Args:
-        standing: how far this rank had got. A step's update happens on a rank as a whole or not at
-            all, and ranks differ by one step at most. None on a rank that has joined.
-    """
+    """Return what all ranks go on from: the state of one furthest ahead (collective)."""
     reached = None if standing is None else (standing.reached.step, standing.paused)
     rows = allgather_object(reached, "progress")
     there = [row for row in rows if row is not None]

@@ -22,12 +22,7 @@ __all__ = ["Terminal", "on_terminal"]
 
 
 class Terminal:
-    """Prints lines, with a progress bar below them if there is a terminal to show it.
-
-    Args:
-        prints: whether this rank prints at all.
-        bar: whether to show a progress bar.
-    """
+    """Prints lines, with a progress bar below them if there is a terminal to show it."""
 
     def __init__(self, prints: bool, bar: bool) -> None:
         self._prints = prints
@@ -67,14 +62,7 @@ class Terminal:
         self.print(lines)
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Start the bar of an epoch.
-
-        Args:
-            title: title of the epoch.
-            steps: number of steps in it.
-            done: number of them that were done before.
-            later: number of steps in the epochs after it.
-        """
+        """Start the bar of an epoch."""
         if self._bar is None:
             return
         fields: dict[str, Any] = {"learned": "", "slowest": "", "speed": None}
@@ -96,12 +84,7 @@ class Terminal:
         self._show(learned=text)
 
     def show_slowest(self, rank: int, share: float) -> None:
-        """Show the rank that the others wait for.
-
-        Args:
-            rank: rank that computes longest.
-            share: share of the time that it computes.
-        """
+        """Show the rank that the others wait for."""
         self._show(slowest=f"slowest: rank {rank}, computing {share:.0%}")
 
     def _show(self, **fields: Any) -> None:

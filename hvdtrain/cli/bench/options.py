@@ -76,14 +76,7 @@ def benchmark_options(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def require_exchanges(texts: Sequence[str]) -> None:
-    """Check exchanges of the command line.
-
-    Args:
-        texts: exchanges as text.
-
-    Raises:
-        UsageError: one of them does not exist, or has other options.
-    """
+    """Check exchanges of the command line."""
     for text in texts:
         try:
             make_exchange(text)
@@ -96,16 +89,7 @@ def run_suite(
     options: BenchOptions,
     **changes: int | Sequence[int | str] | None,
 ) -> int:
-    """Run a benchmark and return the exit code.
-
-    Args:
-        benchmark: runs a part of the suite that it is given.
-        options: options of the command line.
-        changes: settings that replace those of the suite, by name, unless they are empty or None.
-
-    Raises:
-        UsageError: the options are invalid, or the ranks cannot be started.
-    """
+    """Run a benchmark and return the exit code."""
     ranks = _ranks(options)
     settings = QUICK if options.quick else DEFAULT
     if options.repeats is not None:

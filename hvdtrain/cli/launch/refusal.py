@@ -19,11 +19,7 @@ _HEAD_START_SECONDS = 5.0
 
 
 def refuse_locally(message: str) -> NoReturn:
-    """Report an error and exit (local), without waiting for ranks that may not have it.
-
-    Args:
-        message: one line: what is wrong, and what to do.
-    """
+    """Report an error and exit (local), without waiting for ranks that may not have it."""
     promised = promised_world(os.environ)
     if promised is not None and promised.rank > 0:
         time.sleep(_HEAD_START_SECONDS)

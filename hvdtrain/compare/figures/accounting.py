@@ -15,14 +15,7 @@ __all__ = ["SampleCount", "count_samples", "largest_difference", "worst"]
 
 @dataclass(frozen=True)
 class SampleCount:
-    """The samples of one pass over a data set.
-
-    Attributes:
-        samples: number of samples of the data set.
-        seen: number of samples that all processes together have used.
-        duplicates: how many of these had been used before in this pass.
-        lost: number of samples that no process has used.
-    """
+    """The samples of one pass over a data set."""
 
     samples: int
     seen: int
@@ -50,10 +43,6 @@ def count_samples(parts: Sequence[Indices], samples: int) -> SampleCount:
 
     Args:
         parts: numbers of the samples of each process, int64 [n].
-        samples: number of samples of the data set.
-
-    Raises:
-        ValueError: a number is not one of a sample.
     """
     used = np.concatenate([np.zeros(0, np.int64), *parts])
     if len(used) and not 0 <= used.min() <= used.max() < samples:
@@ -70,15 +59,7 @@ def worst(counts: Sequence[SampleCount]) -> SampleCount:
 
 
 def largest_difference(one: Weights, other: Weights) -> float:
-    """Return max |a - b| over all weights of two models; NaN where one is not finite.
-
-    Args:
-        one: weights by name.
-        other: weights of the same names and shapes.
-
-    Raises:
-        ValueError: names or shapes differ.
-    """
+    """Return max |a - b| over all weights of two models; NaN where one is not finite."""
     shapes = {name: weights.shape for name, weights in one.items()}
     others = {name: weights.shape for name, weights in other.items()}
     if shapes != others:

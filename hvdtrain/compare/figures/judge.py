@@ -37,10 +37,6 @@ class Timing:
 
     Attributes:
         seconds: median of the medians of the repeats.
-        low: lower end of the interval: the lower quartile of all steps, or the smallest median of a
-            repeat if that is smaller.
-        high: upper end: the upper quartile, or the largest median.
-        repeats: median of each repeat.
     """
 
     seconds: float
@@ -51,14 +47,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of a contender relative to another one's in the same repeats.
-
-    Attributes:
-        middle: median of the ratios of the repeats.
-        low: smallest ratio.
-        high: largest ratio.
-        repeats: ratio of each repeat's medians.
-    """
+    """The time of a contender relative to another one's in the same repeats."""
 
     middle: float
     low: float
@@ -83,27 +72,14 @@ def time_steps(repeats: Sequence[Sequence[float]]) -> Timing:
 
 
 def ratio_to(base: Timing, other: Timing) -> Ratio:
-    """Return how a contender compares with another one, repeat by repeat.
-
-    Args:
-        base: the other one.
-        other: the contender.
-
-    Raises:
-        ValueError: the numbers of repeats differ.
-    """
+    """Return how a contender compares with another one, repeat by repeat."""
     pairs = zip(base.repeats, other.repeats, strict=True)
     ratios = tuple(seconds / of_base for of_base, seconds in pairs)
     return Ratio(median(ratios), min(ratios), max(ratios), ratios)
 
 
 def noise_of(same: Sequence[Ratio]) -> float:
-    """Return the largest ratio without a meaning, at least 1.02.
-
-    Args:
-        same: ratios of the same code to itself; which of two is the base says nothing, so that a
-            ratio of 0.8 is as large as one of 1.25.
-    """
+    """Return the largest ratio without a meaning, at least 1.02."""
     return max([_SMALLEST_RATIO, *(max(ratio.high, 1 / ratio.low) for ratio in same)])
 
 
@@ -112,10 +88,6 @@ def judge(ratio: Ratio, noise: float) -> str:
 
     It is slower or faster if the ratios of all repeats say so, each beyond the noise, and if their
     mean is farther from 1 than repeats that vary as these do would be by chance.
-
-    Args:
-        ratio: its time relative to the first contender.
-        noise: largest ratio without a meaning.
     """
     if len(ratio.repeats) < _FEWEST_REPEATS:
         return TOO_FEW_REPEATS

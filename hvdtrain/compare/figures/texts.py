@@ -52,12 +52,7 @@ def ratio_text(ratio: Ratio) -> str:
 
 
 def noise_text(ratio: Ratio, noise: float) -> str:
-    """Return what the ratio of the same code to itself says of the others.
-
-    Args:
-        ratio: its ratio.
-        noise: largest ratio without a meaning.
-    """
+    """Return what the ratio of the same code to itself says of the others."""
     return (
         f"the same code took {ratio.low:.2f} to {ratio.high:.2f} of its own time: ratios of "
         f"{1 / noise:.2f} to {noise:.2f} are noise"

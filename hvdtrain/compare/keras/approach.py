@@ -20,8 +20,6 @@ def exact_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
 
     Args:
         order: the samples in the order of the epoch, int64 [n].
-        batch: samples of all processes per step.
-        place: this process.
     """
     batches = (global_batch(order, n, batch) for n in range(steps_per_epoch(len(order), batch)))
     return [part[rank_slice(len(part), place.rank, place.size)] for part in batches]
@@ -32,8 +30,6 @@ def sharded_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
 
     Args:
         order: the samples in the order of the epoch, int64 [n].
-        batch: samples of all processes per step.
-        place: this process.
     """
     own, each = order[place.rank :: place.size], batch // place.size
     return [own[start * each : (start + 1) * each] for start in range(len(order) // batch)]
@@ -47,17 +43,7 @@ def exact_test_share(samples: int, place: Place) -> range:
 
 @dataclass(frozen=True)
 class Approach:
-    """A strategy for Keras.
-
-    Attributes:
-        library: name and version of what communicates.
-        scope: makes the context in which model and optimizer are made.
-        optimizer: wraps the optimizer.
-        shares: divides the samples of an epoch.
-        scale: factor of the weights of samples: the number of processes, if gradients are averaged.
-        callbacks: callbacks of `fit`.
-        notes: remarks for people.
-    """
+    """A strategy for Keras."""
 
     library: str
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -50,13 +50,7 @@ class _Meter(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def train_keras(task: Task, place: Place, approach: Approach) -> RankResult:
-    """Train the recipe under a strategy, evaluate it, and return what was measured.
-
-    Args:
-        task: what is asked.
-        place: this process.
-        approach: strategy.
-    """
+    """Train the recipe under a strategy, evaluate it, and return what was measured."""
     problem = make_problem(task, place, approach)
     plan, options = problem.plan, problem.options
     trained: list[Indices] = []

@@ -35,14 +35,7 @@ _FIRST_WEIGHTS = "first_weights.npz"
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained, the same for every strategy.
-
-    Attributes:
-        place: this process.
-        recipe: model, data, loss and metrics; the model is compiled.
-        plan: batch and learning rates.
-        options: options of the training.
-    """
+    """What is trained, the same for every strategy."""
 
     place: Place
     recipe: Recipe
@@ -62,13 +55,7 @@ class Problem:
 
 
 def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
-    """Build and compile the recipe (local).
-
-    Args:
-        task: what is asked.
-        place: this process.
-        approach: strategy.
-    """
+    """Build and compile the recipe (local)."""
     options = task.train_options
     alone = Topology.from_nodes(0, [0], ["localhost"])
     make_recipe = load_recipe(options)

@@ -28,22 +28,8 @@ class RankResult:
     """What one rank has measured.
 
     Attributes:
-        library: name and version of what communicates.
-        samples: number of training samples.
-        test_samples: number of test samples.
-        threads: number of threads that the rank computes with; None: unknown.
-        step_seconds: time of each step, float64 [steps].
-        epoch_seconds: time of each epoch, float64 [epochs].
-        trained: numbers of the samples that this rank has trained on, for each epoch.
-        evaluated: numbers of the test samples that this rank has evaluated.
-        scores: sum and count by the name of a score, over the samples that this rank has evaluated.
-        checked_after: number of steps after which `checked_weights` were taken.
-        peak_memory_bytes: most memory of the process.
         socket_bytes_per_step: bytes that all processes have sent through sockets in a step; None
             where that is unknown.
-        notes: remarks for people.
-        checked_weights: weights by name; empty where they are not kept.
-        final_weights: weights at the end.
     """
 
     library: str

@@ -24,22 +24,13 @@ class Launch(Enum):
 
 @dataclass(frozen=True)
 class Need:
-    """A package that a strategy needs.
-
-    Attributes:
-        module: module to import.
-        install: command that installs it.
-    """
+    """A package that a strategy needs."""
 
     module: str
     install: str
 
     def require(self) -> None:
-        """Check that the module is installed, without importing it (local).
-
-        Raises:
-            UsageError: it is not; the error names the command.
-        """
+        """Check that the module is installed, without importing it (local)."""
         try:
             found = importlib.util.find_spec(self.module)
         except ModuleNotFoundError:  # of the package that it is part of
@@ -57,20 +48,7 @@ JAX = Need("jax", "pip install jax")
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to train on several processes.
-
-    Attributes:
-        name: name on the command line.
-        summary: what it does, in one line.
-        launch: how its processes are started.
-        needs: packages that it needs.
-        code: lines that a user adds to a script for one process, or changes in it.
-        train: trains on one process, together with the others, and returns what happened.
-        takes_variants: whether a colon and a variant may follow the name.
-        backend: backend of Keras; empty: any.
-        helpers: roles of processes that train nothing and never end: the job ends with rank 0,
-            which is the chief.
-    """
+    """A way to train on several processes."""
 
     name: str
     summary: str

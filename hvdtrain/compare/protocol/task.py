@@ -15,12 +15,7 @@ __all__ = ["Place", "Task"]
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a process among those of its contender.
-
-    Attributes:
-        rank: rank of this process.
-        size: number of processes.
-    """
+    """The place of a process among those of its contender."""
 
     rank: int
     size: int
@@ -28,19 +23,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Task:
-    """What the processes of a contender do; a file of JSON.
-
-    Attributes:
-        strategy: name of the strategy.
-        variant: what follows the name of the strategy and a colon; empty: the plain one.
-        options: options of `train` by name.
-        ranks: number of ranks for which batch and learning rate are, whatever the number of
-            processes.
-        check_steps: number of steps after which the weights are compared.
-        keeps_weights: whether rank 0 writes weights.
-        folder: directory for the files of the ranks.
-        shared: directory that the reference writes its first weights to, for other contenders.
-    """
+    """What the processes of a contender do; a file of JSON."""
 
     strategy: str
     variant: str

@@ -19,21 +19,12 @@ __all__ = ["result_cells", "result_columns", "time_cells", "time_columns"]
 
 
 def time_columns(base: str) -> list[str]:
-    """Return the titles of the columns of times.
-
-    Args:
-        base: label of the first contender.
-    """
+    """Return the titles of the columns of times."""
     return ["", "step", "interval", f"/ {base}", "", "epoch", "memory", "sent", "lines"]
 
 
 def time_cells(row: Row, base: Row) -> list[str]:
-    """Return the cells of a contender that has run.
-
-    Args:
-        row: contender.
-        base: the first contender, which may have failed.
-    """
+    """Return the cells of a contender that has run."""
     assert row.step is not None
     ratio = "1" if row is base else "-" if row.ratio is None else ratio_text(row.ratio)
     return [
@@ -50,11 +41,7 @@ def time_cells(row: Row, base: Row) -> list[str]:
 
 
 def result_columns(ran: Sequence[Row]) -> list[str]:
-    """Return the titles of the columns of results.
-
-    Args:
-        ran: contenders that have run.
-    """
+    """Return the titles of the columns of results."""
     steps = next((row.difference.steps for row in ran if row.difference is not None), 0)
     scores = list(ran[0].scores or {}) if ran else []
     return ["", f"|w - w'|, {steps} steps", "at the end", "trained", "evaluated", *scores]

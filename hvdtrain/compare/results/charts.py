@@ -16,16 +16,7 @@ _TICKS = 5
 
 @dataclass(frozen=True)
 class Mark:
-    """One contender in a chart.
-
-    Attributes:
-        label: name of the contender.
-        value: value that the bar ends at.
-        text: the same for people.
-        low: lower end of the interval; None without one.
-        high: upper end.
-        points: values of single repeats.
-    """
+    """One contender in a chart."""
 
     label: str
     value: float
@@ -38,14 +29,7 @@ class Mark:
 def chart(
     title: str, marks: Sequence[Mark], text: Callable[[float], str], logarithmic: bool = False
 ) -> str:
-    """Return a chart as an SVG element.
-
-    Args:
-        title: description for those who cannot see it.
-        marks: contenders; values are finite and not negative.
-        text: writes a value of the axis.
-        logarithmic: whether the axis is; values of 0 are then at its left end.
-    """
+    """Return a chart as an SVG element."""
     values = [v for mark in marks for v in (mark.value, mark.high or 0.0, *mark.points)]
     ticks = log_ticks(values) if logarithmic else linear_ticks(values)
     height = _TOP + _ROW * len(marks) + _BOTTOM

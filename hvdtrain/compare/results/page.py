@@ -20,11 +20,7 @@ __all__ = ["require_jinja", "write_page"]
 
 
 def require_jinja() -> None:
-    """Check that the page can be made.
-
-    Raises:
-        UsageError: Jinja is not installed.
-    """
+    """Check that the page can be made."""
     try:
         import jinja2  # noqa: F401
     except ImportError as error:
@@ -32,16 +28,7 @@ def require_jinja() -> None:
 
 
 def write_page(path: Path, about: Mapping[str, Any], rows: Sequence[Row]) -> int:
-    """Write the page, and return its size in bytes.
-
-    Args:
-        path: file to write.
-        about: what the figures depend on.
-        rows: contenders, the reference last.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write the page, and return its size in bytes."""
     return write_document(path, _render(about, rows))
 
 

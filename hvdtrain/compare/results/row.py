@@ -26,29 +26,7 @@ __all__ = ["Row", "make_rows"]
 
 @dataclass(frozen=True)
 class Row:
-    """One contender.
-
-    Attributes:
-        label: name of the contender.
-        summary: what it does.
-        processes: number of processes.
-        lines: number of lines that a user adds to a script for one process, or changes.
-        code: these lines.
-        failure: why it has not run, in one line; the attributes below are then empty.
-        library: name and version of what communicates.
-        threads: number of threads of a rank; None: unknown.
-        step: time of a step.
-        ratio: relative to the first contender; None for itself, and if that has not run.
-        verdict: whether it is told apart from the first contender.
-        epoch_seconds: median time of an epoch.
-        difference: distance from one process; None if that has not run.
-        trained: samples of the epoch with the most duplicates and losses.
-        evaluated: samples of the evaluation; None without test samples.
-        scores: mean over the evaluated samples by name.
-        memory_bytes: most memory of a process.
-        socket_bytes: bytes that all processes send through sockets in a step; None: unknown.
-        notes: remarks for people.
-    """
+    """One contender."""
 
     label: str
     summary: str
@@ -72,12 +50,7 @@ class Row:
 
 
 def make_rows(outcomes: list[Outcome], ranks: int) -> list[Row]:
-    """Return a row for each contender, compared with the first one that has a name on --with.
-
-    Args:
-        outcomes: what came of each contender; the reference is the last one.
-        ranks: number of ranks.
-    """
+    """Return a row for each contender, compared with the first one that has a name on --with."""
     rows = [_row(one, ranks) for one in outcomes]
     base = rows[0].step
     if base is None:
@@ -108,15 +81,7 @@ def _own_ratios(outcomes: list[Outcome], rows: list[Row]) -> dict[str, Ratio]:
 
 
 def _judged(row: Row, base: Timing, is_base: bool, own: Ratio | None, noise: float) -> Row:
-    """Return the row with its ratio to the base, and what can be said of it.
-
-    Args:
-        row: contender.
-        base: time of the first contender.
-        is_base: whether both are the same code.
-        own: ratio to the first time that the same code takes part; None if this is the first.
-        noise: largest ratio without a meaning.
-    """
+    """Return the row with its ratio to the base, and what can be said of it."""
     if row.step is None:
         return row
     ratio = ratio_to(base, row.step)

@@ -20,12 +20,7 @@ _EVALUATED_TOGETHER = 128
 
 
 class AcceleratedDivision:
-    """Divides the numbers of samples with data loaders that Accelerate has prepared.
-
-    Args:
-        accelerator: that of the process.
-        batch: samples of all processes per step, a multiple of their number.
-    """
+    """Divides the numbers of samples with data loaders that Accelerate has prepared."""
 
     def __init__(self, accelerator: Any, batch: int) -> None:
         self._accelerator, self._batch = accelerator, batch
@@ -51,11 +46,7 @@ class AcceleratedDivision:
 
 
 class AcceleratedTrainer(Trainer):
-    """Lets Accelerate prepare model, optimizer and data.
-
-    Args:
-        problem: what is trained.
-    """
+    """Lets Accelerate prepare model, optimizer and data."""
 
     def __init__(self, problem: Problem) -> None:
         self._accelerator: Any = accelerate.Accelerator(cpu=True)

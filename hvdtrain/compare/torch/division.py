@@ -25,20 +25,11 @@ class Division(Protocol):
         """
 
     def test_share(self, samples: int) -> Indices:
-        """Return the test samples of this process.
-
-        Args:
-            samples: number of test samples.
-        """
+        """Return the test samples of this process."""
 
 
 class ExactDivision:
-    """Each sample once: hvdtrain's division, and that of a single process.
-
-    Args:
-        place: this process.
-        batch: samples of all processes per step.
-    """
+    """Each sample once: hvdtrain's division, and that of a single process."""
 
     def __init__(self, place: Place, batch: int) -> None:
         self._place, self._batch = place, batch
@@ -63,10 +54,6 @@ class PaddedDivision:
 
     It divides places in the order of the epoch, so that each step of all processes together has the
     samples that one process would take.
-
-    Args:
-        place: this process.
-        batch: samples of all processes per step, a multiple of their number.
     """
 
     def __init__(self, place: Place, batch: int) -> None:

@@ -35,13 +35,7 @@ class _Measured:
 
 
 def train_torch(task: Task, place: Place, wrap: Wrap) -> RankResult:
-    """Train the recipe under a strategy, evaluate it, and return what was measured.
-
-    Args:
-        task: what is asked.
-        place: this process.
-        wrap: hands the model, the optimizer and the division of samples to the strategy.
-    """
+    """Train the recipe under a strategy, evaluate it, and return what was measured."""
     problem = make_problem(task, place)
     trainer = wrap(problem)
     measured = _Measured()

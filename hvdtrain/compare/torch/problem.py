@@ -28,16 +28,7 @@ __all__ = ["Problem", "make_problem"]
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained, the same for every strategy.
-
-    Attributes:
-        place: this process.
-        ranks: number of ranks for which the batch and the learning rate are.
-        variant: variant of the strategy; empty: the plain one.
-        recipe: model, data, loss and optimizer; its model has the same weights on every rank.
-        plan: batch and learning rates.
-        options: options of the training.
-    """
+    """What is trained, the same for every strategy."""
 
     place: Place
     ranks: int
@@ -75,11 +66,7 @@ class Problem:
 
 
 def make_problem(task: Task, place: Place) -> Problem:
-    """Build the recipe on the CPU, with the same seed on every rank (local).
-
-    Raises:
-        UsageError: the recipe cannot be compared, or the batch cannot be divided.
-    """
+    """Build the recipe on the CPU, with the same seed on every rank (local)."""
     options = task.train_options
     host = socket.gethostname()
     here = Topology.from_nodes(place.rank, [0] * place.size, [host] * place.size)

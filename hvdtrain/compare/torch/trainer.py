@@ -15,19 +15,7 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """One process that trains as a plain loop does.
-
-    Args:
-        problem: what is trained.
-        model: model to call; None: that of the recipe.
-        optimizer: what step() is called on; None: that of the recipe, for the parameters of the
-            model.
-        division: division of the samples; None: the exact one.
-        library: name and version of what communicates.
-
-    Attributes:
-        notes: remarks for people.
-    """
+    """One process that trains as a plain loop does."""
 
     def __init__(
         self,
@@ -53,13 +41,7 @@ class Trainer:
             group["lr"] = rate * ratio
 
     def step(self, inputs: Any, targets: Any, samples: int) -> None:
-        """Train one step, together with the other processes.
-
-        Args:
-            inputs: inputs of this process; None without samples.
-            targets: their targets.
-            samples: number of its samples.
-        """
+        """Train one step, together with the other processes."""
         self.optimizer.zero_grad()
         self.backward(self.loss(inputs, targets))
         self.optimizer.step()

@@ -24,16 +24,7 @@ _TURNS = "turns"
 
 @dataclass(frozen=True)
 class Settings:
-    """What all contenders have in common.
-
-    Attributes:
-        options: options of `train` by name, as given.
-        ranks: number of ranks.
-        repeats: number of turns of each contender.
-        check_steps: number of steps after which the weights are compared.
-        limit_seconds: longest time of a turn.
-        out: directory for results; what ranks print goes to its directory `logs`.
-    """
+    """What all contenders have in common."""
 
     options: Mapping[str, Any]
     ranks: int
@@ -52,15 +43,6 @@ def run_turns(
     """Run the contenders and the reference in turns.
 
     In every other repeat the order is reversed. A contender that has failed gets no other turn.
-
-    Args:
-        contenders: contenders.
-        reference: contender that weights are compared with.
-        settings: what they have in common.
-        say: shows what runs now.
-
-    Returns:
-        What came of each contender, and of the reference, which is the last.
     """
     turns = _AllTurns(settings, say)
     # In the first repeat the reference comes first: the others are compared with its weights.
@@ -75,11 +57,7 @@ def run_turns(
 
 
 class _AllTurns:
-    """Runs turns, and keeps what came of them.
-
-    Attributes:
-        outcomes: what came of each contender so far, by label.
-    """
+    """Runs turns, and keeps what came of them."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._settings, self._say = settings, say

@@ -16,15 +16,7 @@ __all__ = ["Contender", "parse_contenders", "reference"]
 
 @dataclass(frozen=True)
 class Contender:
-    """A strategy that takes part, under a name of its own.
-
-    Attributes:
-        label: name for people, different for each contender.
-        title: the same without the number of a contender that takes part several times.
-        strategy: strategy.
-        variant: what follows the name of the strategy and a colon.
-        python: interpreter of another environment; None for this one.
-    """
+    """A strategy that takes part, under a name of its own."""
 
     label: str
     title: str
@@ -41,16 +33,7 @@ def reference(framework: str) -> Contender:
 def parse_contenders(
     texts: Sequence[str], pythons: Mapping[str, str], framework: str
 ) -> list[Contender]:
-    """Return the contenders in the order in which they are named.
-
-    Args:
-        texts: names separated by commas: "hvdtrain,hvdtrain:nbit:bits=1,warmup=10,ddp".
-        pythons: interpreter of another environment, by the name of a strategy.
-        framework: "torch" or "keras".
-
-    Raises:
-        UsageError: a name is unknown, or a strategy has no variants.
-    """
+    """Return the contenders in the order in which they are named."""
     known = strategies_of(framework)
     titles = [title for text in texts for title in _names(text, known)]
     seen: Counter[str] = Counter()

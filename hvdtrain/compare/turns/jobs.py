@@ -41,12 +41,7 @@ _OF_TORCHRUN = ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE")
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended.
-
-    Attributes:
-        code: exit code of the process that failed first, or 0.
-        late: whether it was ended because it took too long.
-    """
+    """How a job ended."""
 
     code: int
     late: bool = False
@@ -64,15 +59,7 @@ def run_job(
     """Run the processes of a contender on this host until all have ended, or one has failed.
 
     Args:
-        strategy: strategy of the contender.
-        ranks: number of ranks.
-        task: file with the task.
-        log: file for what they print.
-        python: interpreter of another environment; None for this one.
         limit: seconds after which they are ended.
-
-    Raises:
-        UsageError: there is no MPI to start them with.
     """
     mark = uuid.uuid4().hex
     # The ranks compute on the CPU, whatever there is, and meet on this host alone.

@@ -12,13 +12,7 @@ __all__ = ["Difference", "Outcome"]
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the weights of a contender are from those of one process with the whole batch.
-
-    Attributes:
-        checked: max |w - w'| after `steps` steps.
-        steps: number of steps.
-        final: the same at the end.
-    """
+    """How far the weights of a contender are from those of one process with the whole batch."""
 
     checked: float
     steps: int
@@ -27,14 +21,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of all turns of a contender.
-
-    Attributes:
-        contender: contender.
-        turns: its turns.
-        failure: why it has stopped; "" if it has not.
-        difference: distance from one process; None if that has not run.
-    """
+    """What came of all turns of a contender."""
 
     contender: Contender
     turns: tuple[Turn, ...]

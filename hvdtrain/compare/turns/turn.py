@@ -20,11 +20,7 @@ _ERROR = re.compile(r"(\S+: )?([\w.]*\.)?\w*(Error|Exception)\b")
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of a contender.
-
-    Attributes:
-        ranks: what each rank has measured, by rank.
-    """
+    """One turn of a contender."""
 
     ranks: tuple[RankResult, ...]
 
@@ -55,10 +51,6 @@ def failure(folder: Path, processes: int, end: JobEnd, log: Path, limit: float) 
     Where ranks had to be ended, errors only say that.
 
     Args:
-        folder: directory with the files of the ranks.
-        processes: number of ranks.
-        end: how the job ended.
-        log: what the ranks have printed.
         limit: seconds after which it was ended.
     """
     if end.late:

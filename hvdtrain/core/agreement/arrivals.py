@@ -21,11 +21,7 @@ _LONGEST_BACK_OFF_SECONDS = 10e-3
 
 
 class Arrivals:
-    """The submissions to a queue, counted, and waits for more; used with the lock of the queue.
-
-    Args:
-        changed: condition of the queue.
-    """
+    """The submissions to a queue, counted, and waits for more; used with the lock of the queue."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed

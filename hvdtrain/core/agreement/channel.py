@@ -27,23 +27,6 @@ class Channel:
     it takes part in rounds and runs operations. This is either the channel's own thread or a
     caller that waits anyway. No operation outlives the channel: each completes or fails before
     the channel is closed.
-
-    Args:
-        communicator: communicator for the exclusive use of this channel.
-        ranks: ranks of the members in the world.
-        title: prefix of messages, which names this rank.
-        answer: function that returns the operation with which a joined rank answers a request.
-        label: name in a timeline.
-        failed: function that is called once, with a reason, when an engine call has failed: other
-            members may be blocked in that call for ever, so this rank has to end.
-        lost: function that is called when an engine call has failed because members have ended,
-            and that has all calls of the others fail, too.
-
-    Attributes:
-        parent: channel with the same members from which this one was opened, if any.
-        unused: whether the owner of the channel on this rank no longer exists.
-        number: number among the channels with the same members, in the order of creation.
-        has_thread: whether operations make progress while the program does something else.
     """
 
     def __init__(
@@ -86,16 +69,7 @@ class Channel:
         return self._queue.progressed
 
     def submit(self, operation: Operation, at_once: bool = False) -> None:
-        """Submit an operation without waiting for it (collective, in any order).
-
-        Args:
-            operation: operation to run.
-            at_once: whether to start now, instead of waiting a moment for more operations.
-
-        Raises:
-            ValueError: an operation of this name is pending.
-            HvdtrainError: the channel is closed or closing.
-        """
+        """Submit an operation without waiting for it (collective, in any order)."""
         self._queue.add(operation)
         if self.has_thread:
             if at_once:
@@ -118,13 +92,6 @@ class Channel:
         """Run a prepared operation if nothing else is pending (collective, blocking).
 
         Other members may submit the same operation in any other way.
-
-        Args:
-            prepared: operation of this channel.
-            data: data of this call.
-
-        Returns:
-            Whether it was run; if not, nothing was done.
         """
         return self._driving.run_prepared(prepared, data)
 
@@ -148,12 +115,7 @@ class Channel:
         return operation.done
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Take part in rounds even if nothing is pending, until `unlisten` (local).
-
-        Args:
-            listener: function that is called repeatedly while another member is blocked in an
-                operation that this one has not submitted.
-        """
+        """Take part in rounds even if nothing is pending, until `unlisten` (local)."""
         self._queue.listen(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
@@ -180,12 +142,7 @@ class Channel:
         return self._counts[what]
 
     def name(self, operation: str, name: str | None) -> str:
-        """Return the name of an operation, numbered if it has none (local).
-
-        Args:
-            operation: kind of operation, e.g. "allreduce".
-            name: name given by the user, if any.
-        """
+        """Return the name of an operation, numbered if it has none (local)."""
         return str(name) if name else f"{UNNAMED}{self.count(operation)}"
 
     def pending(self) -> list[tuple[Request, float | None]]:
@@ -217,11 +174,7 @@ class Channel:
         return marker
 
     def before_closing(self, release: Callable[[], None]) -> None:
-        """Register a function for close() to call before it closes the communicator (local).
-
-        Args:
-            release: function that is collective over members, called in the same order on each.
-        """
+        """Register a function for close() to call before it closes the communicator (local)."""
         self._closers.append(release)
 
     def close(self) -> None:
@@ -233,11 +186,7 @@ class Channel:
         self._end(lambda: self._queue.fail(actions))
 
     def abandon(self, error: RanksLostError) -> None:
-        """Do the same as close() when members have ended and engine calls fail (local).
-
-        Args:
-            error: error of pending operations, and message of that of later ones.
-        """
+        """Do the same as close() when members have ended and engine calls fail (local)."""
         self._queue.abandon(error)
         self._end(lambda: self._queue.end_pending(error))
 

@@ -14,13 +14,7 @@ __all__ = ["Decision", "Ending", "JoinOrder", "Report", "decide", "last_to_join"
 
 @dataclass(frozen=True)
 class Report:
-    """The requests of one member, as it reports them to the others.
-
-    Attributes:
-        requests: pending requests, in the order of submission.
-        awaited: keys of the requests for which its program is waiting.
-        joined_seconds: time since it joined, if it has.
-    """
+    """The requests of one member, as it reports them to the others."""
 
     requests: tuple[Request, ...] = ()
     awaited: frozenset[str] = frozenset()
@@ -42,17 +36,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The actions of a round, the same on all members.
-
-    Attributes:
-        run: requests to run now, in this order.
-        mismatched: reasons why requests fail because they differ between members, by key.
-        unmet: reasons why requests fail because all members leave without some having submitted
-            them, by key.
-        deserted: reason why all pending requests fail because members have left, or "".
-        ending: the state that ends for all members.
-        behind: members that have joined without submitting something that runs or fails now.
-    """
+    """The actions of a round, the same on all members."""
 
     run: tuple[Request, ...] = ()
     mismatched: Mapping[str, str] = field(default_factory=dict)
@@ -67,9 +51,7 @@ class JoinOrder:
     """What a channel knows of the order in which its members joined, the same on all of them.
 
     Attributes:
-        ranks: ranks of the members in the world.
         seconds: time since each of them joined, as it measured it itself.
-        behind: ranks that had joined when an operation of others ran or failed without them.
     """
 
     ranks: tuple[int, ...]
@@ -84,10 +66,6 @@ def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
     first of these members. Requests of the same name that differ fail, including those that a
     member submitted before it joined. Nothing stays pending once all members have joined or all
     leave.
-
-    Args:
-        reports: reports of all members.
-        ranks: ranks of the members in the world, for messages.
     """
     view = _View(reports, ranks)
     run: list[Request] = []
@@ -122,9 +100,6 @@ def last_to_join(orders: Sequence[JoinOrder]) -> int:
 
     A rank that missed an operation joined before those that took part in it. The times decide only
     among ranks that missed none: a busy machine delays the moment in which a rank measures its own.
-
-    Args:
-        orders: what each channel of these ranks knows; the last one is the world's.
     """
     seconds = dict(zip(orders[-1].ranks, orders[-1].seconds, strict=True))
     behind = frozenset[int]().union(*(order.behind for order in orders))
@@ -160,12 +135,7 @@ class _View:
         return all(theirs.get(request.key) is request for theirs in self._by_key)
 
     def counterparts(self, request: Request, owner: int) -> dict[int, Request] | None:
-        """Return what each member submitted for a request; None if a member has not yet.
-
-        Args:
-            request: request of `owner`.
-            owner: member that submitted it.
-        """
+        """Return what each member submitted for a request; None if a member has not yet."""
         sent: dict[int, Request] = {}
         ours = self._by_key[owner]
         for member, theirs in enumerate(self._by_key):
@@ -177,12 +147,7 @@ class _View:
         return sent
 
     def objection(self, request: Request, sent: Mapping[int, Request]) -> str:
-        """Return why a request that all members have submitted cannot run, or "".
-
-        Args:
-            request: request of one member.
-            sent: requests of the members, as `counterparts` returns them.
-        """
+        """Return why a request that all members have submitted cannot run, or ""."""
         if any(other != request for other in sent.values()):
             texts = "; ".join(
                 f"{self._names(m for m, other in sent.items() if other == kind)} sent {kind}"

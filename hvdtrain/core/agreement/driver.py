@@ -49,16 +49,7 @@ _BATCH_BYTES = 4 << 20
 
 
 class Driver:
-    """Calls the primitives of a communicator, from one thread at a time.
-
-    Args:
-        communicator: communicator of the members.
-        queue: pending operations of this rank.
-        ranks: ranks of the members in the world.
-        title: prefix of messages, which names this rank.
-        answer: function that returns the operation with which a joined rank answers a request.
-        joined: function that is called when all members have joined.
-    """
+    """Calls the primitives of a communicator, from one thread at a time."""
 
     def __init__(
         self,
@@ -108,22 +99,12 @@ class Driver:
         self._perform(actions)
 
     def vote_prepared(self, prepared: Prepared, data: object) -> Verdict:
-        """Take part in a round with a prepared operation alone (collective).
-
-        Args:
-            prepared: operation that the queue has admitted.
-            data: data of this call.
-        """
+        """Take part in a round with a prepared operation alone (collective)."""
         self._doing = (prepared,)
         return prepared.vote(self._communicator, data)
 
     def follow(self, operation: Operation, verdict: Verdict) -> None:
-        """Perform the actions of a round whose prepared operation is not done (collective).
-
-        Args:
-            operation: operation that has taken the place of the prepared one.
-            verdict: result of its vote.
-        """
+        """Perform the actions of a round whose prepared operation is not done (collective)."""
         self._doing, self._own = (operation,), {operation.request.key: operation}
         proposed = (operation.request,)
         agreed = proposed if verdict is Verdict.AGREED else ()

@@ -18,16 +18,7 @@ __all__ = ["Driving"]
 
 
 class Driving:
-    """Has one thread at a time take part in rounds: the channel's own or one that waits anyway.
-
-    Args:
-        driver: driver of the channel.
-        queue: pending operations.
-        title: prefix of messages, which names this rank.
-        failed: function that is called once, with a reason, when an engine call has failed.
-        lost: function that is called when one has failed because members have ended.
-        with_thread: whether the channel has a thread of its own, which starts now.
-    """
+    """Has one thread at a time take part in rounds: the channel's own or one that waits anyway."""
 
     def __init__(
         self,
@@ -124,11 +115,7 @@ class Driving:
         raise explained from error
 
     def _give_up(self, error: BaseException) -> BaseException:
-        """Close the channel after an error: a rank cannot withdraw from a round.
-
-        Returns:
-            What the error means to the program.
-        """
+        """Close the channel after an error: a rank cannot withdraw from a round."""
         subject = self._driver.subject
         error = self._driver.explained(error)
         if isinstance(error, RanksLostError):

@@ -45,17 +45,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class ChannelState:
-    """The state of a channel on one rank.
-
-    Attributes:
-        size: number of members.
-        phase: phase of the lifecycle.
-        reason: reason why the channel is closed.
-        behind: members that have joined, and missed operations since.
-        lost: whether it is closed because members have ended, and the others can go on.
-        deserted: keys of requests that have failed on others because members left, before they
-            were submitted here, each with the reason.
-    """
+    """The state of a channel on one rank."""
 
     size: int
     phase: Phase = Phase.OPEN
@@ -90,13 +80,7 @@ class Voted:
 
 @dataclass(frozen=True)
 class ReportsExchanged:
-    """The members have exchanged their reports.
-
-    Attributes:
-        reports: reports of all members.
-        ranks: ranks of the members in the world.
-        own: report of this rank.
-    """
+    """The members have exchanged their reports."""
 
     reports: tuple[Report, ...]
     ranks: tuple[int, ...]
@@ -110,12 +94,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Failed:
-    """An engine call failed or was interrupted: other members may be blocked in it for ever.
-
-    Attributes:
-        reason: what has happened.
-        lost: whether members have ended, so that it fails on all others, too, which can go on.
-    """
+    """An engine call failed or was interrupted: other members may be blocked in it for ever."""
 
     reason: str
     lost: bool = False
@@ -131,13 +110,7 @@ Event = Submitted | RoundBegan | Voted | ReportsExchanged | Left | Failed | Clos
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse the request that was submitted.
-
-    Attributes:
-        reason: reason for the message.
-        lost: as in ChannelState.
-        deserted: whether it has failed on others because members left.
-    """
+    """Refuse the request that was submitted."""
 
     reason: str
     lost: bool = False

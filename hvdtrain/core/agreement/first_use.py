@@ -30,16 +30,7 @@ class FirstUse:
         )
 
     def settle(self, channel: Channel, key: Hashable, agree: Callable[[], T]) -> T:
-        """Return the value of a key, calling `agree` on first use (collective then).
-
-        Args:
-            channel: channel of the ranks that agree.
-            key: key of the value, equal on all ranks.
-            agree: function that returns the value (collective over the channel), using operations
-                named after the key. If it raises, it must raise on all ranks; then nothing is
-                settled, and each waiting thread calls it again, so that all ranks call it
-                equally often.
-        """
+        """Return the value of a key, calling `agree` on first use (collective then)."""
         with self._guard:
             agreements = self._agreements.setdefault(channel, {})
             agreement = agreements.setdefault(key, _Agreement())
@@ -51,12 +42,7 @@ class FirstUse:
         return value
 
     def find(self, channel: Channel, key: Hashable) -> Any:
-        """Return the value of a key, or None if it is not settled (local).
-
-        Args:
-            channel: channel of the ranks that agree.
-            key: key of the value.
-        """
+        """Return the value of a key, or None if it is not settled (local)."""
         with self._guard:
             agreement = self._agreements.get(channel, {}).get(key)
         return None if agreement is None else agreement.value

@@ -47,10 +47,6 @@ def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[A
 
     Some actions lead to an event: Vote to Voted, ExchangeReports to ReportsExchanged, and Leave
     to Left.
-
-    Args:
-        state: present state.
-        event: event that has happened.
     """
     if isinstance(event, Submitted):
         return _submitted(state, event.request)

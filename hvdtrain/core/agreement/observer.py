@@ -25,9 +25,4 @@ class ChannelObserver(Protocol):
         """Record that an operation starts to run."""
 
     def ended(self, operation: Operation, error: BaseException | None = None) -> None:
-        """Record that an operation has ended.
-
-        Args:
-            operation: operation that has ended.
-            error: error with which it failed; None if it succeeded.
-        """
+        """Record that an operation has ended."""

@@ -26,9 +26,6 @@ class AgreedError(Exception):
     """An error in `Operation.execute` that all members raise in the same way.
 
     Any other error may concern one member only, while the others are still inside the engine.
-
-    Args:
-        error: error with which the operation ends.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -51,17 +48,7 @@ class BucketTimes(NamedTuple):
 
 
 class Operation(ABC):
-    """An operation that all members of a channel run together.
-
-    Attributes:
-        request: description of the operation on which the members agree.
-        done: whether it has ended on this rank, with or without an error.
-        submitted: time of its submission (time.perf_counter).
-        waiters: number of threads of this rank's program that are blocked in it.
-        streams: streams of the device of its buffers.
-        mark: mark on the streams after which it runs.
-        finished: mark on the streams after it, once it is done.
-    """
+    """An operation that all members of a channel run together."""
 
     request: Request
     streams: Streams = HOST
@@ -77,12 +64,7 @@ class Operation(ABC):
     _buffers: Sequence[Buffer] = ()
 
     def end(self, result: object = None, error: BaseException | None = None) -> None:
-        """Set the outcome.
-
-        Args:
-            result: result of the operation.
-            error: error with which it failed; None if it succeeded.
-        """
+        """Set the outcome."""
         self._result, self._error = result, error
         self.done = True
 
@@ -92,11 +74,7 @@ class Operation(ABC):
         return self._error is not None
 
     def outcome(self) -> Any:
-        """Return the result of an operation that is done (local).
-
-        Raises:
-            BaseException: the error with which the operation failed.
-        """
+        """Return the result of an operation that is done (local)."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -142,11 +120,7 @@ class Operation(ABC):
 
     @abstractmethod
     def execute(self, communicator: Communicator) -> Any:
-        """Run the operation and return its result (collective; all members have agreed on it).
-
-        Raises:
-            AgreedError: an error that all members raise, so that none is left inside the engine.
-        """
+        """Run the operation and return its result (collective; all members have agreed on it)."""
 
     def batch_key(self) -> Hashable:
         """Return a key that is equal for operations that can run as one batch; None for none."""
@@ -161,13 +135,8 @@ class Operation(ABC):
         """Run the operation and others of equal `batch_key` as one (collective).
 
         Args:
-            others: operations that follow this one.
-            communicator: communicator of the members.
             allocate: function that returns bytes, allocated by the engine, to pack the operations'
                 buffers into (collective).
-
-        Raises:
-            NotImplementedError: `batch_key` of this operation is always None.
         """
         raise NotImplementedError
 
@@ -180,14 +149,6 @@ class Operation(ABC):
         """Vote on the operation and others of equal `batch_key`, and run them at once if possible.
 
         Collective over the members, of which others may call `start_max` with their votes.
-
-        Args:
-            others: operations that follow this one.
-            communicator: communicator of the members.
-            votes: as in `Communicator.vote_on_many`.
-
-        Returns:
-            Whether they were run, on all members.
         """
         communicator.start_max(votes).wait()
         return False

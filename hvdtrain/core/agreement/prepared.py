@@ -19,10 +19,6 @@ class Prepared(Operation):
     """An operation that differs from call to call in its data, and in its number if it has no name.
 
     In the queue it stands for the operation while the members vote. One call at a time uses it.
-
-    Args:
-        request: request of the first call.
-        next_name: function that returns the name of the next call; None if all have the same.
     """
 
     def __init__(self, request: Request, next_name: Callable[[], str] | None = None) -> None:
@@ -43,22 +39,13 @@ class Prepared(Operation):
         return self.request if self._next_name is None else self.request.renamed(self._next_name())
 
     def vote(self, communicator: Communicator, data: Any) -> Verdict:
-        """Vote on the operation, and run it at once if that is possible (collective).
-
-        Args:
-            communicator: communicator of the members.
-            data: data of this call.
-        """
+        """Vote on the operation, and run it at once if that is possible (collective)."""
         agreed = agree_on_one(communicator, self.ballot)
         return Verdict.AGREED if agreed else Verdict.DIFFERENT
 
     @abstractmethod
     def operation(self, data: Any) -> Operation:
-        """Return the operation of this call, which then takes this one's place (local).
-
-        Args:
-            data: data of this call.
-        """
+        """Return the operation of this call, which then takes this one's place (local)."""
 
     def execute(self, communicator: Communicator) -> Any:
         raise NotImplementedError  # another operation takes its place before anything runs

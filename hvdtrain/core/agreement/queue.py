@@ -52,17 +52,7 @@ class Waiting:
 
 
 class Queue:
-    """The pending operations of a channel, the threads that wait for them, and its state.
-
-    Args:
-        size: number of members of the channel.
-        title: prefix of messages, which names this rank.
-
-    Attributes:
-        track: observer while a timeline is recorded; None otherwise.
-        listeners: functions to call while another member is blocked.
-        progressed: time when the last operation ended (time.perf_counter).
-    """
+    """The pending operations of a channel, the threads that wait for them, and its state."""
 
     def __init__(self, size: int, title: str) -> None:
         self.track: ChannelObserver | None = None
@@ -90,14 +80,7 @@ class Queue:
         return not self.closed and bool(self._operations or self.listeners)
 
     def add(self, operation: Operation) -> None:
-        """Add an operation, which the channel's thread begins soon if no other one does.
-
-        Raises:
-            HvdtrainError: the channel is closed or closing.
-            RanksLostError: it is closed because members have ended.
-            PeerFailureError: the operation has failed on others, because members left.
-            ValueError: an operation of this name is pending.
-        """
+        """Add an operation, which the channel's thread begins soon if no other one does."""
         request = operation.request
         key = request.key
         with self._lock:
@@ -198,13 +181,7 @@ class Queue:
     def end(
         self, operation: Operation, error: BaseException | None = None, result: object = None
     ) -> None:
-        """Set the outcome of an operation, and wake the threads that wait for it.
-
-        Args:
-            operation: operation that has ended.
-            error: error with which it failed; None if it succeeded.
-            result: result of the operation.
-        """
+        """Set the outcome of an operation, and wake the threads that wait for it."""
         if (track := self.track) is not None:
             track.ended(operation, error)
         with self._lock:
@@ -268,12 +245,7 @@ class Queue:
                     self.end(operation, HvdtrainError(f"{self._title} {subject}: {action.reason}"))
 
     def wait(self, operation: Operation, may_drive: Callable[[], bool]) -> None:
-        """Block until an operation has ended, or until this thread may drive.
-
-        Args:
-            operation: operation that another thread runs.
-            may_drive: function that returns whether no thread drives the channel.
-        """
+        """Block until an operation has ended, or until this thread may drive."""
         with self._lock:
             self._ended.wait_for(lambda: operation.done or may_drive())
 

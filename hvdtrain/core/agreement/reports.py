@@ -25,9 +25,6 @@ class ReportExchange:
     """Exchanges reports, in which requests that were exchanged before are numbers.
 
     All members number the requests in the same order, that of the reports in which they come first.
-
-    Args:
-        communicator: communicator of the members.
     """
 
     def __init__(self, communicator: Communicator) -> None:

@@ -15,17 +15,7 @@ __all__ = ["JOIN", "LEAVE", "LISTEN", "UNNAMED", "Request", "Zeros", "ballot", "
 
 @dataclass(frozen=True)
 class Zeros:
-    """The parameters with which a joined rank takes part in a reduction, contributing zeros.
-
-    Attributes:
-        buffers: number and type of the elements of each buffer.
-        op: reduction.
-        prescale: factor before the reduction, which must be equal for operations of one batch.
-        postscale: factor after the reduction, which a joined rank has to apply as well, because it
-            also writes other ranks' copies.
-        devices: type of each buffer's device, e.g. "cuda"; empty if all are in host memory.
-        half: half type to which sums of nodes are rounded, e.g. "bf16"; "" if they are not.
-    """
+    """The parameters with which a joined rank takes part in a reduction, contributing zeros."""
 
     buffers: tuple[tuple[int, DType], ...]
     op: ReduceOp
@@ -37,16 +27,7 @@ class Zeros:
 
 @dataclass(frozen=True)
 class Request:
-    """The description of an operation, which must be equal on all ranks.
-
-    Attributes:
-        operation: kind of operation, e.g. "allreduce".
-        name: name of the operation; "" if there can be only one such request at a time.
-        details: named properties that must be equal on all ranks (dtype, shape, root rank, ...).
-        zeros: parameters for a joined rank; None if a joined rank cannot take part.
-        instead: why a joined rank cannot take part, and what to do instead of joining, for a
-            message; "" for what holds for all operations.
-    """
+    """The description of an operation, which must be equal on all ranks."""
 
     operation: str
     name: str = ""

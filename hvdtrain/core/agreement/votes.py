@@ -35,17 +35,7 @@ _SIZE = Struct("=q")
 
 
 def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[int]:
-    """Wait until every member votes, and find the requests in common (collective).
-
-    Args:
-        communicator: communicator of the members.
-        requests: requests of this member, at least one, in the order of submission.
-
-    Returns:
-        Positions in `requests` of requests that all members have, in an order that is the same
-        for all: all positions if all members have the same set of requests, the first if only
-        the first request is equal, otherwise none.
-    """
+    """Wait until every member votes, and find the requests in common (collective)."""
     own, order = _hashed(requests)
     votes = np.frombuffer(bytearray(own), np.uint64)
     communicator.start_max(votes).wait()
@@ -55,15 +45,7 @@ def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[i
 def vote_on_batch(
     communicator: Communicator, operations: Sequence[Operation]
 ) -> tuple[list[int], bool]:
-    """Do what `unanimous` does, and run the operations if all members vote so for the same set.
-
-    Args:
-        communicator: communicator of the members, of which others may call `unanimous`.
-        operations: pending operations of this member, at least one, which have equal batch keys.
-
-    Returns:
-        Positions in `operations`, as of `unanimous`, and whether these operations were run.
-    """
+    """Do what `unanimous` does, and run the operations if all members vote so for the same set."""
     own, order = _hashed([operation.request for operation in operations])
     votes = np.frombuffer(bytearray(own), np.uint64)
     first, *others = [operations[position] for position in order]
@@ -100,10 +82,6 @@ def agree_on_one(communicator: Communicator, own: bytes) -> bool:
     """Vote with a single request; return whether all members propose it next (collective).
 
     Other members may call `unanimous` in the same round.
-
-    Args:
-        communicator: communicator of the members.
-        own: ballot of the only request of this member.
     """
     votes = np.frombuffer(bytearray(own * _HASHES), np.uint64)
     communicator.start_max(votes).wait()
@@ -111,12 +89,7 @@ def agree_on_one(communicator: Communicator, own: bytes) -> bool:
 
 
 def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
-    """Return the items of every member, by rank (collective, blocking).
-
-    Args:
-        communicator: communicator of the members, all of which call this now.
-        items: picklable objects of this member.
-    """
+    """Return the items of every member, by rank (collective, blocking)."""
     return [pickle.loads(text) for text in gather_bytes(communicator, pickle.dumps(list(items)))]
 
 
@@ -126,7 +99,6 @@ def gather_bytes(communicator: Communicator, own: bytes) -> list[bytes]:
     Few bytes need one call of the engine: they follow their number in blocks of equal size.
 
     Args:
-        communicator: communicator of the members, all of which call this now.
         own: bytes of this member, of any number.
     """
     room = _BLOCK_BYTES - _SIZE.size

@@ -34,14 +34,6 @@ class GradientArena:
     """Memory that serves allocations of the size of gradients.
 
     It serves them while this object exists. What was allocated stays valid.
-
-    Args:
-        library: calls of the allocator.
-        memory: uint8 of `blocks.nbytes`, shared.
-        blocks: numbers of blocks.
-
-    Raises:
-        AllocatorError: the system refuses to map the memory once more.
     """
 
     def __init__(self, library: Library, memory: npt.NDArray[np.uint8], blocks: Blocks) -> None:
@@ -62,11 +54,7 @@ class GradientArena:
         self._library.prefer(self._handle)
 
     def miss(self, address: int) -> None:
-        """Say that a gradient lies elsewhere, so that the next ones may be served.
-
-        Args:
-            address: address of the gradient.
-        """
+        """Say that a gradient lies elsewhere, so that the next ones may be served."""
         self._library.learn(address)
         self.prefer()  # another arena with blocks of this size may have served it
 

@@ -28,15 +28,7 @@ class AllocatorError(Exception):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an allocator is compiled.
-
-    Attributes:
-        source: file that includes arena.h.
-        name: framework and version.
-        build: what else decides about the result.
-        flags: standard, macros, and folders of headers and libraries.
-        libraries: libraries to link with.
-    """
+    """How an allocator is compiled."""
 
     source: Path
     name: str
@@ -46,15 +38,7 @@ class Recipe:
 
 
 def build(recipe: Recipe, environ: Mapping[str, str]) -> Path:
-    """Return the library, compiled now unless the cache has it (local; seconds if compiled).
-
-    Args:
-        recipe: how it is compiled.
-        environ: environment variables.
-
-    Raises:
-        AllocatorError: it cannot be compiled, or not be kept.
-    """
+    """Return the library, compiled now unless the cache has it (local; seconds if compiled)."""
     library = _library(recipe, environ)
     if library.is_file():
         return library

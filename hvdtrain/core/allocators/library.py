@@ -21,9 +21,6 @@ class Blocks:
 
     Args:
         counts: number of blocks of each size in bytes.
-
-    Attributes:
-        nbytes: size of the memory.
     """
 
     def __init__(self, counts: Mapping[int, int]) -> None:
@@ -37,14 +34,7 @@ class Blocks:
 
 
 class Library:
-    """The calls of arena.h, in the allocator of a framework.
-
-    Args:
-        path: compiled library.
-
-    Raises:
-        AllocatorError: it does not load.
-    """
+    """The calls of arena.h, in the allocator of a framework."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -65,12 +55,7 @@ class Library:
         return int(self._calls.hvd_arenas())
 
     def open(self, address: int, blocks: Blocks) -> int | None:
-        """Open an arena; None if the system refuses to map its memory once more.
-
-        Args:
-            address: address of a shared mapping of `blocks.nbytes`, which may be unmapped then.
-            blocks: its blocks.
-        """
+        """Open an arena; None if the system refuses to map its memory once more."""
         handle: int | None = self._calls.hvd_arena_open(address, *blocks.arguments)
         return handle
 
@@ -87,11 +72,7 @@ class Library:
         self._calls.hvd_arena_prefer(handle)
 
     def learn(self, address: int) -> None:
-        """Say that an allocation was a gradient, to find further ones by that.
-
-        Args:
-            address: address of a gradient that no arena has served.
-        """
+        """Say that an allocation was a gradient, to find further ones by that."""
 
     def close(self, handle: int) -> None:
         """Let an arena serve no more allocations; blocks in use stay valid."""

@@ -27,11 +27,7 @@ FindLibrary = Callable[[], Library | None]
 
 
 def placing_slices(channel: Channel) -> Slices | None:
-    """Return slices of memory that is shared later, as suitable_slices() would (local).
-
-    Args:
-        channel: channel of the ranks.
-    """
+    """Return slices of memory that is shared later, as suitable_slices() would (local)."""
     slices = channel.communicator.slices()
     if slices is None or slices.owners == 1 or not slices.adds_placed:
         return None
@@ -39,12 +35,7 @@ def placing_slices(channel: Channel) -> Slices | None:
 
 
 def suitable_slices(channel: Channel, memory: Elements) -> Slices | None:
-    """Return the slices of memory, if gradients that lie elsewhere can be added there (local).
-
-    Args:
-        channel: channel of the ranks.
-        memory: memory of buckets.
-    """
+    """Return the slices of memory, if gradients that lie elsewhere can be added there (local)."""
     slices = placing_slices(channel)
     return slices if slices is not None and slices.copies(memory) is not None else None
 
@@ -57,16 +48,7 @@ def open_places(
     find: FindLibrary,
     name: str,
 ) -> tuple[GradientArena, GradientPlaces] | None:
-    """Serve allocations from memory of the node, if all ranks can (collective).
-
-    Args:
-        channel: channel of the ranks, with suitable_slices() for the memory.
-        memory: memory of the buckets of this rank.
-        blocks: blocks that are served; None for none, on all ranks.
-        parameters: number of parameters of the plan.
-        find: finds the allocator.
-        name: name of the plan, equal on all ranks.
-    """
+    """Serve allocations from memory of the node, if all ranks can (collective)."""
     slices = suitable_slices(channel, memory)
     if blocks is None or slices is None:
         return None

@@ -26,19 +26,7 @@ def allreduce(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[HostArray]:
-    """Reduce a group of arrays into new memory (collective, blocking).
-
-    Args:
-        arrays: contiguous arrays of any shape, with equal shapes and dtypes on all ranks.
-        op: the reduction.
-        name: operation name; None numbers the operation.
-        prescale_factor: factor before the reduction.
-        postscale_factor: factor after the reduction.
-        process_set: ranks that take part.
-
-    Returns:
-        The results, with the shapes and dtypes of `arrays`.
-    """
+    """Reduce a group of arrays into new memory (collective, blocking)."""
     factors = (prescale_factor, postscale_factor)
     wire = [to_wire(array) for array in arrays]
     # An array that is sent without conversion belongs to TensorFlow and is not written to.
@@ -84,14 +72,6 @@ def reducescatter(
 
     Args:
         arrays: contiguous arrays [rows, ...], with equal shapes and dtypes on all ranks.
-        op: the reduction.
-        name: operation name; None numbers the operation.
-        prescale_factor: factor before the reduction.
-        postscale_factor: factor after the reduction.
-        process_set: ranks that take part.
-
-    Returns:
-        For each array its rows of this rank, with the dtype of the array.
     """
     factors = (prescale_factor, postscale_factor)
     wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
@@ -121,11 +101,6 @@ def allgather(
     Args:
         arrays: contiguous arrays [rows, ...], of which only `rows` may differ between ranks; a 0-d
             array counts as one row.
-        name: operation name; None numbers the operation.
-        process_set: ranks that take part.
-
-    Returns:
-        For each array the rows of all ranks, and the number of rows of each rank.
     """
     rows = [np.atleast_1d(array) for array in arrays]
     gathered = operations.allgather(
@@ -143,14 +118,7 @@ def broadcast(
     names: Sequence[str | None],
     process_set: ProcessSet,
 ) -> list[HostArray]:
-    """Return the arrays of one rank on every rank, in new memory (collective, blocking).
-
-    Args:
-        arrays: contiguous arrays of any shape, with equal shapes and dtypes on all ranks.
-        root_rank: world rank that sends its arrays.
-        names: operation name for each array; None numbers its operation.
-        process_set: ranks that take part.
-    """
+    """Return the arrays of one rank on every rank, in new memory (collective, blocking)."""
     results = [empty(array.shape, array.dtype) for array in arrays]
     channel, waits = channel_of(process_set), []
     for array, result, name in zip(arrays, results, names, strict=True):
@@ -170,14 +138,9 @@ def alltoall(
     Args:
         array: contiguous array [rows, ...], of which only `rows` may differ between ranks.
         splits: number of rows for each rank, any integer type [size]; None for equal numbers.
-        name: operation name; None numbers the operation.
-        process_set: ranks that take part.
 
     Returns:
         The rows received, ordered by rank, and the number received from each rank, int32 [size].
-
-    Raises:
-        ValueError: `splits` has another shape or type.
     """
     counts = None
     if splits is not None:

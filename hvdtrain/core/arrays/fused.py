@@ -47,26 +47,7 @@ def reduce_fused(
     step: int | None = None,
     layout: Layout | None = None,
 ) -> list[HostArray]:
-    """Reduce dense gradients as one operation (collective, blocking).
-
-    Args:
-        arrays: this rank's gradients, with equal shapes and dtypes on all ranks.
-        parameters: the parameter of each gradient, for the groups of the settings.
-        name: operation name.
-        settings: settings of the reduction, equal on all ranks.
-        weight: weight of this rank in the average, samples for example; None for 1.
-        step: number of steps before, for the exchange; None for those with such gradients.
-        layout: layout of all gradients, of which `arrays` are the dense ones.
-
-    Returns:
-        The reduced gradients, with the shapes and dtypes of `arrays`. Their memory is reused when
-        no array or tensor refers to it any more.
-
-    Raises:
-        LayoutsDifferError: layouts differ between ranks.
-        MismatchError: number, shapes or dtypes of gradients differ between ranks.
-        ValueError: the exchange has been given other gradients before.
-    """
+    """Reduce dense gradients as one operation (collective, blocking)."""
     own = OwnStep(weight, step)
     return exchange_fused(arrays, parameters, name, settings, own, layout)[0]
 
@@ -74,13 +55,7 @@ def reduce_fused(
 def begin_fused(
     weights: Sequence[HostArray], parameters: Sequence[object], settings: GradientSettings
 ) -> None:
-    """Pass the weights that all ranks have in common to their exchange (collective at first).
-
-    Args:
-        weights: weights with equal shapes and dtypes on all ranks.
-        parameters: the parameter of each.
-        settings: settings of the exchange, equal on all ranks.
-    """
+    """Pass the weights that all ranks have in common to their exchange (collective at first)."""
     _plan_for(_specs(weights), parameters, settings).begin(weights)
 
 
@@ -92,18 +67,7 @@ def exchange_fused(
     own: OwnStep,
     layout: Layout | None = None,
 ) -> tuple[list[HostArray], StepInfo]:
-    """Exchange gradients or weights as one operation (collective, blocking).
-
-    Args:
-        arrays, parameters, name, settings, layout: as in `reduce_fused`.
-        own: what this rank knows about the step.
-
-    Returns:
-        The results, as `reduce_fused` does, and what all ranks know together about the step.
-
-    Raises:
-        LayoutsDifferError, MismatchError, ValueError: as `reduce_fused`.
-    """
+    """Exchange gradients or weights as one operation (collective, blocking)."""
     if not arrays:  # other ranks may have some, and are to learn that this one has none
         plain = replace(settings, exchange=None, groups=None)
         return [], exchange_fused([_NOTHING], [_NOTHING], name, plain, own, layout)[1]
@@ -120,15 +84,7 @@ def exchange_fused(
 
 
 class _PlanCache:
-    """Plans of a channel, the latest ones: a search through models has many in succession.
-
-    Attributes:
-        plans: plans by gradients and settings, oldest first.
-        in_engine_memory: number of plans, dropped ones included, whose memory is the engine's; it
-            is there until shutdown().
-        exchanged: gradients that each exchange has state for, and their parameters, which may hold
-            the exchange themselves.
-    """
+    """Plans of a channel, the latest ones: a search through models has many in succession."""
 
     def __init__(self) -> None:
         self.plans: dict[Hashable, FusedPlan] = {}
@@ -139,12 +95,7 @@ class _PlanCache:
         self._lock = threading.Lock()
 
     def add(self, key: Hashable, plan: FusedPlan) -> None:
-        """Add a plan, and drop the oldest one if there are too many (local).
-
-        Args:
-            key: gradients and settings.
-            plan: the plan for them.
-        """
+        """Add a plan, and drop the oldest one if there are too many (local)."""
         with self._lock:
             self.plans[key] = plan
             if len(self.plans) > _MOST_CACHED:

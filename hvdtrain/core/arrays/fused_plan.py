@@ -33,14 +33,7 @@ _STRIDE = 4096
 
 @dataclass(frozen=True)
 class OwnStep:
-    """What a rank knows about a step by itself.
-
-    Attributes:
-        weight: weight of this rank in the average; None for 1.
-        number: number of steps before, for the exchange; None for those of the plan.
-        flush: whether this rank asks for equal weights now.
-        local_steps: steps of this rank since the weights of all were equal.
-    """
+    """What a rank knows about a step by itself."""
 
     weight: float | None = None
     number: int | None = None
@@ -50,12 +43,7 @@ class OwnStep:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of the buckets.
-
-    Attributes:
-        pool: blocks, each of the size of all buckets.
-        lending: finds gradients that need not be copied there; None if there are none.
-    """
+    """Memory of the buckets."""
 
     pool: MemoryPool
     lending: Lending | None = None
@@ -66,14 +54,6 @@ class FusedPlan:
 
     All ranks use a plan for the first time together: the request that ranks agree on covers shapes
     and dtypes.
-
-    Args:
-        specs: the gradients, in their order.
-        groups: indices of gradients that are reduced together.
-        exchange: exchange of the buckets.
-        channel: channel of the ranks that take part.
-        bucket_bytes: size limit of a bucket.
-        communicators: communicators of the exchange; None for those that are open, if any.
     """
 
     def __init__(
@@ -101,17 +81,6 @@ class FusedPlan:
         """Allocate the memory that the engine reduces fastest for later steps (collective).
 
         That is done once for all plans of the same gradients, whatever thread uses them.
-
-        Args:
-            channel: channel of the ranks that take part.
-            wanted: returns whether this rank has room for it; called if it was not done before.
-            allocator: finds the allocator of the gradients; None if there is none.
-
-        Returns:
-            Whether this call has allocated it.
-
-        Raises:
-            MismatchError: a rank has joined.
         """
         granted = []
 
@@ -145,18 +114,7 @@ class FusedPlan:
         own: OwnStep,
         variant: str,
     ) -> tuple[list[HostArray], StepInfo]:
-        """Reduce the gradients, or the weights, of one step (collective, blocking).
-
-        Args:
-            arrays: this rank's gradients, with the shapes and dtypes of the plan.
-            name: operation name.
-            channel: channel of the ranks that take part.
-            own: what this rank knows about the step.
-            variant: what else has to be equal on all ranks, beside the plan.
-
-        Returns:
-            The results, with the shapes and dtypes of `arrays`, and what all ranks know together.
-        """
+        """Reduce the gradients, or the weights, of one step (collective, blocking)."""
         memory = self._memory
         block = memory.pool.allocate()
         buffers = cut(self._plan.buckets, {"cpu": block})
@@ -192,11 +150,7 @@ class FusedPlan:
         ], reducer.step.info
 
     def begin(self, arrays: Sequence[HostArray]) -> None:
-        """Pass weights that all ranks have in common to the exchange (local).
-
-        Args:
-            arrays: weights, with the shapes and dtypes of the plan.
-        """
+        """Pass weights that all ranks have in common to the exchange (local)."""
         buffers = cut(self._plan.buckets, {"cpu": self._memory.pool.allocate()})
         pairs = zip(self._plan.buckets, buffers, strict=True)
         for number, (bucket, buffer) in enumerate(pairs):

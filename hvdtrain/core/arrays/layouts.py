@@ -15,12 +15,7 @@ DENSE, SPARSE, NONE = "d", "s", "-"
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a rank's gradients.
-
-    Attributes:
-        kinds: DENSE, SPARSE or NONE for each variable.
-        fixed: whether results are to have these kinds, as in a function that was traced.
-    """
+    """The layout of a rank's gradients."""
 
     kinds: str
     fixed: bool = False
@@ -37,12 +32,7 @@ class Layout:
 
 
 class LayoutsDifferError(Exception):
-    """Ranks have gradients of different layouts; raised on all of them.
-
-    Args:
-        ranks: number of each rank.
-        layouts: layout of each rank.
-    """
+    """Ranks have gradients of different layouts; raised on all of them."""
 
     def __init__(self, ranks: Sequence[int], layouts: Sequence[Layout]) -> None:
         super().__init__("gradients have different layouts on the ranks")
@@ -53,10 +43,6 @@ class LayoutsDifferError(Exception):
 
         A gradient is dense if it is on any rank, and None if it is on all. Once a function is
         traced, its sparse gradients can become dense, but None cannot become a gradient.
-
-        Raises:
-            MismatchError: the ranks have different variables, or a traced function has none of
-                the gradients of other ranks; on all ranks.
         """
         fixed = any(layout.fixed for layout in self._layouts)
         if len({len(layout.kinds) for layout in self._layouts}) > 1:
@@ -96,16 +82,7 @@ def reduce_present(
     reduce: Callable[[Sequence[HostArray], Layout], Sequence[HostArray]],
     fixed: bool = False,
 ) -> list[HostArray | None]:
-    """Reduce gradients of which some ranks have some only (collective, blocking).
-
-    Args:
-        gradients: this rank's gradient of each variable, or None.
-        names: name of each variable, for messages.
-        operation: operation name, for messages.
-        zeros: returns the gradient of a variable that has none here.
-        reduce: reduces the dense gradients of a layout, or raises LayoutsDifferError.
-        fixed: whether None has to stay None.
-    """
+    """Reduce gradients of which some ranks have some only (collective, blocking)."""
     layout = Layout("".join(NONE if g is None else DENSE for g in gradients), fixed)
     given = dict(enumerate(gradients))
     try:

@@ -20,23 +20,13 @@ _ALIGNMENT_BYTES = 64
 
 
 class Lending:
-    """Finds gradients of a plan that lie in memory of the node (all local).
-
-    Args:
-        arena: memory that serves the framework's allocations.
-        places: places of the gradients of all ranks.
-        plan: bucket plan.
-    """
+    """Finds gradients of a plan that lie in memory of the node (all local)."""
 
     def __init__(self, arena: GradientArena, places: GradientPlaces, plan: BucketPlan) -> None:
         self._arena, self._places, self._plan = arena, places, plan
 
     def buckets(self, buffers: Sequence[Buffer]) -> list[LentBucket | None]:
-        """Return each bucket for a step; None for those of small gradients.
-
-        Args:
-            buffers: memory of each bucket.
-        """
+        """Return each bucket for a step; None for those of small gradients."""
         specs, base = self._plan.specs, self._places.offset(buffers[0])
         return [
             None
@@ -54,13 +44,7 @@ class Lending:
         ]
 
     def lend(self, bucket: LentBucket | None, index: int, array: HostArray) -> bool:
-        """Let other ranks read a gradient where it lies; return whether they can.
-
-        Args:
-            bucket: its bucket, from buckets().
-            index: index of its parameter in the plan.
-            array: the gradient, of any shape, which is neither written nor freed during the step.
-        """
+        """Let other ranks read a gradient where it lies; return whether they can."""
         spec = self._plan.specs[index]
         if bucket is None or spec.nbytes < LEAST_BYTES:
             return False
@@ -80,15 +64,7 @@ class Lending:
 def open_lending(
     channel: Channel, plan: BucketPlan, memory: Elements, find: FindLibrary, name: str
 ) -> Lending | None:
-    """Let a framework allocate gradients in memory of the node, if all ranks can (collective).
-
-    Args:
-        channel: channel of the ranks.
-        plan: bucket plan.
-        memory: memory of its buckets.
-        find: finds the allocator of the framework.
-        name: name of the plan.
-    """
+    """Let a framework allocate gradients in memory of the node, if all ranks can (collective)."""
     if suitable_slices(channel, memory) is None:
         return None
     sizes = [spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind]

@@ -20,16 +20,6 @@ class ExchangedWeights:
 
     A rank counts in an exchange with the samples that it had since all weights were equal, or with
     its steps since then if their samples are not known.
-
-    Args:
-        settings: settings, equal on all ranks; the exchange is of kind WEIGHTS.
-        name: name of averages of gradients, and the first part of that of exchanges of weights;
-            equal on all ranks.
-
-    Attributes:
-        counter: counts the steps of this rank.
-        initial_state: state of a new optimizer, if exchanges reset the state.
-        anew: whether the state was reset; to be set to False when the optimizer has taken note.
     """
 
     def __init__(self, settings: GradientSettings, name: str) -> None:
@@ -48,13 +38,7 @@ class ExchangedWeights:
     def average(
         self, gradients: Sequence[HostArray], parameters: Sequence[object], samples: float | None
     ) -> list[HostArray]:
-        """Return the average of gradients, while ranks average them (collective, blocking).
-
-        Args:
-            gradients: gradients of this rank, of any shapes and floating point dtypes.
-            parameters: the parameter of each.
-            samples: samples of this rank in the step; None if unknown.
-        """
+        """Return the average of gradients, while ranks average them (collective, blocking)."""
         settings = replace(self._settings, exchange=self._exchange.first)
         own = OwnStep(samples, self.counter.steps)
         results, info = exchange_fused(gradients, parameters, self._name, settings, own)
@@ -64,13 +48,7 @@ class ExchangedWeights:
     def begin(
         self, weights: Sequence[HostArray], parameters: Sequence[object], samples: float | None
     ) -> None:
-        """Pass the weights that all ranks have in common to the exchange (collective at first).
-
-        Args:
-            weights: weights before a step, of any shapes and floating point dtypes.
-            parameters: the parameter of each.
-            samples: samples of this rank in the step; None if unknown.
-        """
+        """Pass the weights that all ranks have in common to the exchange (collective at first)."""
         counts = self._exchange.counts_samples and self.counter.samples_per_step is None
         if counts and samples is not None:
             self._take_part(weights, (), parameters, flush=False, weight=samples)
@@ -84,10 +62,6 @@ class ExchangedWeights:
         """Count a step; return whether weights are to be exchanged now (local).
 
         After a step on averaged gradients, ranks may change over to exchanges of weights.
-
-        Args:
-            samples: samples of this rank in the step; None if unknown.
-            rate: learning rate, if known.
         """
         if self.averages_gradients:
             self.counter.steps += 1
@@ -101,14 +75,7 @@ class ExchangedWeights:
         state: Sequence[HostArray],
         parameters: Sequence[object],
     ) -> tuple[list[HostArray], list[HostArray]]:
-        """Return the weights and the optimizer's state to go on from (collective, blocking).
-
-        Args:
-            weights: weights after a step, as in begin().
-            state: state of this rank's optimizer, of any shapes and floating point dtypes; nothing
-                if exchanges keep it.
-            parameters: the parameter of each weight.
-        """
+        """Return the weights and the optimizer's state to go on from (collective, blocking)."""
         samples = self.counter.samples
         weights, state, _ = self._take_part(weights, state, parameters, False, samples)
         return weights, state
@@ -122,9 +89,6 @@ class ExchangedWeights:
         """Return what exchange() does, with weights that are equal now (collective, blocking).
 
         A rank that is at its end earlier than others takes part in their exchanges until then.
-
-        Args:
-            weights, state, parameters: as for exchange().
         """
         while True:
             samples = self.counter.samples

@@ -33,14 +33,7 @@ _WIRE_TYPES = {"float16": np.float32, "bfloat16": np.float32, "bool": np.uint8}
 
 
 def as_buffer(array: HostArray) -> Buffer:
-    """View a contiguous array as a buffer, which keeps its memory alive.
-
-    Args:
-        array: contiguous array of any shape.
-
-    Raises:
-        TypeError: its element type cannot be communicated (strings, for example).
-    """
+    """View a contiguous array as a buffer, which keeps its memory alive."""
     try:
         dtype = DType(array.dtype.name)
     except ValueError:
@@ -49,23 +42,12 @@ def as_buffer(array: HostArray) -> Buffer:
 
 
 def from_buffer(buffer: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> HostArray:
-    """View a buffer in host memory as an array.
-
-    Args:
-        buffer: elements to view.
-        dtype: element type of the array, of the same size as the buffer's.
-        shape: shape of the array.
-    """
+    """View a buffer in host memory as an array."""
     return buffer.array().view(dtype).reshape(shape)
 
 
 def empty(shape: Sequence[int], dtype: npt.DTypeLike) -> HostArray:
-    """Return an uninitialized array that TensorFlow can use without a copy.
-
-    Args:
-        shape: shape of the array.
-        dtype: element type of the array.
-    """
+    """Return an uninitialized array that TensorFlow can use without a copy."""
     element = np.dtype(dtype)
     nbytes = int(np.prod(shape, dtype=np.int64)) * element.itemsize
     memory = np.empty(nbytes + ALIGNMENT_BYTES, np.uint8)

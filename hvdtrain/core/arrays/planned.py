@@ -36,12 +36,7 @@ class ArrayPlan:
     prepared: PreparedAllreduce
 
     def run(self, source: HostArray, result: HostArray) -> bool:
-        """Reduce an array if nothing else is pending; return whether it was done (collective).
-
-        Args:
-            source: elements in the type in which they are reduced.
-            result: memory of the same shape and type; may be `source`.
-        """
+        """Reduce an array if nothing else is pending; return whether it was done (collective)."""
         return operations.run_prepared(self.channel, self.prepared, (source, result))
 
 
@@ -52,14 +47,7 @@ def find_plan(key: Key) -> ArrayPlan | None:
 
 
 def keep_plan(key: Key, sent: HostArray, wire_op: ReduceOp, kind: str) -> None:
-    """Keep a plan for calls like one that was accepted (local).
-
-    Args:
-        key: description of the call.
-        sent: its elements, in the type in which they were reduced.
-        wire_op: reduction of the engine.
-        kind: element type on which the ranks have agreed.
-    """
+    """Keep a plan for calls like one that was accepted (local)."""
     name, _, prescale, postscale, process_set, *_ = key
     plans, channel = context.current().plans, channel_of(process_set)
     if len(plans) >= _MOST_PLANS or not sent.size:

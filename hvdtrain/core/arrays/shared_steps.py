@@ -41,16 +41,6 @@ class SharedSteps:
 
     A rank of a node adds its slice of all ranks' gradients, updates these weights and keeps their
     state in memory of the node; then the ranks tell each other their new weights.
-
-    Args:
-        specs: the variables, float32 or float64.
-        settings: settings of the reduction.
-        slices: result of node_slices().
-        rule: how each element is updated.
-        name: operation name.
-
-    Attributes:
-        state: the state of all variables.
     """
 
     def __init__(
@@ -74,21 +64,7 @@ class SharedSteps:
         values: StepValues,
         samples: float | None,
     ) -> dict[int, HostArray]:
-        """Update the variables that have a gradient (collective, blocking).
-
-        Args:
-            weights: the values of all variables, the same on all ranks.
-            gradients: gradients of this rank by number of the variable; the same numbers on all.
-            values: settings of this step.
-            samples: weight of this rank in the average; None for 1.
-
-        Returns:
-            The new values of these variables by number, in memory of the node. It is reused when
-            nothing refers to it any more.
-
-        Raises:
-            RuntimeError: the ranks of a node cannot share memory for gradients or state.
-        """
+        """Update the variables that have a gradient (collective, blocking)."""
         reducer = self._reducer or self._open()
         step = reducer.steps
         block, free = self._new.take(step)

@@ -20,14 +20,7 @@ _ALIGNMENT_BYTES = 4096
 
 
 def node_slices(process_set: ProcessSet) -> Slices | None:
-    """Return the slices of memory that the ranks of a node share (local).
-
-    Args:
-        process_set: ranks that take part.
-
-    Returns:
-        The slices; None, on all ranks of the set, if they cannot share their work.
-    """
+    """Return the slices of memory that the ranks of a node share (local)."""
     if not process_set.included() or process_set.size() == 1:
         return None
     slices = process_set.channel().communicator.slices()
@@ -37,13 +30,7 @@ def node_slices(process_set: ProcessSet) -> Slices | None:
 def places_of(
     buckets: Sequence[Bucket], memories: Sequence[HostArray], segments: Sequence[Segment]
 ) -> list[list[HostArray]]:
-    """Return the place of each segment in the memory of each rank, [count] each (local).
-
-    Args:
-        buckets: buckets of the plan.
-        memories: memory of all buckets, uint8, of each rank of the node.
-        segments: the segments.
-    """
+    """Return the place of each segment in the memory of each rank, [count] each (local)."""
     ranks = [cut(buckets, {"cpu": memory}) for memory in memories]
     return [
         [buffers[each.bucket].slice(each.start, each.count).array() for buffers in ranks]
@@ -58,11 +45,7 @@ class NewWeights:
     tensors, may keep a block for longer.
 
     Args:
-        buckets: buckets of the plan.
         memories: [memory_bytes(nbytes)] uint8 of each rank of the node.
-        number: number of this rank on the node.
-        owned: the segments of this rank.
-        nbytes: size of all buckets.
     """
 
     def __init__(
@@ -88,9 +71,6 @@ class NewWeights:
     def take(self, step: int) -> tuple[HostArray, bool]:
         """Return memory for this rank's weights, and whether other ranks may write there.
 
-        Args:
-            step: number of steps before, equal on all ranks.
-
         Returns:
             uint8 [nbytes], in use as long as views of it exist; private memory if a tensor still
             refers to the block of this step.
@@ -100,9 +80,5 @@ class NewWeights:
         return block, pool.is_given(block)
 
     def places(self, step: int) -> list[list[HostArray]]:
-        """Return the place of each owned segment in the block of each rank, [count] each.
-
-        Args:
-            step: as for take().
-        """
+        """Return the place of each owned segment in the block of each rank, [count] each."""
         return self._places[step % _BLOCKS]

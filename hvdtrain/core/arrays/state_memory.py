@@ -18,11 +18,6 @@ class StateMemory:
 
     Any rank reads and writes the whole state between two steps, as checkpoints do. All ranks that
     write it have the same values.
-
-    Args:
-        specs: the variables.
-        quantities: names of what is kept for each element.
-        number: number of this rank on its node.
     """
 
     def __init__(
@@ -78,13 +73,7 @@ class StateMemory:
         return whole.reshape(spec.shape)
 
     def write(self, index: int, name: str, value: HostArray) -> None:
-        """Replace what is kept for a variable.
-
-        Args:
-            index: number of the variable.
-            name: name of the quantity.
-            value: new values, in the shape of the variable.
-        """
+        """Replace what is kept for a variable."""
         self._factors.pop((index, name), None)
         whole = np.array(value, self._specs[index].dtype.numpy).reshape(-1)
         if self._memories:

@@ -17,16 +17,7 @@ _BLOCK_ELEMENTS = 16 << 10
 
 @dataclass(frozen=True)
 class StepValues:
-    """What an optimizer's settings say about a step, equal on all ranks.
-
-    Attributes:
-        rate: learning rate.
-        steps: number of steps before.
-        decay: by which the weights are multiplied, times the rate, and reduced before the step.
-        decayed: whether each variable decays.
-        clip_norm: maximum of the norm of all gradients together; None for no limit.
-        clip_value: maximum of the absolute value of each element; None for no limit.
-    """
+    """What an optimizer's settings say about a step, equal on all ranks."""
 
     rate: float
     steps: int
@@ -38,13 +29,7 @@ class StepValues:
 
 @dataclass(frozen=True)
 class SegmentUpdate:
-    """The update of a segment in a step.
-
-    Attributes:
-        rule: how each element is updated.
-        segment: the segment.
-        values: settings of this step.
-    """
+    """The update of a segment in a step."""
 
     rule: UpdateRule
     segment: Segment
@@ -60,7 +45,6 @@ class SegmentUpdate:
         """Write the new weights wherever they are needed; update the state in place (local).
 
         Args:
-            weights: all elements of the variable, 1-d; they stay as they are.
             gradient: reduced gradient of the segment, [count]; it is overwritten.
             state: what the rule keeps for the segment, [count] for each of its quantities.
             places: memory for the new weights, [count] each.

@@ -26,8 +26,6 @@ class Block:
         weights: their values, [n].
         gradient: their gradient, [n].
         state: what the rule keeps for them, [n] for each of its quantities.
-        rate: learning rate.
-        steps: number of steps before.
     """
 
     weights: HostArray
@@ -38,11 +36,7 @@ class Block:
 
 
 class UpdateRule(Protocol):
-    """How an optimizer updates each element by itself.
-
-    Attributes:
-        quantities: names of what it keeps for each element, 0 at first.
-    """
+    """How an optimizer updates each element by itself."""
 
     @property
     def quantities(self) -> Sequence[str]: ...

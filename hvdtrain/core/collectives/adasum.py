@@ -23,10 +23,6 @@ def combine(a: Array, b: Array) -> Array:
 
     Orthogonal vectors are added, equal ones averaged. A vector whose square is negligible leaves
     the other one unchanged.
-
-    Args:
-        a: float32 or float64 vector, 1-d.
-        b: vector of the same shape and dtype.
     """
     wide_a, wide_b = to_float64(a), to_float64(b)
     dot = wide_a @ wide_b
@@ -53,15 +49,6 @@ def adasum(
     The number of members is arbitrary: one without a partner moves up a level unchanged. Every
     member computes the whole tree from the gathered buffers, so that all get the same bits, at the
     cost of memory for all buffers.
-
-    Args:
-        communicator: communicator of the members.
-        buffer: float32 or float64 elements of this member, overwritten with the result.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        parts: first element and number of elements of the vectors in the buffer, which are
-            combined separately; other elements are not combined. By default the buffer is one
-            vector.
     """
     buffer.scale(prescale)
     size, count = communicator.size, buffer.count

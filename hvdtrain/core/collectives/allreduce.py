@@ -33,20 +33,6 @@ class Allreduce(Operation):
 
     AVERAGE is postscale * sum_r(prescale * buffer_r) / size; for integers the quotient is
     truncated towards zero. ADASUM combines each buffer separately (see `adasum`).
-
-    Args:
-        buffers: memory of each tensor of a group, overwritten with the result.
-        shapes: shapes of the tensors, hashable.
-        op: reduction.
-        name: name of the operation, equal on all members.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        kinds: element types of the user's tensors, if they differ from those of the buffers; equal
-            on all members.
-        sources: buffers of the elements; by default `buffers`.
-
-    Attributes:
-        terms: reduction and factors.
     """
 
     terms: Terms

@@ -16,14 +16,7 @@ _TOGETHER_BYTES = 128 << 10
 
 
 class Terms(NamedTuple):
-    """What all-reduces have in common that differ only in their tensors.
-
-    Attributes:
-        op: reduction.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        batch_key: see `Operation.batch_key`.
-    """
+    """What all-reduces have in common that differ only in their tensors."""
 
     op: ReduceOp
     prescale: float
@@ -34,14 +27,7 @@ class Terms(NamedTuple):
 def batch_key_of(
     buffers: Sequence[Buffer], op: ReduceOp, prescale: float, postscale: float
 ) -> Hashable:
-    """Return the batch key of a reduction; see `Operation.batch_key`.
-
-    Args:
-        buffers: memory of each tensor.
-        op: reduction.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-    """
+    """Return the batch key of a reduction; see `Operation.batch_key`."""
     dtype = buffers[0].dtype
     # Factors truncate each integer, for which engines have no call on many tensors.
     factors = dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
@@ -65,17 +51,7 @@ def _key(*terms: Hashable) -> Hashable:
 def engine_reduction(
     op: ReduceOp, dtype: DType, postscale: float, size: int
 ) -> tuple[ReduceOp, float, bool]:
-    """Return how an engine computes a reduction.
-
-    Args:
-        op: reduction, except ADASUM.
-        dtype: element type.
-        postscale: factor after the reduction.
-        size: number of members.
-
-    Returns:
-        The engine's reduction, its factor, and whether its result must be divided by `size`.
-    """
+    """Return how an engine computes a reduction."""
     if op is not ReduceOp.AVERAGE:
         return op, postscale, False
     if dtype.is_integer:

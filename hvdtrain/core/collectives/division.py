@@ -16,12 +16,7 @@ _HIGHEST = (1 << 63) - 1
 
 
 def divide_truncating(buffer: Buffer, divisor: int) -> None:
-    """Divide integers in place, truncating towards zero.
-
-    Args:
-        buffer: elements of any integer type, on any device.
-        divisor: positive divisor.
-    """
+    """Divide integers in place, truncating towards zero."""
     if buffer.device == "cpu":
         _divide_array(cast("npt.NDArray[np.integer[Any]]", buffer.array()), divisor)
     elif buffer.dtype is DType.UINT64:

@@ -28,15 +28,7 @@ class Barrier(Operation):
 
 
 class Broadcast(Operation):
-    """Overwrite the buffers of all members with the buffer of one.
-
-    Args:
-        buffer: elements of this member.
-        shape: shape of the tensor, equal on all members.
-        root_rank: member that sends its elements.
-        name: name of the operation, equal on all members.
-        root_shown: number of that member in the world, for messages.
-    """
+    """Overwrite the buffers of all members with the buffer of one."""
 
     def __init__(
         self, buffer: Buffer, shape: Sequence[int], root_rank: int, name: str, root_shown: int
@@ -61,11 +53,6 @@ class Allgather(Operation):
 
     The result contains, for each tensor of the group, new memory with the elements of all members
     in rank order, and the first dimension of each member.
-
-    Args:
-        buffers: elements of each tensor of the group.
-        shapes: shapes of the tensors, at least 1-d; only first dimensions may differ between ranks.
-        name: name of the operation, equal on all members.
     """
 
     def __init__(
@@ -105,12 +92,6 @@ class Alltoall(Operation):
 
     The result is new memory with the received parts in rank order, and the first dimension of each
     part.
-
-    Args:
-        buffer: elements of the tensor.
-        shape: shape of the tensor, at least 1-d; only the first dimension may differ between ranks.
-        splits: number of rows to send to each member; the sum is the first dimension.
-        name: name of the operation, equal on all members.
     """
 
     def __init__(

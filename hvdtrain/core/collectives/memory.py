@@ -19,8 +19,6 @@ class AllocateMemory(Operation):
 
     Args:
         nbytes: size in bytes, equal on all members.
-        name: name of the operation, equal on all members.
-        device: device on this member.
     """
 
     def __init__(self, nbytes: int, name: str, device: str = "cpu") -> None:
@@ -38,8 +36,6 @@ class AllocateIfWanted(Operation):
 
     Args:
         nbytes: size in bytes, equal on all members.
-        name: name of the operation, equal on all members.
-        wanted: whether this member wants it.
     """
 
     def __init__(self, nbytes: int, name: str, wanted: bool) -> None:

@@ -29,9 +29,6 @@ def tree_sum(terms: Sequence[Array]) -> Array:
     An array without a neighbor moves up a level unchanged. If N and V are powers of two and N
     divides V, the tree sum of N tree sums of V / N neighbors each has the same bits as the tree
     sum of all V.
-
-    Args:
-        terms: arrays of equal shape and dtype, at least one.
     """
     while len(terms) > 1:
         pairs = zip(terms[::2], terms[1::2], strict=False)
@@ -44,11 +41,6 @@ def branch(terms: int, rank: int, size: int) -> range:
     """Return the numbers of the terms that a rank adds, so that ranks go on along a binary tree.
 
     Ranks beyond the largest power of two add none.
-
-    Args:
-        terms: number of terms, a power of two.
-        rank: number of the rank.
-        size: number of ranks.
     """
     adding = 1 << (min(terms, size).bit_length() - 1)
     each = terms // adding
@@ -60,9 +52,6 @@ class OrderedCommunicator(Communicator):
 
     If the inner communicator does not do so itself, each rank receives its slice of all buffers,
     sums it, and sends the sum to all ranks; the traffic is that of an ordinary all-reduce.
-
-    Args:
-        inner: communicator that transfers the data and implements all other operations.
     """
 
     def __init__(self, inner: Communicator) -> None:

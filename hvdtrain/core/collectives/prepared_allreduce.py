@@ -23,26 +23,7 @@ Tensors: TypeAlias = tuple[_Tensor, _Tensor]
 
 
 class PreparedAllreduce(Prepared):
-    """The reduction of one tensor, prepared; its data are a pair of source and result.
-
-    Args:
-        communicator: communicator of the members.
-        example: a tensor like those that are reduced.
-        shape: shape of the tensors.
-        op: reduction.
-        name: name of the operation; of a numbered one that of the first call.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        buffer_of: function that returns a buffer over the memory of a tensor.
-        address_of: function that returns the address of a tensor in host memory.
-        next_name: function that returns the name of the next call; None if all have the same.
-        kind: element type of the user's tensors, if it differs from that of the example.
-
-    Attributes:
-        terms: reduction and factors.
-        dtype: element type of the tensors.
-        count: number of elements.
-    """
+    """The reduction of one tensor, prepared; its data are a pair of source and result."""
 
     def __init__(
         self,
@@ -81,13 +62,7 @@ class PreparedAllreduce(Prepared):
 
 
 class _Repeated(Allreduce):
-    """The reduction of one tensor, which makes buffers of it only where they are needed.
-
-    Args:
-        prepared: what it has in common with other calls.
-        request: its request.
-        data: source and result.
-    """
+    """The reduction of one tensor, which makes buffers of it only where they are needed."""
 
     def __init__(self, prepared: PreparedAllreduce, request: Request, data: Tensors) -> None:
         self.request, self.terms = request, prepared.terms

@@ -17,13 +17,7 @@ __all__ = ["ReduceScatter", "rows_of_rank"]
 
 
 def rows_of_rank(rows: int, rank: int, size: int) -> int:
-    """Return how many rows a rank receives: equally many, and lower ranks one of the remainder.
-
-    Args:
-        rows: first dimension of the tensor.
-        rank: rank that receives them.
-        size: number of ranks.
-    """
+    """Return how many rows a rank receives: equally many, and lower ranks one of the remainder."""
     return rows // size + (rank < rows % size)
 
 
@@ -31,16 +25,6 @@ class ReduceScatter(Operation):
     """Reduce buffers and keep this member's part of the first dimension.
 
     The result is new memory for each tensor of the group; the buffers are not changed.
-
-    Args:
-        buffers: elements of each tensor of a group.
-        shapes: shapes of the tensors, at least 1-d.
-        op: reduction, AVERAGE, SUM, MIN, MAX or PRODUCT.
-        name: name of the operation, equal on all members.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-        kinds: element types of the user's tensors, if they differ from those of the buffers; equal
-            on all members.
     """
 
     def __init__(

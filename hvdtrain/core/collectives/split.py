@@ -16,9 +16,6 @@ class Split(Operation):
 
     It is an agreed operation because engines use the old communicator to create the new one, and
     the old one may be in use by a round.
-
-    Args:
-        ranks: ranks of the new communicator's members in the old one.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:

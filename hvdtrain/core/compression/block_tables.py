@@ -45,14 +45,7 @@ class BlockTable:
 def block_tables(
     bucket: FilledBucket, elements: Array, start: int, block: int
 ) -> tuple[list[BlockTable], list[Array]]:
-    """Divide a slice of a bucket into rows, and into views of what fills no row.
-
-    Args:
-        bucket: bucket of the slice.
-        elements: elements of the slice, 1-d.
-        start: position of the slice in the bucket.
-        block: length of a row; 0 for the columns of the parameters, which must then be whole.
-    """
+    """Divide a slice of a bucket into rows, and into views of what fills no row."""
     views: dict[int, list[Array]] = {}
     rest = []
     for piece in bucket.pieces(elements, start):

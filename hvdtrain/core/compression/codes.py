@@ -30,7 +30,6 @@ def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
         rows: [rows, length], float32 or float64, of any strides; overwritten with the error.
         factors: overwritten with bases and steps, [rows, 2], contiguous, in the dtype of the rows.
         codes: overwritten with the codes, [rows, row_bytes(length, bits)] uint8, contiguous.
-        bits: number of bits of a code, in BITS.
     """
     with _contiguous(rows) as own:
         if not with_kernel("encode", own, factors, codes, bits):
@@ -42,9 +41,6 @@ def decode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
 
     Args:
         rows: [rows, length], in the dtype of the factors, of any strides.
-        factors: bases and steps, as of encode().
-        codes: codes, as of encode().
-        bits: number of bits of a code.
     """
     with _contiguous(rows) as own:
         if not with_kernel("decode", own, factors, codes, bits):

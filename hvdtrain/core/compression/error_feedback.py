@@ -127,12 +127,7 @@ class ErrorFeedback(Exchange):
 
 
 def sum_together(parts: Sequence[Array], network: Communicator) -> None:
-    """Sum arrays over the network in one message, in place (collective).
-
-    Args:
-        parts: 1-d arrays of the same dtype.
-        network: communicator of the members.
-    """
+    """Sum arrays over the network in one message, in place (collective)."""
     if not parts:
         return
     message, first = concatenate(parts), 0

@@ -19,15 +19,7 @@ def to_float32(array: Array) -> Array:
 
 
 def round_to_half(array: Array, half: DType) -> Array:
-    """Return elements rounded to a half type, to the nearest, ties to even.
-
-    Args:
-        array: float32 of any shape.
-        half: FLOAT16 or BFLOAT16.
-
-    Returns:
-        An array of the same shape, of the half type; numpy has the bits of bfloat16 as uint16.
-    """
+    """Return elements rounded to a half type, to the nearest, ties to even."""
     if is_tensor(array):
         given: Any = array
         return cast("Array", given.to(getattr(namespace(array), half.value)))
@@ -37,12 +29,7 @@ def round_to_half(array: Array, half: DType) -> Array:
 
 
 def widen_half(array: Array, half: DType) -> Array:
-    """Return the float32 values of an array that round_to_half() has returned.
-
-    Args:
-        array: its result, of any shape.
-        half: FLOAT16 or BFLOAT16.
-    """
+    """Return the float32 values of an array that round_to_half() has returned."""
     if is_tensor(array) or half is DType.FLOAT16:
         return to_float32(array)
     bits = cast("HostArray", array).astype(np.uint32)

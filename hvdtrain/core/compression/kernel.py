@@ -40,12 +40,7 @@ def load_kernel() -> ctypes.CDLL | None:
 
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:
-    """Load the library from a file.
-
-    Raises:
-        KernelError: the library is missing, does not load, or was compiled from a different
-            codes_kernel.c; or that file is not installed.
-    """
+    """Load the library from a file."""
     library = open_library(path, _SOURCE)
     for call in _CALLS:
         function = getattr(library, f"hvd_{call}")
@@ -57,11 +52,8 @@ def with_kernel(call: str, rows: Array, factors: Array, codes: Array, bits: int)
     """Do with the kernel what a function of array_codes does; return False where there is none.
 
     Args:
-        call: name of the function.
         rows: [rows, length], contiguous, float32 or float64.
         factors: [rows, 2], contiguous, in the dtype of the rows.
-        codes: packed codes of the rows, contiguous.
-        bits: number of bits of a code.
     """
     memory = buffer_of(rows)
     library = load_kernel() if memory.device == "cpu" else None

@@ -19,10 +19,6 @@ def largest(elements: Array, count: int) -> Array:
 
     Of equal magnitudes the one with the lower index comes first; NaN counts as infinite.
 
-    Args:
-        elements: 1-d.
-        count: number of indices, at most that of the elements.
-
     Returns:
         [count] int64.
     """

@@ -12,9 +12,5 @@ def row_bytes(length: int, bits: int) -> int:
 
     The codes of a byte lie as far from each other as the row has bytes, so that those of
     neighboring elements are made and read together.
-
-    Args:
-        length: number of elements.
-        bits: number of bits of a code, in BITS.
     """
     return -(-length * bits // 8)

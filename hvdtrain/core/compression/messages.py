@@ -19,7 +19,6 @@ def coded_bytes(tables: Sequence[Array], bits: int) -> int:
 
     Args:
         tables: matrices, each [rows, length].
-        bits: number of bits of a code.
     """
     return -(-sum(map(sum, _sizes(tables, bits))) // _ALIGNMENT) * _ALIGNMENT
 
@@ -30,7 +29,6 @@ def to_message(message: Array, tables: Sequence[Array], bits: int) -> None:
     Args:
         message: overwritten, [coded_bytes(tables, bits)] uint8.
         tables: matrices, each [rows, length].
-        bits: number of bits of a code.
     """
     message[sum(map(sum, _sizes(tables, bits))) :] = 0
     for table, factors, codes in _parts(message, tables, bits):
@@ -38,13 +36,7 @@ def to_message(message: Array, tables: Sequence[Array], bits: int) -> None:
 
 
 def read_message(message: Array, tables: Sequence[Array], bits: int) -> None:
-    """Overwrite matrices with what a message stands for.
-
-    Args:
-        message: result of to_message() on any rank.
-        tables: matrices of the same shapes and dtype.
-        bits: number of bits of a code.
-    """
+    """Overwrite matrices with what a message stands for."""
     for table, factors, codes in _parts(message, tables, bits):
         decode(table, factors, codes, bits)
 

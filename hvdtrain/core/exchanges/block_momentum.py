@@ -32,14 +32,7 @@ _AHEAD = "look-ahead"
 
 @dataclass(frozen=True)
 class _Update:
-    """The factors of one exchange.
-
-    Attributes:
-        momentum: factor of the velocity before.
-        gain: factor of the ranks' mean change.
-        share: how much of a whole block it was.
-        ahead: look-ahead from which ranks go on, as a factor of the velocity.
-    """
+    """The factors of one exchange."""
 
     momentum: float
     gain: float

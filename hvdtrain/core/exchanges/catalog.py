@@ -41,14 +41,7 @@ _COMMON = {name: ExchangeOption(name, int, 0) for name in (_WARM_UP, _SAMPLES)}
 
 
 def make_exchange(text: str) -> Exchange:
-    """Return a new exchange that text describes, such as "powersgd:rank=4,warmup=10".
-
-    Args:
-        text: a name, or a name, a colon and options, `key=value`, separated by commas.
-
-    Raises:
-        ValueError: no exchange has the name, or it does not have such an option or value.
-    """
+    """Return a new exchange that text describes, such as "powersgd:rank=4,warmup=10"."""
     kind, options = parse_exchange(text, EXCHANGES, _COMMON)
     steps, samples = int(options.pop(_WARM_UP, 0)), int(options.pop(_SAMPLES, 0))
     try:
@@ -60,9 +53,5 @@ def make_exchange(text: str) -> Exchange:
 
 
 def exchange_options(name: str) -> dict[str, ExchangeOption]:
-    """Return the options that an exchange has in text, by name.
-
-    Args:
-        name: name of the exchange, in EXCHANGES.
-    """
+    """Return the options that an exchange has in text, by name."""
     return options_of(EXCHANGES[name]) | _COMMON

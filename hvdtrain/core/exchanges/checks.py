@@ -9,17 +9,7 @@ __all__ = ["check_count", "check_momentum", "check_positive"]
 
 
 def check_count(name: str, number: int, least: int = 1) -> None:
-    """Check that an argument is a whole number that is not too small.
-
-    Args:
-        name: name of the argument, for the message.
-        number: its value.
-        least: smallest value.
-
-    Raises:
-        TypeError: it is not a whole number.
-        ValueError: it is less than `least`.
-    """
+    """Check that an argument is a whole number that is not too small."""
     try:
         operator.index(number)
     except TypeError:
@@ -29,27 +19,12 @@ def check_count(name: str, number: int, least: int = 1) -> None:
 
 
 def check_positive(name: str, number: float) -> None:
-    """Check that an argument is a positive number.
-
-    Args:
-        name: name of the argument, for the message.
-        number: its value.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Check that an argument is a positive number."""
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be a positive number, got {number}")
 
 
 def check_momentum(momentum: float) -> None:
-    """Check the momentum of an exchange.
-
-    Args:
-        momentum: momentum.
-
-    Raises:
-        ValueError: it is not in [0, 1).
-    """
+    """Check the momentum of an exchange."""
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")

@@ -180,11 +180,7 @@ class DiLoCo(Exchange):
 
 
 def _parts(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield views of the same elements of each array, which in host memory fit into the cache.
-
-    Args:
-        arrays: arrays of the same shape; contiguous ones in host memory are divided.
-    """
+    """Yield views of the same elements of each array, which in host memory fit into the cache."""
     hosts = [cast("HostArray", array) for array in arrays]
     if is_tensor(arrays[0]) or not all(host.flags.c_contiguous for host in hosts):
         yield arrays

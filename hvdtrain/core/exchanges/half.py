@@ -89,11 +89,6 @@ class HalfExchange(Exchange):
         """Return the sum of all members' arrays times a factor, rounded once (collective).
 
         Each member adds one stripe of the elements.
-
-        Args:
-            rounded: elements of the half type, 1-d.
-            factor: factor for the sum.
-            network: communicator of the members.
         """
         send = buffer_of(rounded)
         bounds = slice_bounds(send.count, network.size)

@@ -73,15 +73,7 @@ class NBitExchange(ErrorFeedback):
         return error
 
     def _sum(self, stripes: Sequence[_Stripe], network: Communicator) -> list[Array]:
-        """Return the messages about the sums, and leave in the stripes what is lost (collective).
-
-        Args:
-            stripes: elements of this rank, by the rank that sums them.
-            network: communicator of the members.
-
-        Returns:
-            The messages of all ranks, each about its own stripe.
-        """
+        """Return the messages about the sums, and leave in the stripes what is lost (collective)."""
         sizes = [coded_bytes(stripe, self._bits) for stripe in stripes]
         model = next(stripe[0] for stripe in stripes if stripe)
         own = stripes[network.rank]

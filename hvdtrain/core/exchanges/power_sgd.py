@@ -30,7 +30,6 @@ class _Matrix:
     """A parameter that is compressed.
 
     Attributes:
-        name: name of the parameter.
         values: view of its elements, [n, m].
         error: view of its error, [n, m].
         right: orthonormal rows of the step, [rank, m].

@@ -47,14 +47,7 @@ class SavedExchange(TypedDict):
 def save_exchange(
     exchange: Exchange, steps: int, ranks: int, counts: Mapping[str, float | None]
 ) -> SavedExchange:
-    """Return a copy of the state of an exchange (local).
-
-    Args:
-        exchange: exchange of an optimizer.
-        steps: number of steps that the program has completed.
-        ranks: number of ranks that take part.
-        counts: counts of the optimizer by name; None for one that is not known.
-    """
+    """Return a copy of the state of an exchange (local)."""
     state = exchange.state()
     known = {name: np.array(count) for name, count in counts.items() if count is not None}
     return SavedExchange(
@@ -72,19 +65,6 @@ def load_exchange(
     """Restore the state of an exchange (local).
 
     On another number of ranks the arrays of a rank begin anew, and the first rank says so.
-
-    Args:
-        exchange: exchange of an optimizer.
-        saved: result of save_exchange() on the rank of the same number, or on any one of another
-            number of ranks.
-        ranks: number of ranks that take part.
-        first: whether this rank is the first of them.
-
-    Returns:
-        The number of steps that the program had completed, and counts of the optimizer by name.
-
-    Raises:
-        ValueError: it is the state of another exchange.
     """
     if saved["spec"] != exchange.spec:
         raise ValueError(

@@ -124,14 +124,7 @@ class TopKExchange(ErrorFeedback):
 def _exchanged(
     chosen: Sequence[Array], elements: Array, error: Array, network: Communicator
 ) -> list[tuple[Array, Array]]:
-    """Return all members' indices and values, and remove this rank's from its error (collective).
-
-    Args:
-        chosen: indices of elements that this rank sends, int64.
-        elements: elements of this rank, 1-d.
-        error: copy of the elements, 1-d.
-        network: communicator of the members.
-    """
+    """Return all members' indices and values, and remove this rank's from its error (collective)."""
     indices = concatenate(chosen)
     error[indices] = 0
     # Numbers of one width: float32 with int32.

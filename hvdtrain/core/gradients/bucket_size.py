@@ -48,7 +48,6 @@ class BucketSize:
 
     Attributes:
         nbytes: size of its gradients in bytes.
-        reason: explanation of the size, for log messages.
     """
 
     nbytes: int
@@ -63,9 +62,6 @@ def fit_cost(points: Sequence[tuple[int, float]]) -> AllreduceCost:
 
     Args:
         points: pairs of bytes and seconds, of at least two sizes.
-
-    Raises:
-        ValueError: there are fewer sizes, or time does not increase with size.
     """
     (_, start), *larger = sorted(points)
     products = sum(nbytes * (seconds - start) for nbytes, seconds in larger)
@@ -133,10 +129,7 @@ def measure_allreduces(
     """Return sizes in bytes, and the times of the slowest member in seconds (collective).
 
     Args:
-        communicator: communicator of the members.
         sizes: sizes in bytes, increasing; at least the first two are measured.
-        calls: number of all-reduces of each size.
-        budget_seconds: time that larger sizes must not exceed.
     """
     # A communicator releases its memory only when it is closed.
     own = communicator.split(range(communicator.size))

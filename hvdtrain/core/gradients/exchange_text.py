@@ -48,16 +48,7 @@ def options_of(made: type[Exchange]) -> dict[str, ExchangeOption]:
 def parse_exchange(
     text: str, known: Mapping[str, type[Exchange]], common: Mapping[str, ExchangeOption]
 ) -> tuple[type[Exchange], dict[str, Option]]:
-    """Return the class that text names, and the options given for it.
-
-    Args:
-        text: a name, or a name, a colon and options, `key=value`, separated by commas.
-        known: classes by name.
-        common: options of all of them besides their arguments, by name.
-
-    Raises:
-        ValueError: no class has the name, or it does not have such an option or value.
-    """
+    """Return the class that text names, and the options given for it."""
     name, _, given = text.partition(":")
     if name not in known:
         raise ValueError(f"exchange {text!r}: the name must be one of {', '.join(known)}")

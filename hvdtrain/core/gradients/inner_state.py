@@ -16,11 +16,7 @@ class InnerState(Enum):
 
 
 def parse_inner_state(text: str) -> InnerState:
-    """Return the member that the option `state` names.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the member that the option `state` names."""
     try:
         return InnerState(text)
     except ValueError:

@@ -27,14 +27,7 @@ def memory_bytes(plan: BucketPlan) -> dict[str, int]:
 def bucket_memory(
     channel: Channel, plan: BucketPlan, name: str, devices: Mapping[str, str]
 ) -> dict[str, Elements]:
-    """Allocate memory that the engine reduces fastest, for each device of a plan (collective).
-
-    Args:
-        channel: channel of the ranks.
-        plan: plan of the gradients.
-        name: purpose of the memory, for messages.
-        devices: device of the buckets on this rank, for each device of the plan.
-    """
+    """Allocate memory that the engine reduces fastest, for each device of a plan (collective)."""
     return {
         device: channel.run(AllocateMemory(nbytes, f"of {name} on {device}", devices[device]))
         for device, nbytes in sorted(memory_bytes(plan).items())
@@ -42,12 +35,7 @@ def bucket_memory(
 
 
 def cut(buckets: Sequence[Bucket], memory: Mapping[str, Elements]) -> list[Buffer]:
-    """Divide memory into buckets.
-
-    Args:
-        buckets: buckets in the order of their memory.
-        memory: uint8 memory for each device of the plan.
-    """
+    """Divide memory into buckets."""
     whole = {device: Buffer.of(elements) for device, elements in memory.items()}
     buffers, ends = [], dict.fromkeys(memory, 0)
     for bucket in buckets:

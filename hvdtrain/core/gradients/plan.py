@@ -29,16 +29,7 @@ _CALLED = {"kind": "dtype"}
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """The properties of a parameter that must be equal on all ranks.
-
-    Attributes:
-        name: name in the model.
-        shape: shape of the parameter.
-        strides: strides of the parameter, in elements.
-        dtype: type in which its gradient is reduced.
-        kind: name of its own type.
-        device: type of its device, e.g. "cuda".
-    """
+    """The properties of a parameter that must be equal on all ranks."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,15 +51,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one type and device in contiguous memory.
-
-    Attributes:
-        parameters: indices of their parameters in the plan.
-        starts: first element of each gradient in the bucket.
-        count: number of elements of the bucket.
-        dtype: element type.
-        device: type of the parameters' device.
-    """
+    """Gradients of one type and device in contiguous memory."""
 
     parameters: tuple[int, ...]
     starts: tuple[int, ...]
@@ -84,15 +67,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Buckets in the order in which they are reduced.
-
-    Attributes:
-        specs: parameters, in the order of the model.
-        buckets: buckets, in the order of their reduction.
-        bucket_bytes: maximum size of a bucket.
-        first_bucket_bytes: maximum size of the first bucket.
-        groups: indices of parameters that share a bucket.
-    """
+    """Buckets in the order in which they are reduced."""
 
     specs: tuple[ParameterSpec, ...]
     buckets: tuple[Bucket, ...]
@@ -137,16 +112,6 @@ def make_plan(
 
     The first bucket is small so that communication starts early. A bucket is closed when the next
     gradient would exceed its maximum size; a gradient larger than that gets its own bucket.
-
-    Args:
-        specs: parameters, in the order of the model.
-        bucket_bytes: maximum size of a bucket.
-        first_bucket_bytes: maximum size of the first bucket.
-        groups: indices of parameters that share a bucket (one for each type and device),
-            whatever their size; the others are divided as usual.
-        order: indices of all parameters in the order in which backward computes their gradients;
-            by default the reverse of the model's order, which is roughly the same.
-        apart: indices of parameters that share no bucket with others, except in groups.
     """
     order = list(order or reversed(range(len(specs))))
     position = {index: number for number, index in enumerate(order)}
@@ -176,15 +141,7 @@ def make_plan(
 
 
 def plan_of_layout(plan: BucketPlan, layout: Mapping[str, Any]) -> BucketPlan:
-    """Return a plan with a given layout for the parameters of another plan.
-
-    Args:
-        plan: plan of the parameters.
-        layout: `BucketPlan.layout` of another plan.
-
-    Raises:
-        ValueError: the layout does not match the parameters.
-    """
+    """Return a plan with a given layout for the parameters of another plan."""
     try:
         buckets, limits = layout["buckets"], (layout["bucket_bytes"], layout["first_bucket_bytes"])
         indices = sorted(index for members in buckets for index in members)
@@ -220,13 +177,7 @@ def _bucket(specs: Sequence[ParameterSpec], members: Sequence[int]) -> Bucket:
 def first_difference(
     own: Sequence[ParameterSpec], root: Sequence[ParameterSpec], root_rank: int = 0
 ) -> str | None:
-    """Return the first difference between the parameters of two ranks, or None.
-
-    Args:
-        own: parameters of this rank.
-        root: parameters of `root_rank`.
-        root_rank: rank to compare with, for the message.
-    """
+    """Return the first difference between the parameters of two ranks, or None."""
     for mine, theirs in zip(own, root, strict=False):
         if mine.name != theirs.name:
             return f"parameter {mine.name!r}, but rank {root_rank} has {theirs.name!r} in its place"

@@ -13,14 +13,7 @@ UNTIL_STEP = 1 << 32
 
 
 class Verdict(NamedTuple):
-    """What a vote tells a rank about the next bucket.
-
-    Attributes:
-        certain: number of buckets that all ranks have filled.
-        released: whether no rank fills the next bucket in the passes that this rank has ended, so
-            that backward() must not wait for it.
-        missed: whether others wait for this rank to fill it.
-    """
+    """What a vote tells a rank about the next bucket."""
 
     certain: int
     released: bool = False
@@ -33,13 +26,6 @@ class BucketProgress:
 
     Ranks reduce a bucket when all have filled it, which they find out by a vote. A rank that has
     not filled the next bucket votes only between backward passes, because a pass may yet fill it.
-
-    Attributes:
-        total: number of buckets.
-        filled: number of buckets that the program has filled.
-        reduced: number of buckets that the ranks have reduced.
-        passes: number of backward passes that have ended.
-        between: whether a pass has ended, and none has filled anything since.
     """
 
     total: int
@@ -59,21 +45,13 @@ class BucketProgress:
         return self.reduced < self.filled
 
     def fill(self, count: int = 1) -> BucketProgress:
-        """Return the progress after filling the next `count` buckets.
-
-        Raises:
-            ValueError: there are not so many buckets left.
-        """
+        """Return the progress after filling the next `count` buckets."""
         if self.filled + count > self.total:
             raise ValueError(f"{self.filled} of {self.total} buckets are filled: no {count} more")
         return replace(self, filled=self.filled + count)
 
     def reduce(self) -> BucketProgress:
-        """Return the progress after reducing the next bucket.
-
-        Raises:
-            ValueError: the bucket is not filled.
-        """
+        """Return the progress after reducing the next bucket."""
         if not self.ready:
             raise ValueError(f"bucket {self.reduced} is not filled")
         return replace(self, reduced=self.reduced + 1)
@@ -87,12 +65,7 @@ class BucketProgress:
         return self if self.between else replace(self, between=True, passes=self.passes + 1)
 
     def vote(self, awaited: int) -> tuple[int, int, int]:
-        """Return the vote on the next bucket, of which ranks take the maxima.
-
-        Args:
-            awaited: 0 if the program does not wait for the step, the number of ended passes if it
-                waits at the end of one, and UNTIL_STEP if it waits for the whole step.
-        """
+        """Return the vote on the next bucket, of which ranks take the maxima."""
         return self.total - self.filled, awaited, 0 if self.ready else UNTIL_STEP - self.passes
 
     def verdict(self, highest: Sequence[int]) -> Verdict:

@@ -47,35 +47,6 @@ class Reducer:
     One thread fills `buffers` and calls the methods. If the engine allows it, the channel's thread
     communicates meanwhile. In each step, call `ready` for each gradient that is in its bucket,
     `launch`, `finish`, and then `forget`.
-
-    Args:
-        context: context of this process, which has the channel.
-        channel: channel of the ranks.
-        plan: bucket plan, equal on all ranks.
-        buffers: memory of each bucket.
-        exchange: exchange of the buckets, equal on all ranks.
-        name: name of the steps, equal on all ranks.
-        numbers: number of 32-bit integers that each step sums over the ranks.
-        streams: streams of each bucket's device; by default those of the host.
-        counted: whether ranks agree on the number of each step.
-        communicators: communicators of the exchange; by default each rank counts as a node.
-        placed: each bucket of which some gradients may lie elsewhere; None for the others.
-
-    Attributes:
-        plan: bucket plan.
-        buffers: memory of each bucket.
-        placed: each bucket of which some gradients may lie elsewhere; None for the others.
-        name: name of the steps.
-        weight: weight of this rank in the average of the next steps; None for the plain average.
-        rate: function that returns the learning rate, for an exchange that uses it.
-        scale: function that returns the factor of the loss, for an exchange that uses it.
-        unused: function that returns the names of the parameters for which no rank had a gradient,
-            from the summed `numbers`.
-        variant: what else has to be equal on all ranks in the next steps, beside the plan.
-        steps: number of steps that the program has completed, including those of earlier plans.
-        numbers: int32 array of the integers of this step, initially zeros; to be set before the
-            last bucket is launched.
-        step: present step.
     """
 
     def __init__(
@@ -112,17 +83,7 @@ class Reducer:
         streams: Sequence[Streams] | None = None,
         placed: Sequence[PlacedBucket | None] | None = None,
     ) -> None:
-        """Use another plan of the same gradients; call between steps.
-
-        Args:
-            plan: bucket plan, equal on all ranks.
-            buffers: memory of each bucket.
-            streams: streams of each bucket's device; by default those of the host.
-            placed: each bucket of which some gradients may lie elsewhere; None for the others.
-
-        Raises:
-            UnsupportedError: the engine does not reduce the type or device of a bucket.
-        """
+        """Use another plan of the same gradients; call between steps."""
         for buffer in buffers:
             objection = self._channel.communicator.capabilities.unsupported(buffer, ReduceOp.SUM)
             if objection is not None:
@@ -141,12 +102,7 @@ class Reducer:
         self.step.placed = self.placed
 
     def put(self, source: Buffer, part: Buffer) -> None:
-        """Copy a gradient to its place in a bucket, bypassing the caches if possible (local).
-
-        Args:
-            source: gradient in host memory.
-            part: its place in the bucket.
-        """
+        """Copy a gradient to its place in a bucket, bypassing the caches if possible (local)."""
         self._channel.communicator.put(source, part)
 
     def ready(self, index: int) -> None:
@@ -189,11 +145,7 @@ class Reducer:
             raise
 
     def check_weight(self) -> None:
-        """Check that the weight of this step is the one with which its first bucket left (local).
-
-        Raises:
-            RuntimeError: the program has set another weight since then.
-        """
+        """Check that the weight of this step is the one with which its first bucket left (local)."""
         if self._submitted and self.step.weight != self.weight:
             raise RuntimeError(
                 f"sample_weight was set to {self.weight} when gradients of this step had left with "

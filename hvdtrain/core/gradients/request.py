@@ -23,16 +23,7 @@ def step_request(
     exchange: Exchange,
     step: int | None = None,
 ) -> Request:
-    """Return the request of a step.
-
-    Args:
-        name: name of the plan, or a name given by the user.
-        digest: digest of the plan.
-        buffers: memory of the buckets.
-        numbers: number of integers that are summed at the end of the step.
-        exchange: exchange of the buckets.
-        step: number of steps that the program has completed; None if ranks need not agree on it.
-    """
+    """Return the request of a step."""
     devices = device_types(buffers)
     details = (
         ("exchange", exchange.spec),

@@ -36,42 +36,6 @@ class GradientStep(Operation):
 
     The thread that fills the buckets calls `ready` and `launch`; the channel's thread exchanges
     them.
-
-    Args:
-        buffers: memory of each bucket.
-        numbers: int32 buffer in host memory that is summed over the ranks at the end, in place;
-            to be set before the last bucket is launched.
-        exchange: exchange of the buckets.
-        plan: bucket plan; None if `ready` is never called.
-        streams: streams of each bucket's device; by default those of the host.
-
-    Attributes:
-        request: request on which ranks agree; to be set before the step is submitted, like
-            `number`, `weight`, `rate`, `scale`, `flush`, `local_steps`, `communicators`, `joined`,
-            `unused` and `placed`.
-        number: number of steps that the program has completed before, for the exchange.
-        weight: weight of this rank in the average; None for 1. If no rank gives a weight, the
-            plain average is taken over all ranks, including joined ones.
-        rate: learning rate, if the exchange uses it.
-        scale: factor of the loss, if the exchange uses it.
-        flush: whether this rank asks for equal weights now, at whatever step the others are.
-        local_steps: steps of this rank since the weights of all were equal.
-        communicators: communicators of the exchange; by default those that were opened for the
-            channel, else each rank counts as a node.
-        joined: whether this rank has joined, so that it has no data and no weight.
-        unused: function that returns the names of the parameters for which no rank had a gradient,
-            called when `numbers` are summed.
-        placed: each bucket of which some gradients may lie elsewhere; None for the others.
-        reduced: future of each bucket, which returns the mark after its reduction.
-        added: future that is done when the step is over and the next one may be submitted.
-        arrivals: indices of the gradients that are ready, in the order of their arrival.
-        passes: number of backward passes that have been accumulated in each gradient, by index.
-        info: information that ranks have agreed on, when the step is over.
-        sparse: sparse gradients, which ranks exchange without buckets, by index.
-        delivered: number of buckets whose results the program has received.
-        awaited: for what the program waits; see `BucketProgress.vote`.
-        released: called repeatedly while backward() must not wait for the next bucket.
-        missed: called repeatedly while others wait for this rank to fill the next bucket.
     """
 
     def __init__(
@@ -136,11 +100,7 @@ class GradientStep(Operation):
         return not any(self._missing)
 
     def ready(self, index: int) -> bool:
-        """Mark a gradient as copied into its bucket, in the order of the current stream (local).
-
-        Returns:
-            Whether all gradients of the bucket are ready.
-        """
+        """Mark a gradient as copied into its bucket, in the order of the current stream (local)."""
         assert self._plan is not None
         if self._progress.between:
             with self._changed:

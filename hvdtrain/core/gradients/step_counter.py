@@ -8,16 +8,7 @@ __all__ = ["StepCounter"]
 
 
 class StepCounter:
-    """Counts the steps of this rank, and their samples, since weights were exchanged.
-
-    Attributes:
-        steps: number of steps that the program has completed.
-        local_steps: number of steps since the weights of all ranks were equal.
-        samples: samples in these steps; a step whose samples are not known counts as one.
-        begun: whether the exchange has the weights from which this rank takes steps.
-        samples_per_step: mean number of samples of all ranks in a step, equal on all ranks; None
-            while it is unknown.
-    """
+    """Counts the steps of this rank, and their samples, since weights were exchanged."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -36,14 +27,7 @@ class StepCounter:
         return self.local_steps == 0
 
     def check_synchronized(self, caller: str) -> None:
-        """Check that the weights of all ranks are equal (local).
-
-        Args:
-            caller: function that needs equal weights.
-
-        Raises:
-            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
-        """
+        """Check that the weights of all ranks are equal (local)."""
         if not self.synchronized:
             raise RuntimeError(
                 "the ranks' weights differ until their next exchange: call flush() before "
@@ -51,12 +35,7 @@ class StepCounter:
             )
 
     def count(self, samples: float | None, rate: float | None) -> LocalSteps:
-        """Count a step; return what tells an exchange whether it is due (local).
-
-        Args:
-            samples: samples of this rank in the step; None if unknown.
-            rate: learning rate, if known.
-        """
+        """Count a step; return what tells an exchange whether it is due (local)."""
         self.steps += 1
         self._since_exchange += 1
         self.local_steps += 1
@@ -64,13 +43,7 @@ class StepCounter:
         return LocalSteps(self._since_exchange, self.samples_per_step, self.steps, rate)
 
     def end_exchange(self, info: StepInfo, partial: bool, counts_samples: bool) -> None:
-        """Note that weights were exchanged (local).
-
-        Args:
-            info: information on which the ranks agreed.
-            partial: whether the exchange left some parameters as they were, unless in a flush.
-            counts_samples: whether the exchange counts samples, so that ranks know theirs.
-        """
+        """Note that weights were exchanged (local)."""
         if counts_samples and info.total:
             # Without any step the samples are those of the first one.
             self.samples_per_step = info.total * info.size / (info.local_steps or info.size)

@@ -99,15 +99,7 @@ class LocalSteps:
 
 
 def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Communicator) -> StepInfo:
-    """Return what the ranks know together about a step (collective).
-
-    Args:
-        own: what this rank knows: `step`, `weight`, `flush`, `local_steps` and `placed` are its
-            own.
-        given: whether the rank was given its weight.
-        joined: whether the rank has joined.
-        communicator: communicator of the ranks.
-    """
+    """Return what the ranks know together about a step (collective)."""
     weight = 0.0 if joined else own.weight
     others, steps = not own.flush and not joined, 0 if joined else own.local_steps
     present, done = not joined, 0 if joined else own.step

@@ -13,11 +13,7 @@ _PERIOD_SECONDS = 0.1
 
 
 class FailureWatch:
-    """Lets all ranks notice one that has ended, also if this rank waits for none (local).
-
-    Args:
-        failures: ranks that have ended.
-    """
+    """Lets all ranks notice one that has ended, also if this rank waits for none (local)."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures

@@ -53,12 +53,7 @@ class Followers:
         self._world = 0
 
     def add(self, follower: Follower, ranks: Sequence[int]) -> None:
-        """Add a follower (local, in the same order on all ranks of its process set).
-
-        Args:
-            follower: follower.
-            ranks: ranks of its process set.
-        """
+        """Add a follower (local, in the same order on all ranks of its process set)."""
         members = tuple(ranks)
         self._counts[members] += 1
         self._followers[self._world, members, self._counts[members]] = follower
@@ -85,9 +80,6 @@ class Followers:
         """Return the states that followers of this rank lack, for `catch_up` (collective).
 
         A rank may have completed a step that was broken off on another one.
-
-        Args:
-            communicator: communicator of all ranks that are left.
         """
         followers = dict(self._followers)
         own = {key: follower.steps for key, follower in followers.items()}

@@ -23,11 +23,7 @@ __all__ = ["answer_with_zeros"]
 
 
 def answer_with_zeros(request: Request) -> Operation:
-    """Return the operation with which a joined rank takes part in a request (local).
-
-    Raises:
-        ValueError: a joined rank cannot take part in the operation.
-    """
+    """Return the operation with which a joined rank takes part in a request (local)."""
     zeros = request.zeros
     if zeros is None:
         raise ValueError(f"a joined rank cannot take part in {request}")
@@ -37,12 +33,7 @@ def answer_with_zeros(request: Request) -> Operation:
 
 
 class _OnDevice(Operation):
-    """An operation with zeros on a device, which the engine chooses.
-
-    Args:
-        request: request of another rank.
-        zeros: parameters of the operation.
-    """
+    """An operation with zeros on a device, which the engine chooses."""
 
     def __init__(self, request: Request, zeros: Zeros) -> None:
         super().__init__()

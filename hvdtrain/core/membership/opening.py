@@ -24,14 +24,7 @@ def open_context(
     ordered: bool,
     failed: Callable[[str], None],
 ) -> Context:
-    """Open the channel of a world (collective).
-
-    Args:
-        config: settings of this rank.
-        world: world that all ranks have joined.
-        ordered: whether this rank wants sums in a fixed order; one rank that does is enough.
-        failed: function that is called with a reason when an engine call has failed.
-    """
+    """Open the channel of a world (collective)."""
     communicator, failures = world.communicator, world.failures
     topology = Topology.from_nodes(communicator.rank, world.nodes, world.hostnames)
     # Ranks on other hosts may not have the first one's environment.
@@ -47,13 +40,7 @@ def open_context(
 
 
 def start_watches(here: Context, communicator: Communicator, abort: Callable[[int], None]) -> None:
-    """Start the watches of a world whose channel is not in use yet (collective).
-
-    Args:
-        here: context of the world.
-        communicator: its communicator.
-        abort: function that ends all ranks with an exit code, without waiting.
-    """
+    """Start the watches of a world whose channel is not in use yet (collective)."""
     if here.failures is not None and here.topology.size > 1:
         here.failure_watch = FailureWatch(here.failures)
     here.watch = watch_stalls(

@@ -28,13 +28,7 @@ class Recovery:
     """A change of the world, the same on all ranks that were there before but for the times.
 
     Attributes:
-        lost: ranks that were lost, as they were numbered before.
-        size_before: number of ranks before.
-        size: number of ranks now.
         seconds: time that this rank took.
-        joined: ranks that have joined, as they are numbered now.
-        start_seconds: time from the start of the process that has joined until it was ready; on
-            rank 0 only.
     """
 
     lost: tuple[int, ...]
@@ -52,16 +46,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a rank that joins is told by the others.
-
-    Attributes:
-        members: number of each rank in the world before, or JOINED.
-        process_sets: ranks of each process set that has some, by its number.
-        emptied: last ranks of the others.
-        vacancies: hosts of ranks that were lost and not replaced.
-        worlds: number of worlds before.
-        recording: path of the timeline, whether it has rounds, and its zero; None for no timeline.
-    """
+    """What a rank that joins is told by the others."""
 
     members: tuple[int, ...]
     process_sets: Mapping[int, list[int]]
@@ -81,12 +66,6 @@ def open_next(
 
     Ranks may end meanwhile. Process sets keep their numbers and lose these ranks, too. A process
     that is ready to join becomes the last rank.
-
-    Args:
-        before: world of which ranks have ended, or which others are to join.
-        failures: its ranks that have ended.
-        abort: function that ends all ranks of a communicator with an exit code, without waiting.
-        leaving: ranks that are lost because they were asked to leave, and are not replaced.
     """
     began, size = time.perf_counter(), before.topology.size
     taken = None if before.recruiter is None else before.recruiter.take()
@@ -142,15 +121,7 @@ def open_of_newcomer(
     failed: Callable[[str], None],
     abort: Callable[[Communicator, int], None],
 ) -> Context:
-    """Open a world that this rank has joined (collective, with `open_next` of the others).
-
-    Args:
-        config: settings of this rank.
-        world: world that this rank has joined.
-        ordered: whether this rank wants sums in a fixed order.
-        failed: function that is called with a reason when an engine call has failed.
-        abort: function that ends all ranks of a communicator with an exit code, without waiting.
-    """
+    """Open a world that this rank has joined (collective, with `open_next` of the others)."""
     own, opened = _Own(config, ordered, failed, Followers()), None
     while opened is None:
         assert world.failures is not None
@@ -168,11 +139,7 @@ def open_of_newcomer(
 
 
 def recruit(here: Context) -> None:
-    """Have rank 0 start other ranks, if they are asked for and the program accepts them (local).
-
-    Args:
-        here: context of a world that was opened.
-    """
+    """Have rank 0 start other ranks, if they are asked for and the program accepts them (local)."""
     config, failures = here.config, here.failures
     if here.topology.rank or failures is None or not config.max_ranks or not here.accepts:
         return

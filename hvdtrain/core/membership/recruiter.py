@@ -31,9 +31,6 @@ class Recruit:
     """A process that was started to become a rank.
 
     Attributes:
-        newcomer: the process.
-        host: its host.
-        began: when its start began (time.perf_counter).
         ready_after: seconds from then until it was ready; None as long as it is not.
     """
 
@@ -44,13 +41,7 @@ class Recruit:
 
 
 class Recruiter:
-    """Starts processes in a thread, and knows which of them are ready to join (rank 0 only).
-
-    Args:
-        start: function that starts a process on a host, which the launcher may not know.
-        most: greatest number of ranks.
-        program: program that prints the hosts and their slots; "" to replace lost ranks only.
-    """
+    """Starts processes in a thread, and knows which of them are ready to join (rank 0 only)."""
 
     def __init__(self, start: Callable[[str, bool], Newcomer], most: int, program: str) -> None:
         self._start_rank, self._most, self._program = start, most, program
@@ -70,12 +61,7 @@ class Recruiter:
         self._thread = threading.Thread(target=self._work, name="hvdtrain-recruits", daemon=True)
 
     def follow(self, hosts: Sequence[str], vacancies: Sequence[str]) -> None:
-        """Go on for a world, the first one included (local).
-
-        Args:
-            hosts: host of each rank.
-            vacancies: hosts of ranks that were lost and not replaced.
-        """
+        """Go on for a world, the first one included (local)."""
         with self._lock:
             for host in set(vacancies):
                 taken = self._taken.get(host, -math.inf)

@@ -34,40 +34,7 @@ __all__ = ["Context", "make_channel"]
 
 @dataclass
 class Context:
-    """The world of this process.
-
-    Attributes:
-        config: settings from the environment.
-        engine_name: name of the engine.
-        library: name, version and file of the engine's library.
-        topology: place of this rank.
-        world: channel of all ranks, for named operations.
-        failed: function that is called with a reason when an engine call has failed.
-        ordered: whether sums are computed in a fixed order.
-        failures: ranks that have ended; None if no rank can go on without another.
-        blocked: stopwatch of the time that the program was blocked on communication.
-        recording: recording of the timeline, if one is on.
-        process_id: process that joined the world; a forked child has another one.
-        process_sets: ranks of each process set except the global one, by its number.
-        vacancies: hosts of ranks that were lost and not replaced.
-        newcomer: whether this rank has joined others, and does not yet do what they do.
-        accepts: whether the program takes in ranks that join.
-        recruiter: starts other ranks; on rank 0, if it is to.
-        emptied: last ranks of each process set that has none left, by its number.
-        process_set_channels: channels of the process sets of this rank, by number; 0 is the world.
-        watch: stall watch; None if it is off.
-        failure_watch: watch on the ranks; None if no rank can go on without another.
-        bucket_sizes: maximum bucket size of each channel whose ranks have agreed on one.
-        first_use: agreements that are made on first use.
-        buckets: description of the last bucket plan, for users.
-        kept: objects that adapters keep for the lifetime of a channel, by keys of their own.
-        plans: operations that adapters have prepared, by keys of their own.
-        followers: optimizers that go on in the next world when ranks are lost.
-        keeps_states: whether the program keeps the states of all ranks, so that ranks may share
-            the work of an optimizer although some may be lost.
-        changed: whether ranks have left the world before, or joined it.
-        switch_interval: Python's thread switch interval before init().
-    """
+    """The world of this process."""
 
     config: Config
     engine_name: str
@@ -108,14 +75,7 @@ class Context:
     def open_channel(
         self, ranks: Sequence[int], label: str, parent: Channel | None = None
     ) -> Channel | None:
-        """Open a channel for `ranks` (collective over `parent`); return None on other ranks.
-
-        Args:
-            ranks: members, as numbered in `parent`.
-            label: name in a timeline.
-            parent: channel with the same members from which it is opened; by default the
-                world's channel.
-        """
+        """Open a channel for `ranks` (collective over `parent`); return None on other ranks."""
         whole = parent or self.world
         communicator: Communicator | None = whole.run(Split(ranks))
         if communicator is None:
@@ -168,9 +128,6 @@ class Context:
 
         The request to leave is submitted on every channel at once, so that a rank which waits for
         this one on any of them gets an error.
-
-        Raises:
-            PeerFailureError: other ranks wait for this one and do not leave.
         """
         if self.recruiter is not None:
             self.recruiter.stop()
@@ -195,9 +152,6 @@ class Context:
         """Leave the world without the ranks that are lost, and close the engine (local).
 
         Pending operations fail; those that run on other ranks fail there as well.
-
-        Args:
-            error: error of pending and of later operations.
         """
         assert self.failures is not None
         self.failures.revoke()
@@ -219,16 +173,7 @@ def make_channel(
     failed: Callable[[str], None],
     failures: Failures | None,
 ) -> Channel:
-    """Return a channel of a world (local).
-
-    Args:
-        communicator: communicator for the exclusive use of the channel.
-        ranks: ranks of the members in the world.
-        topology: place of this rank.
-        label: name in a timeline.
-        failed: function that is called with a reason when an engine call has failed.
-        failures: ranks that have ended; None if no rank can go on without another.
-    """
+    """Return a channel of a world (local)."""
     lost = None if failures is None else failures.revoke
     return Channel(communicator, ranks, topology.title, answer_with_zeros, label, failed, lost)
 

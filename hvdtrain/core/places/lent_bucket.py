@@ -20,8 +20,6 @@ class LentBucket(PlacedBucket):
     There is one for each step, so that threads may prepare steps while others are reduced.
 
     Args:
-        places, extents: as for PlacedBucket.
-        buffer: memory of the bucket.
         base: offset of the first bucket in this rank's memory, in bytes.
     """
 
@@ -37,13 +35,7 @@ class LentBucket(PlacedBucket):
         self._lent: dict[int, tuple[int, int]] = {}
 
     def lend(self, index: int, address: int, offset: int) -> None:
-        """Say that the gradient of a parameter is not in the bucket in this step (local).
-
-        Args:
-            index: index of the parameter.
-            address: where it lies, until the step is over.
-            offset: its offset in the arena.
-        """
+        """Say that the gradient of a parameter is not in the bucket in this step (local)."""
         self._lent[index] = address, offset
 
     def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:

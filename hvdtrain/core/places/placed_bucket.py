@@ -16,14 +16,7 @@ __all__ = ["PlacedBucket"]
 
 
 class PlacedBucket:
-    """Reduces a bucket whose gradients lie where each rank says.
-
-    Args:
-        places: places of the gradients.
-        extents: first element in the bucket of each parameter's gradient and number of its
-            elements, by index of the parameter.
-        buffer: memory of the bucket.
-    """
+    """Reduces a bucket whose gradients lie where each rank says."""
 
     def __init__(
         self, places: GradientPlaces, extents: Mapping[int, tuple[int, int]], buffer: Buffer
@@ -46,13 +39,7 @@ class PlacedBucket:
         return Pieces.of(rows)
 
     def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
-        """Overwrite gradients, wherever they lie, with the sum over the ranks (collective).
-
-        Args:
-            prescale: factor before the sum; may differ between ranks.
-            postscale: factor after it; equal on all ranks.
-            everywhere: whether all ranks get all results; otherwise each gets those that it owns.
-        """
+        """Overwrite gradients, wherever they lie, with the sum over the ranks (collective)."""
         places, slices = self._places, self._places.slices
         places.put_prescale(prescale)
         slices.meet()

@@ -42,16 +42,6 @@ class GradientPlaces:
 
     Each rank says for each gradient where it lies before all ranks meet to reduce it, and leaves it
     there until all have read it.
-
-    Args:
-        slices: slices of the plan's communicator.
-        memory: memory of the buckets of this rank.
-        arena: other memory, in which gradients may lie.
-        table: memory of `table_bytes(parameters)`, zeros.
-        parameters: number of parameters of the plan.
-
-    Raises:
-        ValueError: one of them is not shared.
     """
 
     def __init__(
@@ -82,12 +72,7 @@ class GradientPlaces:
         return bucket.pointer - self._memory
 
     def put(self, index: int, offset: int | None) -> None:
-        """Say where this rank's gradient of a parameter lies (local).
-
-        Args:
-            index: index of the parameter.
-            offset: offset in the arena; None if it is in its bucket.
-        """
+        """Say where this rank's gradient of a parameter lies (local)."""
         self._own[index] = 0 if offset is None else offset + 1
 
     def elsewhere(self, index: int) -> int:

@@ -14,12 +14,7 @@ _LEAST_GAIN = 0.05
 
 
 def predictions(measured: Measured, plan: BucketPlan) -> list[Prediction]:
-    """Return the average, each other method where it is shorter, and all of them together.
-
-    Args:
-        measured: measurements.
-        plan: bucket plan to which they belong.
-    """
+    """Return the average, each other method where it is shorter, and all of them together."""
     count = len(measured.methods)
     allowed = [[0], *([0, number] for number in range(1, count))]
     if count > 2:
@@ -39,13 +34,7 @@ def _choices(found: Sequence[Prediction]) -> list[tuple[int, ...]]:
 
 
 def _shortest(measured: Measured, plan: BucketPlan, allowed: Sequence[int]) -> list[int]:
-    """Return the method of each gradient with which each bucket takes the least time.
-
-    Args:
-        measured: measurements.
-        plan: bucket plan.
-        allowed: numbers of the methods.
-    """
+    """Return the method of each gradient with which each bucket takes the least time."""
     choice = [0] * len(plan.specs)
     for bucket in plan.buckets:
         chosen = _shortest_of_bucket(measured, bucket.parameters, allowed)

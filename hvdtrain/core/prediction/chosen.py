@@ -24,9 +24,6 @@ class Chosen:
     """The exchanges that were chosen, and what was known then.
 
     Attributes:
-        methods: number of the exchange of each gradient, by index of the parameter.
-        ranks: number of ranks for which they were chosen.
-        exchanges: exchanges by number.
         predicted: predicted time of a step in seconds; None if it is not known.
         before: measured time of a step with the average in seconds; None if it is not known.
     """
@@ -46,23 +43,13 @@ class Chosen:
         predicted: float | None = None,
         before: float | None = None,
     ) -> Chosen:
-        """Return a choice whose exchanges begin.
-
-        Args:
-            methods, ranks, predicted, before: as the attributes.
-            candidates: exchanges that have not been used; they are copied.
-        """
+        """Return a choice whose exchanges begin."""
         used = {number: deepcopy(candidates[number]) for number in sorted({0, *methods})}
         return cls(tuple(methods), ranks, used, predicted, before)
 
     @classmethod
     def restored(cls, state: ExchangeState, candidates: Sequence[Exchange]) -> Chosen | None:
-        """Return a choice as it was when state() was called; None if there was none.
-
-        Args:
-            state: result of state(), or a state without arrays.
-            candidates: exchanges that have not been used; they are copied.
-        """
+        """Return a choice as it was when state() was called; None if there was none."""
         if _CHOICE not in state.shared:
             return None
         ranks, *methods = state.shared[_CHOICE].tolist()
@@ -73,12 +60,7 @@ class Chosen:
         return chosen
 
     def carried_to(self, before: BucketPlan, plan: BucketPlan) -> Chosen:
-        """Return the same choice for the parameters of another plan; new ones are averaged.
-
-        Args:
-            before: plan of this choice.
-            plan: plan of the new one.
-        """
+        """Return the same choice for the parameters of another plan; new ones are averaged."""
         specs = zip(before.specs, self.methods, strict=False)
         methods = {spec.name: method for spec, method in specs}
         return replace(self, methods=tuple(methods.get(spec.name, 0) for spec in plan.specs))

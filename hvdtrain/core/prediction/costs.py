@@ -44,7 +44,6 @@ class GradientCost:
 
     Attributes:
         seconds: computation, besides that of the run.
-        nbytes: size of the all-reduce that moves as much over the network.
     """
 
     seconds: float
@@ -56,10 +55,7 @@ class Method:
     """An exchange, and what it costs.
 
     Attributes:
-        name: display name.
-        calls: number of collectives of a run.
         seconds: computation of a run, however small.
-        gradients: cost of each gradient, by index of the parameter.
     """
 
     name: str
@@ -70,19 +66,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a prediction needs to know, equal on all ranks.
-
-    Attributes:
-        nodes: number of nodes.
-        owners: number of ranks of each node that share what crosses the network.
-        network: all-reduces between nodes, with all owners at the same time.
-        node: all-reduces within a node.
-        ready_seconds: when each bucket of the plan is filled, after the end of the step before.
-        methods: exchanges; the first one is the average.
-        core_share: share that computations of the channel take of the cores that compute the
-            gradients: 0 if there are spare cores.
-        rest_seconds: what a step takes besides all of this.
-    """
+    """What a prediction needs to know, equal on all ranks."""
 
     nodes: int
     owners: int
@@ -105,9 +89,7 @@ class Prediction:
     """A predicted step.
 
     Attributes:
-        choice: number of the method of each gradient, by index of the parameter.
         seconds: step time.
-        sent_bytes: size in bytes of what each node sends.
     """
 
     choice: tuple[int, ...]
@@ -116,12 +98,7 @@ class Prediction:
 
 
 def runs_of(bucket: Bucket, choice: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the method, and the numbers of the first and last parameter, of each run of a bucket.
-
-    Args:
-        bucket: bucket of the plan.
-        choice: number of the method of each gradient; those beyond it have the first one.
-    """
+    """Return the method, and the numbers of the first and last parameter, of each run of a bucket."""
     runs, first = [], 0
     chosen = [choice[i] if i < len(choice) else 0 for i in bucket.parameters]
     for method, members in groupby(chosen):
@@ -132,13 +109,7 @@ def runs_of(bucket: Bucket, choice: Sequence[int]) -> list[tuple[int, int, int]]
 
 
 def run_seconds(measured: Measured, method: Method, indices: Sequence[int]) -> float:
-    """Return the time of a run.
-
-    Args:
-        measured: measurements.
-        method: exchange of the run.
-        indices: its parameters.
-    """
+    """Return the time of a run."""
     nbytes = sum(method.gradients[index].nbytes for index in indices) / measured.owners
     latency = method.calls * measured.network.latency_seconds
     sending = latency + nbytes / measured.network.bytes_per_second
@@ -152,13 +123,7 @@ def _computing_seconds(measured: Measured, method: Method, indices: Sequence[int
 
 
 def predict(measured: Measured, plan: BucketPlan, choice: Sequence[int]) -> Prediction:
-    """Predict a step.
-
-    Args:
-        measured: measurements.
-        plan: bucket plan to which they belong.
-        choice: number of the method of each gradient, by index of the parameter.
-    """
+    """Predict a step."""
     finished = moved = delay = 0.0
     for bucket, ready in zip(plan.buckets, measured.ready_seconds, strict=True):
         finished = max(ready + delay, finished) + measured.node.seconds(bucket.nbytes)
@@ -180,12 +145,6 @@ def as_in_steps(
     """Return measurements by which the average takes as long as in the steps that were measured.
 
     Ranks that compute have less time to move data than when the links were measured.
-
-    Args:
-        measured: measurements while ranks computed nothing.
-        plan: bucket plan to which they belong.
-        reduced_seconds: time of the reductions of all buckets in a step.
-        step_seconds: time of a step.
     """
     alone = sum(
         measured.node.seconds(bucket.nbytes)

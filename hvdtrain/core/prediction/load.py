@@ -23,10 +23,6 @@ def core_share(threads: int, meet: Callable[[], None]) -> float:
         c = (1 - program together / program alone) / (other together / other alone)
 
     It is 0 if there are spare cores, and 1 if the program takes longer by the whole computation.
-
-    Args:
-        threads: number of threads in which the program computes.
-        meet: waits for all ranks.
     """
     other = _speed(0, 1, meet)[1]
     program = _speed(threads, 0, meet)[0]

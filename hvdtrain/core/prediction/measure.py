@@ -44,15 +44,7 @@ def place_of(spec: ParameterSpec) -> Place:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement that all ranks carry out together.
-
-    Attributes:
-        exchanges: exchanges that have not been used, by name; the first one is the average.
-        plan: bucket plan.
-        memory: memory of each type and device of gradients.
-        times: times of this rank's steps with the average.
-        threads: number of threads in which this rank computes gradients.
-    """
+    """A measurement that all ranks carry out together."""
 
     exchanges: Mapping[str, Exchange]
     plan: BucketPlan
@@ -61,11 +53,7 @@ class Measurement:
     threads: int
 
     def run(self, communicators: Communicators) -> Measured:
-        """Measure the links and rehearse the exchanges; return the slowest of all (collective).
-
-        Args:
-            communicators: communicators of the exchange, with more than one node.
-        """
+        """Measure the links and rehearse the exchanges; return the slowest of all (collective)."""
         network = communicators.network
         nodes = 0 if network is None else network.size
         links = [_link(network), _link(communicators.node)]

@@ -37,8 +37,6 @@ class Rehearsed:
 
     Attributes:
         seconds: computation.
-        nbytes: size of the all-reduce that moves as much over the network.
-        calls: number of collectives.
     """
 
     seconds: float
@@ -50,8 +48,6 @@ class _NoNetwork(Communicator):
     """The communicator of one rank among others that are not there: it counts and sends nothing.
 
     Attributes:
-        nbytes: size of the all-reduces that would move as much.
-        calls: number of collectives.
         seconds: time spent here.
     """
 
@@ -103,14 +99,7 @@ class _NoNetwork(Communicator):
 
 
 def rehearse(exchange: Exchange, spec: ParameterSpec, memory: Buffer, nodes: int) -> Rehearsed:
-    """Return what an exchange does for the gradient of a parameter (local).
-
-    Args:
-        exchange: exchange that has not been used.
-        spec: parameter.
-        memory: bucket with the type and device of its gradient.
-        nodes: number of nodes.
-    """
+    """Return what an exchange does for the gradient of a parameter (local)."""
     exchange = deepcopy(exchange)
     buffer = memory.like(spec.count)
     elements = elements_of(buffer)

@@ -14,13 +14,7 @@ __all__ = ["choice_line", "outcome_line", "prediction_lines"]
 def prediction_lines(
     measured: Measured, found: Sequence[Prediction], now_seconds: float | None
 ) -> list[str]:
-    """Return a table of predictions.
-
-    Args:
-        measured: measurements.
-        found: predictions, that of the average first.
-        now_seconds: measured time of a step with the average; None if there is none.
-    """
+    """Return a table of predictions."""
     link = measured.network
     now = "" if now_seconds is None else f"; a step takes {_milliseconds(now_seconds)} now"
     rows = [("", "sent by a node", "step")]
@@ -37,13 +31,7 @@ def prediction_lines(
 
 
 def choice_line(names: Sequence[str], plan: BucketPlan, chosen: Sequence[int]) -> str:
-    """Return what was chosen.
-
-    Args:
-        names: name of each method.
-        plan: bucket plan.
-        chosen: number of the method of each gradient.
-    """
+    """Return what was chosen."""
     parts = []
     total = sum(spec.count for spec in plan.specs)
     for number in sorted(set(chosen)):
@@ -59,8 +47,6 @@ def outcome_line(seconds: float, predicted: float, before: float | None) -> str:
 
     Args:
         seconds: measured time of a step.
-        predicted: its predicted time.
-        before: measured time of a step with the average; None if it is not known.
     """
     average = "" if before is None else f", {_milliseconds(before)} with the average"
     return f"a step takes {_milliseconds(seconds)}, predicted {_milliseconds(predicted)}{average}"

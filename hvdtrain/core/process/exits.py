@@ -44,14 +44,7 @@ _GRACE_SECONDS = 2.0
 
 
 class ExitGuard:
-    """Handles every way in which this process can end, from install() to uninstall().
-
-    Args:
-        topology: place of this rank.
-        leave: function that leaves the world together with all ranks; raises if they do not leave.
-        abort: function that ends all ranks with an exit code, without waiting.
-        any_thread: whether an uncaught exception in any thread of the program ends the job.
-    """
+    """Handles every way in which this process can end, from install() to uninstall()."""
 
     def __init__(
         self,
@@ -175,12 +168,7 @@ class ExitGuard:
 
 
 def write_message(title: str, text: str) -> None:
-    """Write a message to stderr, with a prefix before each line (local).
-
-    Args:
-        title: prefix that names the rank.
-        text: message, of one or more lines.
-    """
+    """Write a message to stderr, with a prefix before each line (local)."""
     lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         sys.stderr.write("\n".join(lines) + "\n")
@@ -191,9 +179,6 @@ def install_plain_excepthook(silent: bool = False) -> None:
 
     For the time before a world exists, when there are no other ranks to abort. Any other error ends
     the process, too, because an engine may wait at exit for ranks that have no world either.
-
-    Args:
-        silent: whether to omit the line, because another rank writes it.
     """
     previous = sys.excepthook
 

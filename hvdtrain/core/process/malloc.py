@@ -22,12 +22,6 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
     By default it returns all but twice the largest block that was ever freed. A gradient is freed
     as soon as it is in its bucket, and would be mapped page by page again in the next step.
-
-    Args:
-        environ: environment variables; malloc settings of the user have precedence.
-
-    Returns:
-        Whether the C library accepted the setting.
     """
     return _set(
         {_M_TRIM_THRESHOLD: _KEPT_BYTES, _M_MMAP_THRESHOLD: _LARGEST_BYTES},
@@ -41,13 +35,6 @@ def keep_large_memory(nbytes: int, environ: Mapping[str, str]) -> bool:
     XLA allocates the memory of a whole step as one block, which keep_freed_memory() alone would
     return to the system. The drawback is that large blocks of other libraries are returned only if
     no block above them is in use.
-
-    Args:
-        nbytes: memory of a step; more than 2 GiB at the end of the heap are always returned.
-        environ: environment variables; malloc settings of the user have precedence.
-
-    Returns:
-        Whether the C library accepted the setting.
     """
     kept = min(_KEPT_BYTES + nbytes, _INT_MAX)
     return _set({_M_TRIM_THRESHOLD: kept, _M_MMAP_MAX: 0}, environ)

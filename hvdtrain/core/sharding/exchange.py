@@ -29,10 +29,6 @@ def owned_slices(channel: Channel, memory: Mapping[str, Elements]) -> OwnedSlice
     """Return the slices of a plan's buckets, or None if ranks cannot share their work (local).
 
     The result is of the same kind on all ranks of the channel.
-
-    Args:
-        channel: channel of the plan.
-        memory: memory of the buckets by device of their parameters.
     """
     slices = channel.communicator.slices()
     on_host = set(memory) == {"cpu"}
@@ -49,16 +45,6 @@ class ShardedExchange(Exchange):
     """Like AllreduceExchange, but only the owner of a slice gets its result.
 
     A joined rank cannot take part, because it would have to update the weights that it owns.
-
-    Args:
-        slices: slices of the buckets, of the same kind on all ranks.
-        op, predivide: as for AllreduceExchange.
-
-    Attributes:
-        slices: slices of the buckets.
-        whole: whether all ranks get the results of all slices, as until the plan is final.
-        pending: numbers of the buckets whose sums are left to the optimizer's step.
-        scales: factors of their gradients before the sum on this rank, and after it.
     """
 
     exactness = AllreduceExchange.exactness

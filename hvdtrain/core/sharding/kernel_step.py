@@ -16,13 +16,7 @@ __all__ = ["Form", "KernelStep", "Place", "Scales"]
 
 @dataclass(frozen=True)
 class Form:
-    """How a framework's own optimizers compute, which decides about the last bits.
-
-    Attributes:
-        contracts: whether they multiply and add in one operation.
-        width_bytes: size of the vectors in which they update a parameter; elements at its end that
-            fill no vector are updated one by one.
-    """
+    """How a framework's own optimizers compute, which decides about the last bits."""
 
     contracts: bool
     width_bytes: int
@@ -31,9 +25,6 @@ class Form:
         """Return how many elements at the end of a segment are updated one by one.
 
         Args:
-            count: number of elements of the parameter.
-            first: position of the segment's first element in it.
-            length: number of elements of the segment.
             itemsize: size of an element in bytes.
         """
         alone = count - count % (self.width_bytes // itemsize)
@@ -42,12 +33,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Scales:
-    """Factors of the gradients of a step.
-
-    Attributes:
-        prescales: factor of each rank's gradient before the sum.
-        postscale: factor of the sum.
-    """
+    """Factors of the gradients of a step."""
 
     prescales: Sequence[float]
     postscale: float
@@ -55,16 +41,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a segment lies.
-
-    Attributes:
-        gradients: address of each rank's gradient, as accessed here.
-        weights: address of each rank's weights, as accessed here, of which this rank's are first.
-        count: number of elements.
-        rest: result of Form.rest().
-        rule: number of its parameter group.
-        double: whether elements are float64; otherwise float32.
-    """
+    """Where a segment lies."""
 
     gradients: Sequence[int]
     weights: Sequence[int]
@@ -76,12 +53,6 @@ class Place:
 
 class KernelStep:
     """Takes steps on segments, with the sums of their gradients, for all ranks of a node.
-
-    Args:
-        places: segments of this rank.
-        ranks: number of ranks of the node.
-        own: number of this rank among them.
-        form: how the framework's own optimizer computes.
 
     Attributes:
         gradients: [segments, ranks] uint64, address of each rank's gradient; may be changed.
@@ -109,59 +80,32 @@ class KernelStep:
         )
 
     def use_state(self, number: int, arrays: Sequence[int], steps: int) -> None:
-        """Set where the state of a segment is.
-
-        Args:
-            number: number of the segment.
-            arrays: addresses of the momentum; or of both means of Adam, and of the largest one.
-            steps: address of the number of steps, float32; 0 if there is none.
-        """
+        """Set where the state of a segment is."""
         segment = self._segments[number]
         for place, address in enumerate(arrays):
             segment.state[place] = address
         segment.steps = steps
 
     def set_sum(self, number: int, address: int) -> None:
-        """Set where the reduced gradient of a segment is.
-
-        Args:
-            number: number of the segment.
-            address: address of its first element.
-        """
+        """Set where the reduced gradient of a segment is."""
         self.gradients[number, self._own] = address
 
     def select(self, number: int, used: bool, begins: bool) -> None:
-        """Set what the next calls do with a segment.
-
-        Args:
-            number: number of the segment.
-            used: whether any rank has a gradient; otherwise the segment is left as it is.
-            begins: whether it has no state yet.
-        """
+        """Set what the next calls do with a segment."""
         self._segments[number].skipped = not used
         self._segments[number].begins = begins
 
     def update(
         self, rules: Sequence[KernelRule], scales: Scales | None, factor: float = 1.0
     ) -> None:
-        """Update weights and state, and write the weights into the copies of all ranks.
-
-        Args:
-            rules: settings of each parameter group.
-            scales: factors of the gradients; None if this rank's are the scaled sums.
-            factor: factor of the scaled sums.
-        """
+        """Update weights and state, and write the weights into the copies of all ranks."""
         kept = (KernelRule * len(rules))(*rules)
         self._update.rules = ctypes.cast(kept, ctypes.POINTER(KernelRule))
         self._update.factor = factor
         self._call("hvd_update", scales)
 
     def sum(self, scales: Scales | None) -> float:
-        """Overwrite this rank's gradients with the scaled sums; return the sum of their squares.
-
-        Args:
-            scales: factors of the gradients; None if this rank's are the scaled sums.
-        """
+        """Overwrite this rank's gradients with the scaled sums; return the sum of their squares."""
         self._call("hvd_sum", scales)
         total = 0.0
         for segment in self._segments:

@@ -18,13 +18,7 @@ __all__ = ["GatherSlices", "PutSegments", "SlicedBuckets", "SpreadSlices", "SumS
 
 @dataclass(frozen=True)
 class SlicedBuckets:
-    """Buckets of which each rank owns a slice.
-
-    Attributes:
-        buffers: memory of each bucket, in which this rank has its elements.
-        placed: each bucket of which some gradients may lie elsewhere; None for the others.
-        slices: slices of the buffers.
-    """
+    """Buckets of which each rank owns a slice."""
 
     buffers: Sequence[Buffer]
     placed: Sequence[PlacedBucket | None]
@@ -39,13 +33,7 @@ class SlicedBuckets:
 
 
 class SumSlices(Operation):
-    """Sum the slice of each rank in some buckets.
-
-    Args:
-        buckets: the buckets.
-        scales: factor of this rank's elements before the sum, and the one after it.
-        name: name of the operation, equal on all members.
-    """
+    """Sum the slice of each rank in some buckets."""
 
     def __init__(self, buckets: SlicedBuckets, scales: tuple[float, float], name: str) -> None:
         super().__init__()
@@ -61,12 +49,7 @@ class SumSlices(Operation):
 
 
 class SpreadSlices(Operation):
-    """Copy each slice of some buckets from its owner to all ranks that it was reduced for.
-
-    Args:
-        buckets: the buckets, of which each owner has its slice.
-        name: name of the operation, equal on all members.
-    """
+    """Copy each slice of some buckets from its owner to all ranks that it was reduced for."""
 
     def __init__(self, buckets: SlicedBuckets, name: str) -> None:
         super().__init__()
@@ -82,15 +65,7 @@ class SpreadSlices(Operation):
 
 
 class GatherSlices(Operation):
-    """Bring the slices of all ranks together, of one buffer after the other.
-
-    Args:
-        slices: slices of the buffers.
-        parts: slice of this rank of each buffer, of equal length on all ranks.
-        receive: called with the number of a buffer and its elements, which follow from the slices
-            of all ranks, and whose memory is used for the next one.
-        name: name of the operation, equal on all members.
-    """
+    """Bring the slices of all ranks together, of one buffer after the other."""
 
     def __init__(
         self,
@@ -109,13 +84,7 @@ class GatherSlices(Operation):
 
 
 class PutSegments(Operation):
-    """Write what this rank owns into the memory of the other ranks of its node.
-
-    Args:
-        pairs: memory of this rank, and its place on another one, as accessed here.
-        write: function that writes more, into the memory of all ranks; None if there is no more.
-        name: name of the operation, equal on all members.
-    """
+    """Write what this rank owns into the memory of the other ranks of its node."""
 
     def __init__(
         self,

@@ -14,14 +14,6 @@ class ScatteredSlices:
     """Slices that a communicator scatters and gathers, on the device of the buffer.
 
     Every rank owns the slice of its number of every buffer; `aligned_bounds` says where they begin.
-
-    Args:
-        communicator: communicator of the ranks.
-
-    Attributes:
-        owners: number of slices.
-        number: number of this rank's slice.
-        nodes: number of groups of ranks that have all slices among themselves: one.
     """
 
     nodes = 1
@@ -41,13 +33,7 @@ class ScatteredSlices:
         return aligned_bounds(count, self.owners)[1]
 
     def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
-        """Overwrite this rank's slice with that of the sum over all ranks (collective).
-
-        Args:
-            buffer: elements of this rank; those outside of its slice are left as they are.
-            prescale: factor before the reduction; may differ between ranks.
-            postscale: factor after it; equal on all ranks.
-        """
+        """Overwrite this rank's slice with that of the sum over all ranks (collective)."""
         length = self.length(buffer.count)
         send = buffer
         if length * self.owners != buffer.count:  # engines scatter equal parts only
@@ -60,25 +46,14 @@ class ScatteredSlices:
         buffer.slice(low, high - low).copy_from(part.slice(0, high - low))
 
     def spread(self, buffer: Buffer) -> None:
-        """Copy each slice from its owner to all ranks (collective).
-
-        Args:
-            buffer: elements, of which this rank's slice is valid; all are afterwards.
-        """
+        """Copy each slice from its owner to all ranks (collective)."""
         low, high = self.own(buffer.count)
         part = self._of("part", buffer, self.length(buffer.count))
         part.slice(0, high - low).copy_from(buffer.slice(low, high - low))
         buffer.copy_from(self.gather(part).slice(0, buffer.count))
 
     def gather(self, part: Buffer) -> Buffer:
-        """Return the slices of all ranks, one after the other (collective).
-
-        Args:
-            part: slice of this rank, of `length` elements, of which the last ones may not count.
-
-        Returns:
-            Memory that the next call overwrites.
-        """
+        """Return the slices of all ranks, one after the other (collective)."""
         whole = self._of("send", part, part.count * self.owners)
         self._communicator.allgather(part, whole, [part.count] * self.owners)
         return whole

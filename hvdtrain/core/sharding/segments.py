@@ -18,15 +18,7 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True)
 class Segment:
-    """Contiguous elements of a parameter that have one owner.
-
-    Attributes:
-        parameter: index of the parameter in the plan.
-        first: position of the first of them among the parameter's elements in memory.
-        count: number of elements.
-        bucket: number of the bucket that holds their gradient.
-        start: position of the first of them in the bucket.
-    """
+    """Contiguous elements of a parameter that have one owner."""
 
     parameter: int
     first: int
@@ -39,10 +31,6 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
     """Return the segments of each owner, in the order of the plan.
 
     An owner has at most one segment of a parameter, and every element has exactly one owner.
-
-    Args:
-        plan: bucket plan.
-        owners: number of owners, each of which owns one slice of every bucket.
     """
     found: list[list[Segment]] = [[] for _ in range(owners)]
     for number, bucket in enumerate(plan.buckets):
@@ -57,14 +45,7 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What an optimizer keeps for a parameter under one name.
-
-    Attributes:
-        name: name in the optimizer's state.
-        dtype: element type.
-        elementwise: whether there is one number for each element; otherwise there is a single one.
-        tensor: whether the optimizer keeps a single number as a tensor.
-    """
+    """What an optimizer keeps for a parameter under one name."""
 
     name: str
     dtype: DType
@@ -81,14 +62,8 @@ class StateLayout:
 
     The memory begins with one byte for each segment: whether there is a state for it.
 
-    Args:
-        segments: segments of the owner.
-        quantities: quantities of each parameter of the plan.
-
     Attributes:
-        numbers: position in `segments` of each parameter's segment, by index of the parameter.
         offsets: offset in bytes of each quantity, by index of the parameter and name.
-        nbytes: size of the memory.
     """
 
     def __init__(

@@ -26,13 +26,7 @@ _MARKERS = (JOIN.key, LEAVE.key)
 
 @dataclass(frozen=True)
 class StallSettings:
-    """Settings of the stall watch, the same on all ranks.
-
-    Attributes:
-        period_seconds: time after which a waiting operation is reported, and reported again.
-        shutdown_seconds: time after which a waiting operation ends the job; may be infinite.
-        stacks: whether reports include the Python stacks of all ranks.
-    """
+    """Settings of the stall watch, the same on all ranks."""
 
     period_seconds: float
     shutdown_seconds: float
@@ -48,8 +42,6 @@ class Wait:
     """An operation that is pending on one rank.
 
     Attributes:
-        id: identifier, equal on all ranks.
-        subject: kind and name of the operation, for messages.
         seconds: time for which it has waited for other ranks; None while it waits for this one.
     """
 
@@ -63,15 +55,7 @@ class Stall:
     """A stalled operation.
 
     Attributes:
-        id: identifier of the operation.
-        subject: kind and name of the operation, for messages.
         seconds: time for which it has waited.
-        waiting: ranks that wait for others.
-        missing: ranks that have not submitted it.
-        partial: ranks that have submitted it, but have not provided all of its data.
-        joined: ranks that have joined and contribute zeros.
-        left: ranks that leave the job.
-        unknown: reason why nothing is known about other ranks, or "".
     """
 
     id: OperationId
@@ -96,10 +80,6 @@ def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[
     The age of an operation is that on the rank which waits longest if ranks are missing, and on the
     rank that came last otherwise. Requests to join or to leave are reported only if nothing else is
     stalled, because ranks that are blocked elsewhere delay them.
-
-    Args:
-        waits: pending operations of each rank.
-        period_seconds: age from which an operation is stalled.
     """
     by_id: dict[OperationId, dict[int, Wait]] = {}
     for rank, own in enumerate(waits):
@@ -112,15 +92,7 @@ def find_stalls(waits: Sequence[Sequence[Wait]], period_seconds: float) -> list[
 def stalls_of_one(
     rank: int, size: int, waits: Sequence[Wait], period_seconds: float, unknown: str
 ) -> list[Stall]:
-    """Return the stalls that one rank knows of by itself; see `find_stalls`.
-
-    Args:
-        rank: this rank.
-        size: number of ranks.
-        waits: pending operations of this rank.
-        period_seconds: age from which an operation is stalled.
-        unknown: reason why nothing is known about other ranks.
-    """
+    """Return the stalls that one rank knows of by itself; see `find_stalls`."""
     stalls = [
         Stall(wait.id, wait.subject, wait.seconds, waiting=(rank,), unknown=unknown)
         for wait in waits

@@ -18,13 +18,7 @@ _OFFER = " (HVDTRAIN_STALL_STACKS=1 shows it)"
 
 
 class StallWarnings:
-    """Warns on stderr, once per period for each stall.
-
-    Args:
-        settings: settings of the stall watch.
-        topology: place of this rank.
-        abort: function that ends all ranks with an exit code, without waiting.
-    """
+    """Warns on stderr, once per period for each stall."""
 
     def __init__(
         self, settings: StallSettings, topology: Topology, abort: Callable[[int], None]
@@ -35,12 +29,7 @@ class StallWarnings:
         self._reported: dict[OperationId, Stall] = {}
 
     def update(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
-        """Report new and ended stalls; end the job if a stall is too old.
-
-        Args:
-            stalls: all present stalls.
-            stacks: function that returns the Python stacks of ranks, for a warning.
-        """
+        """Report new and ended stalls; end the job if a stall is too old."""
         found = {stall.id: stall for stall in stalls}
         over = [stall for id, stall in self._reported.items() if id not in found]
         if over:

@@ -50,15 +50,7 @@ def watch_stalls(
     pending: Callable[[], list[Wait]],
     abort: Callable[[int], None],
 ) -> StallWatch | None:
-    """Start the stall watch of this rank; return None if it is off (collective).
-
-    Args:
-        communicator: communicator of all ranks, which is not in use otherwise.
-        config: settings of this rank.
-        topology: place of this rank.
-        pending: function that returns the pending operations of this rank.
-        abort: function that ends all ranks with an exit code, without waiting.
-    """
+    """Start the stall watch of this rank; return None if it is off (collective)."""
     if communicator.size == 1:
         return None
     settings = _agree(communicator, config)
@@ -85,13 +77,7 @@ def _agree(communicator: Communicator, config: Config) -> StallSettings | None:
 
 
 def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
-    """Return the pending operations of this rank (local).
-
-    Args:
-        channels: all channels of this rank.
-        blocked: stopwatch of the time that the program was blocked; channels without a thread
-            make progress only then.
-    """
+    """Return the pending operations of this rank (local)."""
     now = time.perf_counter()
     progressed = max(channel.progressed for channel in channels)
     waits = []
@@ -108,15 +94,7 @@ def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
 
 
 class StallWatch:
-    """Watches the operations of this rank, from its creation to stop().
-
-    Args:
-        communicator: communicator of all ranks for the watch alone; None if that is not possible.
-        settings: settings, the same on all ranks.
-        topology: place of this rank.
-        pending: function that returns the pending operations of this rank.
-        warnings: receiver of the stalls that are found.
-    """
+    """Watches the operations of this rank, from its creation to stop()."""
 
     def __init__(
         self,

@@ -33,13 +33,7 @@ _BARRIERS = 10
 
 @dataclass(frozen=True)
 class Reading:
-    """A measurement of the offset.
-
-    Attributes:
-        at_seconds: time of the measurement on this rank's clock (time.perf_counter).
-        offset_seconds: time by which this rank's clock is ahead of rank 0's.
-        error_seconds: maximum error of the offset.
-    """
+    """A measurement of the offset."""
 
     at_seconds: float
     offset_seconds: float
@@ -63,7 +57,6 @@ def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple
 
     Args:
         own: times of entering and leaving each barrier on this rank, float64 [n_barriers, 2].
-        root: times of the same barriers on rank 0, of the same shape.
     """
     low = float((own[:, 0] - root[:, 1]).max())
     high = float((own[:, 1] - root[:, 0]).min())
@@ -72,12 +65,7 @@ def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple
 
 
 def root_clock(start: Reading, stop: Reading) -> Callable[[float], float]:
-    """Return a function that converts times of this rank's clock to times of rank 0's.
-
-    Args:
-        start: reading at the beginning of the recording.
-        stop: reading at its end.
-    """
+    """Return a function that converts times of this rank's clock to times of rank 0's."""
     duration = stop.at_seconds - start.at_seconds
     drift = (stop.offset_seconds - start.offset_seconds) / duration if duration > 0 else 0.0
     return lambda seconds: seconds - start.offset_seconds - drift * (seconds - start.at_seconds)

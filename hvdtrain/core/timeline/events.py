@@ -15,12 +15,7 @@ Event = dict[str, object]
 
 
 class Events:
-    """A factory for the events of a rank, a process in the trace whose rows are threads.
-
-    Args:
-        times: records of the rank, with its clock.
-        rank: number of the rank.
-    """
+    """A factory for the events of a rank, a process in the trace whose rows are threads."""
 
     def __init__(self, times: RankRecords, rank: int) -> None:
         self._clock = root_clock(times.start, times.stop)
@@ -33,24 +28,13 @@ class Events:
         yield self._metadata("process_sort_index", 0, sort_index=self._rank)
 
     def thread(self, thread: int, label: str, lane: int) -> Iterator[Event]:
-        """Yield the metadata events that name a row.
-
-        Args:
-            thread: number of the row.
-            label: label of the row.
-            lane: number among the rows with this label, from 1.
-        """
+        """Yield the metadata events that name a row."""
         name = label if lane == 1 else f"{label} ({lane})"
         yield self._metadata("thread_name", thread, name=name)
         yield self._metadata("thread_sort_index", thread, sort_index=thread)
 
     def slices(self, item: Item, thread: int) -> Iterator[Event]:
-        """Yield an event for each phase of an item.
-
-        Args:
-            item: item of the row.
-            thread: number of the row.
-        """
+        """Yield an event for each phase of an item."""
         for phase, start, end in item.phases:
             began = self._nanoseconds(start)
             yield {
@@ -69,7 +53,6 @@ class Events:
 
         Args:
             seconds: start of the round, on this rank's clock.
-            thread: number of the row.
         """
         return self._instant("round", "t", seconds, thread)
 
@@ -77,17 +60,12 @@ class Events:
         """Return a mark for the whole rank.
 
         Args:
-            text: text of the mark.
             seconds: time of the mark, on this rank's clock.
         """
         return self._instant(text, "p", seconds, 1)
 
     def changes(self, times: RankRecords) -> Iterator[Event]:
-        """Yield the marks of losses and joinings of ranks, for the whole rank.
-
-        Args:
-            times: records with these.
-        """
+        """Yield the marks of losses and joinings of ranks, for the whole rank."""
         for loss in times.recoveries.kept:
             text = f"{format_ranks(loss.lost)} of {loss.size_before} lost"
             args = {"lost": list(loss.lost), "ranks before": loss.size_before}

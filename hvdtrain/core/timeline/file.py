@@ -20,11 +20,7 @@ class TimelineError(UsageError, ValueError):
 
 
 def usable_path(file_path: str) -> str:
-    """Return the full path of a file, after checking that it can be written (local).
-
-    Raises:
-        TimelineError: the file cannot be written.
-    """
+    """Return the full path of a file, after checking that it can be written (local)."""
     path = os.path.realpath(file_path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise TimelineError(f"timeline {path} cannot be written: it is not a file; name another")
@@ -38,16 +34,7 @@ def usable_path(file_path: str) -> str:
 
 
 def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> None:
-    """Write the records of all ranks to a file (local, on rank 0).
-
-    Args:
-        path: path of the file.
-        collected: pickled RankRecords of each rank.
-        hostnames: host name of each rank.
-
-    Raises:
-        TimelineError: the disk is full, or the directory no longer exists.
-    """
+    """Write the records of all ranks to a file (local, on rank 0)."""
     clocks: list[dict[str, float]] = []
     dropped: dict[str, int] = {}
 
@@ -64,17 +51,7 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
 
 
 def write_events(path: str, events: Iterable[Event], notes: Mapping[str, object]) -> None:
-    """Write a trace file atomically (local).
-
-    Args:
-        path: path of the file.
-        events: events of the trace, at least one.
-        notes: other data, written after the events, so that it may be filled in while the events
-            are generated.
-
-    Raises:
-        TimelineError: the disk is full, or the directory no longer exists.
-    """
+    """Write a trace file atomically (local)."""
     part = _part(path)
     try:
         try:

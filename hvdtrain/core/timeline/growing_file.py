@@ -21,14 +21,6 @@ class GrowingFile:
     The file never becomes shorter, so that a single write completes it again: shorter contents are
     padded with blanks. When the file is too large for a browser, it is renamed, replacing an
     earlier one, and a new file begins.
-
-    Args:
-        path: path of the file, which is replaced.
-        notes: other data, written at the beginning.
-        most_bytes: size from which a new file begins.
-
-    Raises:
-        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str, notes: dict[str, object], most_bytes: int = _MOST_BYTES) -> None:
@@ -44,15 +36,7 @@ class GrowingFile:
     def write(
         self, lasting: Iterable[dict[str, object]], passing: Iterable[dict[str, object]]
     ) -> None:
-        """Append events (local).
-
-        Args:
-            lasting: events that stay in the file.
-            passing: events that follow them until the next call, at least one.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Append events (local)."""
         if self._place > self._most_bytes:
             self.close()
             os.replace(self.path, earlier_path(self.path))
@@ -71,13 +55,7 @@ class GrowingFile:
 
 
 def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict[str, object]]:
-    """Yield the events of a file, whose last write may have been interrupted (local).
-
-    Args:
-        lines: lines of the file.
-        all_of_them: whether to include all events that the next write would have replaced, instead
-            of only their metadata.
-    """
+    """Yield the events of a file, whose last write may have been interrupted (local)."""
     passing = False
     for line in lines:
         passing |= not line.strip()
@@ -90,11 +68,7 @@ def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict
 
 
 def is_growing_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins like a GrowingFile (local).
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return whether a file begins like a GrowingFile (local)."""
     with open(path, "rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING.encode()
 

@@ -16,13 +16,7 @@ Phase = tuple[str, float, float]
 
 @dataclass(frozen=True)
 class Item:
-    """An operation, bucket or wait, whose phases follow one another without gaps.
-
-    Attributes:
-        subject: name of the item.
-        phases: name, start and end of each phase.
-        args: properties to show.
-    """
+    """An operation, bucket or wait, whose phases follow one another without gaps."""
 
     subject: str
     phases: Sequence[Phase]
@@ -41,13 +35,7 @@ class Item:
 
 @dataclass(frozen=True)
 class TraceRow:
-    """Items of one kind, which may overlap.
-
-    Attributes:
-        label: label of the row.
-        items: items of the row.
-        marks: times to be marked.
-    """
+    """Items of one kind, which may overlap."""
 
     label: str
     items: Iterable[Item]

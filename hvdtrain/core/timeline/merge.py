@@ -14,15 +14,7 @@ __all__ = ["merge_pieces"]
 
 
 def merge_pieces(path: str, out: str) -> list[Path]:
-    """Merge the pieces of a timeline into one file; return the paths of the pieces (local).
-
-    Args:
-        path: path of the timeline that the job would have written.
-        out: path of the file to write.
-
-    Raises:
-        TimelineError: there are no pieces, they cannot be read, or the file cannot be written.
-    """
+    """Merge the pieces of a timeline into one file; return the paths of the pieces (local)."""
     pieces = _found(path)
     if not pieces:
         raise TimelineError(

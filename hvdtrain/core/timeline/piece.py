@@ -21,16 +21,7 @@ _LOCK_TIMEOUT_SECONDS = 1.0
 
 
 class PieceWriter:
-    """A thread that writes the records of a rank, from its creation to close().
-
-    Args:
-        file: file to write; None if it cannot be written, so that records are only counted.
-        times: records of the rank.
-        under_way: function that returns records of what has not ended.
-        title: prefix of messages, which names the rank.
-        rank: number of the rank.
-        host: host of the rank.
-    """
+    """A thread that writes the records of a rank, from its creation to close()."""
 
     def __init__(
         self,

@@ -13,22 +13,13 @@ __all__ = ["find_pieces", "piece_path", "remove_piece", "remove_pieces"]
 
 
 def piece_path(path: str, rank: int) -> str:
-    """Return the path of a rank's piece of a timeline.
-
-    Args:
-        path: path of the timeline.
-        rank: rank that writes the piece.
-    """
+    """Return the path of a rank's piece of a timeline."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}.rank-{rank}{suffix}"
 
 
 def find_pieces(path: str) -> list[Path]:
-    """Return the pieces of the timeline at `path`, ordered by rank and time (local).
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Return the pieces of the timeline at `path`, ordered by rank and time (local)."""
     stem, suffix = map(re.escape, os.path.splitext(os.path.basename(path)))
     name = re.compile(rf"{stem}\.rank-(\d+)(\.earlier)?{suffix}")
     found = [

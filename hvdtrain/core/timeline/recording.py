@@ -49,12 +49,7 @@ class _Marks:
 
 
 class Track:
-    """The recording of one channel, which is its observer.
-
-    Args:
-        times: records to append to.
-        marks_rounds: whether to record when rounds begin.
-    """
+    """The recording of one channel, which is its observer."""
 
     def __init__(self, times: ChannelTimes, marks_rounds: bool) -> None:
         self._times = times
@@ -91,12 +86,7 @@ class Track:
         marks.agreed, marks.began = max(agreed, marks.proposed), now
 
     def ended(self, operation: Recorded, error: BaseException | None = None) -> None:
-        """Record that an operation has ended, unless it began before the recording.
-
-        Args:
-            operation: operation that has ended.
-            error: error with which it failed; None if it succeeded.
-        """
+        """Record that an operation has ended, unless it began before the recording."""
         marks = self._open.pop(operation, None)
         if marks is not None:
             self._keep(operation, marks, "" if error is None else str(error))
@@ -140,19 +130,7 @@ def _times_of(operation: Recorded, marks: _Marks, error: str) -> OperationTimes:
 
 
 class Recording:
-    """The recording of this rank, for a file that rank 0 will write.
-
-    Args:
-        path: path of the file on rank 0.
-        marks_rounds: whether to record when rounds of agreement begin.
-        start: reading of the clock at the start.
-        zero_seconds: time at which the first rank started, on rank 0's clock.
-
-    Attributes:
-        marks_rounds: whether it records when rounds of agreement begin.
-        times: records so far.
-        piece: writer of the records while the job runs, if any.
-    """
+    """The recording of this rank, for a file that rank 0 will write."""
 
     def __init__(self, path: str, marks_rounds: bool, start: Reading, zero_seconds: float) -> None:
         self.path = path
@@ -168,12 +146,7 @@ class Recording:
         blocked.intervals = self.times.blocked
 
     def track(self, label: str, process_set: str) -> Track:
-        """Add and return the recording of a channel.
-
-        Args:
-            label: label of the channel.
-            process_set: label of its process set.
-        """
+        """Add and return the recording of a channel."""
         times = ChannelTimes(label, process_set)
         self.times.channels.append(times)
         self._tracks.append(Track(times, self.marks_rounds))

@@ -24,14 +24,7 @@ __all__ = ["begin", "begin_from_environment", "write_timeline", "write_timeline_
 
 
 def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) -> Recording:
-    """Start a recording (collective, blocking).
-
-    Args:
-        communicator: communicator of all ranks.
-        path: path of the file that rank 0 will write, the same on all ranks.
-        marks_rounds: whether to record when rounds of agreement begin.
-        host: host of this rank.
-    """
+    """Start a recording (collective, blocking)."""
     # Before the barriers, after which other ranks create their pieces.
     remove_piece(piece_path(path, communicator.rank))  # hosts may not share the directory
     if communicator.rank == 0:
@@ -73,16 +66,7 @@ def _warn_of_missing(communicator: Communicator, missing: bool, title: str, path
 def write_timeline(
     communicator: Communicator, recording: Recording, hostnames: Sequence[str]
 ) -> None:
-    """Write the file of a recording that is finished (collective, blocking).
-
-    Args:
-        communicator: communicator of all ranks.
-        recording: recording of this rank.
-        hostnames: host name of each rank.
-
-    Raises:
-        TimelineError: the file cannot be written (raised on rank 0); the ranks' pieces remain.
-    """
+    """Write the file of a recording that is finished (collective, blocking)."""
     collected, refusal = _collect(communicator, recording), None
     if communicator.rank == 0:
         try:
@@ -100,13 +84,7 @@ def write_timeline(
 def write_timeline_or_warn(
     communicator: Communicator, recording: Recording, hostnames: Sequence[str]
 ) -> None:
-    """Write the file, or print why not: a successful job does not fail for its timeline.
-
-    Args:
-        communicator: communicator of all ranks.
-        recording: recording of this rank.
-        hostnames: host name of each rank.
-    """
+    """Write the file, or print why not: a successful job does not fail for its timeline."""
     try:
         write_timeline(communicator, recording, hostnames)
     except TimelineError as error:
@@ -114,11 +92,7 @@ def write_timeline_or_warn(
 
 
 def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
-    """Gather the records of all ranks on rank 0 (collective, blocking).
-
-    Returns:
-        Pickled RankRecords of each rank on rank 0; an empty list on other ranks.
-    """
+    """Gather the records of all ranks on rank 0 (collective, blocking)."""
     times = recording.times
     times.stop = read_clock(communicator)
     own = np.frombuffer(pickle.dumps(times, pickle.HIGHEST_PROTOCOL), np.uint8).copy()
@@ -139,14 +113,6 @@ def begin_from_environment(
     """Start a recording if rank 0's environment asks for it (collective, blocking).
 
     Rank 0 decides, because a launcher may not pass environment variables to other ranks.
-
-    Args:
-        config: settings of this rank.
-        communicator: communicator of all ranks.
-        host: host of this rank.
-
-    Raises:
-        TimelineError: rank 0 cannot write the file.
     """
     path, refusal = "", None
     if communicator.rank == 0 and config.timeline != Config.timeline:

@@ -14,8 +14,6 @@ class Stopwatch:
 
     Attributes:
         seconds: sum so far.
-        intervals: records to which intervals are appended, if any.
-        since: start of the present interval (time.perf_counter); None if it is not running.
     """
 
     def __init__(self) -> None:

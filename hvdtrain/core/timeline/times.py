@@ -30,14 +30,6 @@ class Records(Generic[T]):
     """A list of limited size, which counts further entries.
 
     Another thread can take new entries from time to time, including those beyond the limit.
-
-    Args:
-        entries: initial entries, which take() does not return.
-        most: maximum number of entries.
-
-    Attributes:
-        kept: entries up to the limit.
-        dropped: number of entries beyond the limit.
     """
 
     def __init__(self, entries: Iterable[T] = (), most: int = _MOST_RECORDS) -> None:
@@ -124,17 +116,7 @@ class ChannelTimes:
 
 @dataclass
 class RankRecords:
-    """Records of a rank.
-
-    Attributes:
-        start: reading of the clock at the start of the recording.
-        stop: reading of the clock at its end.
-        zero_seconds: time at which the first rank started, on rank 0's clock.
-        channels: records of all channels, including closed ones.
-        blocked: intervals in which the program was blocked on communication.
-        recoveries: recoveries from the loss of ranks.
-        joins: joinings of ranks.
-    """
+    """Records of a rank."""
 
     start: Reading
     stop: Reading

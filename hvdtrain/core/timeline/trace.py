@@ -13,13 +13,7 @@ __all__ = ["in_lanes", "trace_events"]
 
 
 def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
-    """Yield the events of a rank, which is a process in the trace.
-
-    Args:
-        times: records of the rank.
-        rank: number of the rank.
-        host: host of the rank.
-    """
+    """Yield the events of a rank, which is a process in the trace."""
     events = Events(times, rank)
     yield from events.process(host)
     thread = 0

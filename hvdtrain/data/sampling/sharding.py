@@ -22,23 +22,13 @@ def epoch_permutation(samples: int, seed: int, epoch: int) -> Indices:
 
     The order is a function of `seed` and `epoch` alone: never of the rank, the size or the
     state of a global random generator.
-
-    Args:
-        samples: number of samples.
-        seed: seed of the run.
-        epoch: epoch, counted from 0.
     """
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch))))
     return generator.permutation(samples).astype(np.int64)
 
 
 def steps_per_epoch(samples: int, global_batch_size: int) -> int:
-    """Return the number of global batches that hold all samples; the last may be short.
-
-    Args:
-        samples: number of samples.
-        global_batch_size: samples of all ranks per step.
-    """
+    """Return the number of global batches that hold all samples; the last may be short."""
     return -(-samples // global_batch_size)
 
 
@@ -47,8 +37,6 @@ def global_batch(permutation: Indices, step: int, global_batch_size: int) -> Ind
 
     Args:
         permutation: order of the samples, int64 [n].
-        step: number j of the step in the epoch.
-        global_batch_size: samples of all ranks per step, B.
     """
     return permutation[step * global_batch_size : (step + 1) * global_batch_size]
 
@@ -58,26 +46,12 @@ def rank_slice(samples: int, rank: int, size: int) -> slice:
 
     The parts of all ranks follow each other, cover every item exactly once and differ in
     length by at most one; with fewer items than ranks some are empty.
-
-    Args:
-        samples: number of items.
-        rank: rank, from 0.
-        size: number of ranks.
     """
     return slice(rank * samples // size, (rank + 1) * samples // size)
 
 
 def resolve_rank(rank: int | None, size: int | None) -> tuple[int, int]:
-    """Return rank and size; those of init() if neither is given (local).
-
-    Args:
-        rank: this rank, or None.
-        size: number of ranks, or None.
-
-    Raises:
-        ValueError: only one of them is given, or the rank is out of range.
-        NotInitializedError: neither is given, before init().
-    """
+    """Return rank and size; those of init() if neither is given (local)."""
     if rank is None and size is None:
         # Deferred, so that data sets can be read without importing the communication core.
         from hvdtrain.core import horovod_api as world

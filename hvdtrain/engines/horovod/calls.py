@@ -15,14 +15,7 @@ __all__ = ["HorovodCalls", "HorovodProcess"]
 
 @dataclass
 class HorovodProcess:
-    """Horovod as this process has initialized it; shared by all of its communicators.
-
-    Attributes:
-        hvd: module horovod.torch.
-        abort: function that ends every rank with an exit code.
-        sets: existing process sets, by their ranks in ascending order. They are the same on all
-            ranks and are never removed, which would be collective over the world.
-    """
+    """Horovod as this process has initialized it; shared by all of its communicators."""
 
     hvd: Any
     abort: Callable[[int], None]
@@ -34,11 +27,6 @@ class HorovodCalls:
 
     Horovod matches operations by name. Members number theirs identically, because they call them in
     the same order, and the prefix is unique.
-
-    Args:
-        hvd: module horovod.torch.
-        process_set: process set of the members.
-        prefix: prefix of all names, equal on all members.
     """
 
     def __init__(self, hvd: Any, process_set: Any, prefix: str) -> None:
@@ -48,16 +36,7 @@ class HorovodCalls:
         self._count = 0
 
     def start(self, operation: str, tensor: torch.Tensor, **how: object) -> int:
-        """Call an asynchronous operation of horovod.torch and return its handle.
-
-        Args:
-            operation: name of the function.
-            tensor: tensor to communicate.
-            how: further arguments of the function.
-
-        Raises:
-            HvdtrainError: Horovod reports an error.
-        """
+        """Call an asynchronous operation of horovod.torch and return its handle."""
         name = f"{self._prefix}:{self._count}"
         self._count += 1
         call = getattr(self._hvd, operation)
@@ -72,22 +51,14 @@ class HorovodCalls:
         return bool(self._hvd.poll(handle))
 
     def finish(self, handle: int) -> Any:
-        """Wait for an operation and return its result.
-
-        Raises:
-            HvdtrainError: Horovod reports an error.
-        """
+        """Wait for an operation and return its result."""
         try:
             return self._hvd.synchronize(handle)
         except self._hvd.HorovodInternalError as error:
             raise _own(error) from error
 
     def run(self, operation: str, tensor: torch.Tensor, **how: object) -> Any:
-        """Start an operation, wait for it and return its result.
-
-        Args:
-            operation, tensor, how: as in `start`.
-        """
+        """Start an operation, wait for it and return its result."""
         return self.finish(self.start(operation, tensor, **how))
 
 

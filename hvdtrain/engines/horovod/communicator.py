@@ -29,16 +29,7 @@ _HIGHEST_BIT = np.uint64(1 << 63)
 
 
 class HorovodCommunicator(Communicator):
-    """A communicator on one of Horovod's process sets, with unique operation names.
-
-    Args:
-        process: Horovod as initialized by this process.
-        ranks: Horovod ranks of the members, in the order of this communicator's ranks; their
-            process set exists already.
-        name: name of the communicator, equal on all members.
-        chunk_bytes: maximum number of bytes in one operation.
-        leave: function called by the first `close`.
-    """
+    """A communicator on one of Horovod's process sets, with unique operation names."""
 
     capabilities = Capabilities(
         reduces=REDUCES,

@@ -35,17 +35,7 @@ _MPI_SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Initialize MPI, and Horovod on top of it (collective).
-
-    Args:
-        config: settings.
-        environ: environment variables.
-
-    Raises:
-        EngineUnavailableError: Horovod, torch, mpi4py or an MPI library is missing, or Horovod
-            was built for another torch or MPI.
-        LauncherMismatchError: the launcher belongs to another MPI than the library.
-    """
+    """Initialize MPI, and Horovod on top of it (collective)."""
     with installed_horovod():
         for module in ("torch", "horovod"):
             if importlib.util.find_spec(module) is None:

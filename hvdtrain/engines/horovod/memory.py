@@ -28,12 +28,7 @@ def words(buffer: Buffer) -> torch.Tensor:
 
 
 def word_counts(dtype: DType, counts: Sequence[int]) -> list[int]:
-    """Return the numbers of words that numbers of elements correspond to.
-
-    Args:
-        dtype: type of the elements.
-        counts: numbers of elements.
-    """
+    """Return the numbers of words that numbers of elements correspond to."""
     factor = dtype.itemsize // _width(dtype)
     return [count * factor for count in counts]
 

@@ -52,10 +52,6 @@ def reducible_tensor(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
     """Return a context with a tensor for Horovod to reduce; on exit `buffer` gets the result.
 
     When wide integers are converted back, overflow wraps around as in the narrow type.
-
-    Args:
-        buffer: elements to reduce, in place.
-        op: SUM, MIN, MAX or PRODUCT.
     """
     tensor = elements(buffer)
     if buffer.dtype is DType.UINT64:

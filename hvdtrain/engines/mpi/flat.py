@@ -16,13 +16,7 @@ __all__ = ["FlatMpi"]
 
 
 class FlatMpi:
-    """MPI calls on host memory; the methods are those of Communicator.
-
-    Args:
-        comm: communicator, which the caller frees.
-        chunk_bytes: maximum number of bytes in one call that moves data (MPI counts are below
-            2^31).
-    """
+    """MPI calls on host memory; the methods are those of Communicator."""
 
     # Open MPI's Allreduce loses three quarters of its speed above the size of the caches.
     most_reduced_bytes = 4 << 20

@@ -20,9 +20,6 @@ def gpu_kinds(library: object) -> tuple[str, ...]:
     """Return the kinds of GPU ("CUDA", "ROCm") whose memory an MPI library supports (local).
 
     Call it after MPI_Init, in which Open MPI selects its components.
-
-    Args:
-        library: ctypes.CDLL with MPI's functions, such as that of mpi4py.MPI.
     """
     return tuple(kind for kind in _QUERIES if _takes(library, kind))
 

@@ -46,21 +46,7 @@ def open_hierarchy(
     kernel: ctypes.CDLL | None,
     failures: MpiFailures | None = None,
 ) -> NodeHierarchy | None:
-    """Set up shared memory within each node (collective).
-
-    Args:
-        comm: communicator of all ranks.
-        nodes: node number of each rank.
-        kernel: result of load_kernel() if every rank has it; None on all ranks to use numpy.
-        failures: failures of the world; None if they are not tolerated.
-
-    Returns:
-        The hierarchy; None on every rank if a node cannot share memory, or if no node has two
-        ranks.
-
-    Raises:
-        SystemLimitError: a rank has reached a limit of the system (raised on all ranks).
-    """
+    """Set up shared memory within each node (collective)."""
     counts = [list(nodes).count(node) for node in set(nodes)]
     if max(counts) == 1:
         return None
@@ -98,11 +84,7 @@ def _close(group: _AnyNodeGroup | None) -> None:
 
 
 def _agree(comm: MPI.Comm, acquire: Callable[[], _T], release: Callable[[_T], object]) -> _T | None:
-    """Return a resource if every rank acquires one that is not None, else None (collective).
-
-    Raises:
-        SystemLimitError: a rank has reached a limit of the system (raised on all ranks).
-    """
+    """Return a resource if every rank acquires one that is not None, else None (collective)."""
     got, failure = None, SystemFailure()
     try:
         got = acquire()
@@ -123,18 +105,6 @@ class NodeHierarchy:
     reduces its slice within the node, all-reduces it with the owners of the same slice on the
     other nodes, and writes the result into every copy on the node. So all owners use the network
     at the same time.
-
-    Args:
-        comm: communicator of all ranks.
-        local: communicator of this node's ranks.
-        across: communicator of the owners of this rank's slice on all nodes; a null communicator
-            on ranks that own none.
-        group: shared-memory group of this node's ranks.
-        owners: number of slices.
-        nodes: number of nodes.
-
-    Attributes:
-        least_bytes: size below which a single MPI call is faster.
     """
 
     def __init__(
@@ -153,17 +123,7 @@ class NodeHierarchy:
         self._scratch: list[Buffer] | None = None
 
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> bool:
-        """Reduce in place (collective).
-
-        Args:
-            buffer: elements to reduce, in place.
-            op: SUM, MIN, MAX or PRODUCT.
-            prescale: factor before the reduction; 1 for integers.
-            postscale: factor after it; 1 for integers.
-
-        Returns:
-            Whether the buffer was reduced; False if a node cannot allocate shared memory for it.
-        """
+        """Reduce in place (collective)."""
         shared_in_place = self._is_shared_everywhere(buffer)
         scratch = [] if shared_in_place else self._open_scratch()
         if not shared_in_place and not scratch:
@@ -238,14 +198,7 @@ class NodeHierarchy:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A part of a buffer in progress, and the request between nodes.
-
-    Attributes:
-        piece: part of the buffer.
-        shared: its copy in shared memory.
-        own: this rank's slice of the copy.
-        ordered: memory of the slice as it is reduced between nodes.
-    """
+    """A part of a buffer in progress, and the request between nodes."""
 
     piece: Buffer
     shared: Buffer

@@ -45,15 +45,7 @@ _COMBINED = re.compile(r"(-[bBdEhiIOPqRsSuvVx?]+|)-?m(.*)")
 
 
 class MpiNewcomer(Newcomer):
-    """A process that was started, on the rank that has started it.
-
-    Args:
-        peer: communicator of that rank and the process.
-        host: name of its host; "" for any.
-
-    Attributes:
-        peer: the communicator.
-    """
+    """A process that was started, on the rank that has started it."""
 
     def __init__(self, peer: MPI.Intracomm, host: str) -> None:
         self.peer, self._host = peer, host
@@ -75,15 +67,7 @@ class MpiNewcomer(Newcomer):
 
 
 def start_rank(host: str, known: bool) -> MpiNewcomer:
-    """Start a process that runs what this one does, and wait until it has MPI (local).
-
-    Args:
-        host: name of its host; "" for any.
-        known: whether the launcher was given this host.
-
-    Raises:
-        HvdtrainError: it cannot be started.
-    """
+    """Start a process that runs what this one does, and wait until it has MPI (local)."""
     info = MPI.Info.Create()
     # The slots of ranks that have ended count as taken.
     info.Set("map_by", ":OVERSUBSCRIBE")
@@ -114,14 +98,7 @@ def _first_directory() -> str:
 
 
 def program_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the command line of a Python process into options, and a program with its arguments.
-
-    Args:
-        argv: `sys.orig_argv`.
-
-    Raises:
-        HvdtrainError: the program is not a module or a file.
-    """
+    """Split the command line of a Python process into options, and a program with its arguments."""
     position, words = 1, list(argv)
     while position < len(words) and words[position].startswith("-") and words[position] != "-m":
         if words[position] in ("-c", "-"):
@@ -147,10 +124,6 @@ def join_with(base: MPI.Intracomm, newcomer: MpiNewcomer | None) -> MPI.Intracom
 
     If no rank brings one, or if one of these ranks or the newcomer ends meanwhile, the communicator
     may be that which was given.
-
-    Args:
-        base: communicator of all ranks, without other users.
-        newcomer: process that is ready; on rank 0 only.
     """
     made: list[MPI.Comm] = []
     joint: MPI.Intracomm | None = None
@@ -183,11 +156,7 @@ def _connected(joint: MPI.Intracomm) -> MPI.Intracomm:
 
 
 class _Entrance:
-    """The newcomer's side, from the start of this process until it is a rank.
-
-    Args:
-        peer: communicator of the rank that has started this process, and of this one.
-    """
+    """The newcomer's side, from the start of this process until it is a rank."""
 
     def __init__(self, peer: MPI.Intracomm) -> None:
         self._peer = peer

@@ -15,12 +15,7 @@ __all__ = ["MpiPointToPoint"]
 
 
 class MpiPointToPoint(PointToPoint):
-    """Messages on an MPI communicator.
-
-    Args:
-        comm: MPI communicator without other users; `close` frees it.
-        chunk_bytes: maximum number of bytes in one MPI call, the same on all ranks.
-    """
+    """Messages on an MPI communicator."""
 
     def __init__(self, comm: MPI.Intracomm, chunk_bytes: int) -> None:
         self._comm, self._chunk_bytes = comm, chunk_bytes

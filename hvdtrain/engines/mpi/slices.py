@@ -23,16 +23,7 @@ _PIECE_BYTES = 256 << 10
 
 
 class NodeSlices(Slices):
-    """Slices in the memory of a node group.
-
-    Args:
-        group: group of this node's ranks.
-        number: number of this rank on its node.
-        owners: number of slices.
-        across: communicator of the owners of this rank's slice on all nodes; None on a single node
-            and on ranks that own none.
-        nodes: number of nodes.
-    """
+    """Slices in the memory of a node group."""
 
     def __init__(
         self,

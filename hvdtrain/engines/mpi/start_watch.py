@@ -34,9 +34,6 @@ def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
 
     Nothing is watched if the parent of this process is not the daemon of Open MPI's mpirun, as
     under `mpirun bash -c ...`.
-
-    Args:
-        environ: environment variables of this rank.
     """
     job, daemon = environ.get("PMIX_NAMESPACE", ""), os.getppid()
     count = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")

@@ -23,14 +23,6 @@ def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> 
     Where connections are closed and nobody has ended, each side takes the other one for dead. The
     side of which a rank is the first to publish it with mpirun goes on; ranks of a minority wait
     before they do. Where nothing can be published, no side is excluded.
-
-    Args:
-        key: name of this change of the world, equal on all of its ranks, used once.
-        before: communicator of the ranks that were there before.
-        left: communicator of those with which this rank would go on.
-
-    Raises:
-        ExcludedError: other ranks go on.
     """
     if left.size == before.size:
         return

@@ -40,22 +40,14 @@ def agree(comm: MPI.Comm, value: bool) -> bool:
 
 
 class EndNotice:
-    """Ends all ranks where some have joined: MPI_Abort ends only those of one MPI_COMM_WORLD.
-
-    Args:
-        comm: communicator of all ranks, without other users.
-    """
+    """Ends all ranks where some have joined: MPI_Abort ends only those of one MPI_COMM_WORLD."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
 
     @classmethod
     def of(cls, comm: MPI.Intracomm) -> Self | None:
-        """Return a notice for ranks that have more than one MPI_COMM_WORLD, else None (collective).
-
-        Args:
-            comm: communicator of all ranks.
-        """
+        """Return a notice for ranks that have more than one MPI_COMM_WORLD, else None (collective)."""
         own = MPI.COMM_WORLD.Get_group()
         if MPI.UNDEFINED not in comm.Get_group().Translate_ranks(None, own):
             return None

@@ -124,10 +124,6 @@ def agree_on_kernel(rank: int, allgather: Allgather) -> ctypes.CDLL | None:
     """Return the library if all ranks have it, else None on all ranks (collective).
 
     The first rank without it logs the reason, as a warning if it has an unusable one.
-
-    Args:
-        rank: rank of this process.
-        allgather: function that gathers one picklable value per rank, in rank order.
     """
     kernel = load_kernel()
     lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
@@ -151,12 +147,7 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
 
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:
-    """Load the library from a file.
-
-    Raises:
-        KernelError: the library is missing, does not load, or was compiled from a different
-            node_kernel.c; or that file is not installed.
-    """
+    """Load the library from a file."""
     parts = _SOURCE.with_name("node")
     headers = [parts / f"{name}.h" for name in _PARTS]
     library = open_library(path, _SOURCE, *headers)

@@ -45,7 +45,6 @@ class NodeMemory:
 
     Attributes:
         parts: [nbytes] uint8 for each rank; a part stays mapped while an array refers to it.
-        addresses: address of each part in this process.
     """
 
     def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
@@ -54,13 +53,7 @@ class NodeMemory:
 
 
 class NodeArena:
-    """Allocates memory in which the ranks of a node can access one another's data.
-
-    Args:
-        rank: rank of this process on the node.
-        size: number of ranks on the node.
-        allgather: function that gathers one picklable value per rank of the node, in rank order.
-    """
+    """Allocates memory in which the ranks of a node can access one another's data."""
 
     def __init__(self, rank: int, size: int, allgather: Allgather) -> None:
         self._rank, self._size, self._allgather = rank, size, allgather
@@ -108,11 +101,7 @@ class NodeArena:
         return [address + offset for address in memory.addresses]
 
     def copies(self, buffer: Buffer) -> list[npt.NDArray[np.uint8]] | None:
-        """Return the bytes of every rank's buffer; None for private memory (local).
-
-        Args:
-            buffer: elements in shared memory, at the same location on all ranks.
-        """
+        """Return the bytes of every rank's buffer; None for private memory (local)."""
         location = self.location(buffer)
         if not location:
             return None
@@ -129,15 +118,6 @@ def share_memory(nbytes: int, rank: int, size: int, allgather: Allgather) -> Nod
 
     Args:
         nbytes: size in bytes, equal on all ranks.
-        rank: rank of this process on the node.
-        size: number of ranks on the node.
-        allgather: function that gathers one picklable value per rank of the node, in rank order.
-
-    Returns:
-        The memory, or None on every rank if one cannot allocate or map it.
-
-    Raises:
-        SystemLimitError: a rank has no file descriptors left (raised on every rank).
     """
     # All ranks check before any allocates: otherwise the out-of-memory killer might end a process.
     reason = agree_on_failure(allgather(_check_free_memory(nbytes * size)))

@@ -31,17 +31,6 @@ def detect_nodes(allgather: Allgather) -> tuple[int, ...] | str:
 
     Each rank writes a random nonce into a memfd and announces its location. A rank belongs to the
     node of the lowest rank whose nonce it can read through /proc.
-
-    Args:
-        allgather: function that gathers one JSON-serializable value per rank, in rank order
-            (collective).
-
-    Returns:
-        The node number of each rank, or the system's error message if a rank cannot create a
-        memfd (not Linux, or forbidden).
-
-    Raises:
-        SystemLimitError: a rank has no file descriptors left (raised on every rank).
     """
     nonce = secrets.token_hex(_NONCE_BYTES)
     descriptor, failure = _memfd(nonce)
@@ -67,10 +56,6 @@ def unreadable_peers(nodes: Sequence[int], machines: Sequence[tuple[str, str]]) 
     """Describe two ranks of one machine that cannot read each other's memory; "" for none (local).
 
     Containers with their own host names are considered nodes, as intended by their user.
-
-    Args:
-        nodes: result of detect_nodes().
-        machines: result of machine_identity() on each rank.
     """
     for rank, (node, where) in enumerate(zip(nodes, machines, strict=True)):
         first = machines.index(where)

@@ -34,20 +34,7 @@ _OP_NUMBERS = {op: number for number, op in enumerate(OPS)}
 
 
 class NodeGroup:
-    """Collective operations in shared memory; all ranks call them in the same order.
-
-    Attributes:
-        arena: allocator of memory that is reduced without a copy.
-        peers: processes of the other ranks.
-
-    Args:
-        kernel: compiled kernel.
-        rank: rank of this process on the node.
-        memory: one slot and one staging area for each rank.
-        peers: processes of the other ranks, checked now and then during use.
-        allgather: function that gathers one picklable value per rank, in rank order.
-        spin_nanoseconds: time to spin on a flag before sleeping.
-    """
+    """Collective operations in shared memory; all ranks call them in the same order."""
 
     def __init__(
         self,
@@ -75,26 +62,14 @@ class NodeGroup:
         self._rank, self._size = rank, size
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        """Start an element-wise maximum, in place (collective).
-
-        Args:
-            values: at most 8 numbers, uint64.
-        """
+        """Start an element-wise maximum, in place (collective)."""
         self.peers.check_now_and_then()
         return NodeMaximum(self._kernel, self._state, values, self.peers)
 
     def allreduce(
         self, source: Buffer, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """Reduce `source` into `buffer` (collective).
-
-        Args:
-            source: elements to reduce, in host memory; may be `buffer` itself.
-            buffer: memory for the result, of the same type and size.
-            op: SUM, MIN, MAX or PRODUCT.
-            prescale: factor before the reduction; 1 for integers.
-            postscale: factor after it; 1 for integers.
-        """
+        """Reduce `source` into `buffer` (collective)."""
         self._prepare(buffer, op, prescale, postscale)
         if source is not buffer:
             self._task.source, self._task.location = source.pointer, 0
@@ -108,13 +83,7 @@ class NodeGroup:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce many tensors (collective).
-
-        Args:
-            pieces: tensors, at least one.
-            dtype: element type of all.
-            op, prescale, postscale: as in `allreduce`.
-        """
+        """Reduce many tensors (collective)."""
         self._prepare_many(pieces, dtype, op, prescale, postscale)
         self._finish(self._kernel.hvd_reduce)
 
@@ -141,28 +110,14 @@ class NodeGroup:
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
     ) -> Buffer:
-        """Reduce within the node and return this rank's slice of the result (collective).
-
-        Args:
-            buffer: elements in shared memory, at the same location on all ranks.
-            op: SUM, MIN, MAX or PRODUCT.
-            prescale: factor before the reduction.
-            owners: number of ranks that own a slice.
-            postscale: factor after the reduction.
-        """
+        """Reduce within the node and return this rank's slice of the result (collective)."""
         self._prepare(buffer, op, prescale, postscale, owners)
         self._finish(self._kernel.hvd_add)
         start, end = (self._kernel.hvd_slice_start(self._task, self._rank + k) for k in (0, 1))
         return buffer.slice(start, end - start)
 
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
-        """Write postscale times each owner's slice into the buffers of all ranks (collective).
-
-        Args:
-            buffer: elements in shared memory, at the same location on all ranks.
-            postscale: factor after the reduction.
-            owners: number of ranks that own a slice.
-        """
+        """Write postscale times each owner's slice into the buffers of all ranks (collective)."""
         self._prepare(buffer, ReduceOp.SUM, 1.0, postscale, owners)
         self._finish(self._kernel.hvd_spread)
 
@@ -176,11 +131,8 @@ class NodeGroup:
         """Add pieces of memory that lie elsewhere on each rank (local).
 
         Args:
-            rows: number of elements of each piece, and addresses of its sources and its targets,
-                as mapped here, [pieces, 1 + sources + targets].
-            dtype: element type.
-            prescales: factor of each source.
-            postscale: factor after the addition.
+            rows: number of elements of each piece, and addresses of its sources and its targets, as
+                mapped here, [pieces, 1 + sources + targets].
         """
         pieces, columns = rows.shape
         sources = len(prescales)
@@ -237,16 +189,7 @@ class NodeGroup:
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> NodeVotedReduction | None:
-        """Return a reduction that is voted on and run in one call (local).
-
-        Args:
-            count: number of elements.
-            dtype: element type.
-            op, prescale, postscale: as in `allreduce`.
-
-        Returns:
-            The reduction; None if there is no such call.
-        """
+        """Return a reduction that is voted on and run in one call (local)."""
         calls = load_calls()
         if calls is None:
             return None

@@ -15,14 +15,7 @@ __all__ = ["NodeMaximum"]
 
 
 class NodeMaximum(Pending):
-    """A maximum that all ranks start; see NodeGroup.start_max.
-
-    Args:
-        kernel: compiled kernel.
-        team: state of the node group.
-        values: at most 8 numbers, overwritten with the maxima.
-        peers: processes of the other ranks.
-    """
+    """A maximum that all ranks start; see NodeGroup.start_max."""
 
     def __init__(
         self, kernel: ctypes.CDLL, team: Team, values: npt.NDArray[np.uint64], peers: Peers

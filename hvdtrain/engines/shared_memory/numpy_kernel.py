@@ -35,12 +35,6 @@ class NumpyNodeGroup:
 
     Each phase is a few numpy calls on whole slices: after each call the thread must reacquire the
     GIL, which is expensive while the main thread is busy.
-
-    Attributes:
-        arena: allocator of memory that is reduced without a copy.
-
-    Args:
-        comm: communicator of the node's ranks, which the caller frees.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -51,15 +45,7 @@ class NumpyNodeGroup:
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
     ) -> Buffer:
-        """Reduce within the node and return this rank's slice of the result (collective).
-
-        Args:
-            buffer: elements in shared memory, at the same location on all ranks.
-            op: SUM, MIN, MAX or PRODUCT.
-            prescale: factor before the reduction.
-            owners: number of ranks that own a slice.
-            postscale: factor after the reduction.
-        """
+        """Reduce within the node and return this rank's slice of the result (collective)."""
         buffer.scale(prescale)
         self.meet()
         own = self._own_slice(buffer, owners)
@@ -75,13 +61,7 @@ class NumpyNodeGroup:
         return own
 
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
-        """Write postscale times each owner's slice into the buffers of all ranks (collective).
-
-        Args:
-            buffer: elements in shared memory, at the same location on all ranks.
-            postscale: factor after the reduction.
-            owners: number of ranks that own a slice.
-        """
+        """Write postscale times each owner's slice into the buffers of all ranks (collective)."""
         own = self._own_slice(buffer, owners)
         if own.count:
             own.scale(postscale)

@@ -31,22 +31,7 @@ def open_node_group(
     check_launcher: Callable[[], object] = bool,
     check_seconds: float = CHECK_SECONDS,
 ) -> NodeGroup | None:
-    """Set up shared memory among the ranks of one node (collective).
-
-    Args:
-        kernel: result of load_kernel().
-        rank: rank of this process on the node.
-        allgather: function that gathers one picklable value per rank of the node, in rank order.
-        check_launcher: function called now and then during use, to detect that the launcher has
-            ended.
-        check_seconds: how often it is called, and peers are checked.
-
-    Returns:
-        The group, or None on every rank if memory cannot be shared; one of them then logs why.
-
-    Raises:
-        SystemLimitError: a rank has no file descriptors left (raised on every rank).
-    """
+    """Set up shared memory among the ranks of one node (collective)."""
     processes = allgather((os.getpid(), os.sched_getaffinity(0)))
     watch, failure = _watch(
         {process: number for number, (process, _) in enumerate(processes) if number != rank}

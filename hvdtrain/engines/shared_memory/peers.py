@@ -15,17 +15,7 @@ CHECK_SECONDS = 1.0
 
 
 class Peers:
-    """The launcher, and the processes of the other ranks of a node.
-
-    Args:
-        watch: watch on the processes.
-        size: number of ranks of the node.
-        check_launcher: function that detects that the launcher has ended.
-        check_seconds: how often to check.
-
-    Attributes:
-        check_nanoseconds: time in the kernel after which signals are handled and peers are checked.
-    """
+    """The launcher, and the processes of the other ranks of a node."""
 
     def __init__(
         self,
@@ -44,11 +34,7 @@ class Peers:
             self.check()
 
     def check(self) -> None:
-        """Check that the launcher and the processes of all peers are running.
-
-        Raises:
-            PeerFailureError: the process of a rank has ended.
-        """
+        """Check that the launcher and the processes of all peers are running."""
         self._checked = time.monotonic()
         self._check_launcher()
         if (number := self._watch.ended()) is not None:

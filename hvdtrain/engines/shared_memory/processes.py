@@ -28,15 +28,7 @@ _watched: dict[int, _Watched] = {}
 
 
 class PeerWatch:
-    """Watches processes until it is closed.
-
-    Args:
-        peers: rank of each process, by process ID.
-
-    Raises:
-        OSError: the system refuses to watch a process; then none is watched.
-        AttributeError: this Python lacks os.pidfd_open.
-    """
+    """Watches processes until it is closed."""
 
     def __init__(self, peers: Mapping[int, int]) -> None:
         self._peers: dict[int, int] = {}

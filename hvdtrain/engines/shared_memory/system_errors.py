@@ -22,24 +22,14 @@ _FILES = 4096
 
 
 class SystemFailure(NamedTuple):
-    """Why a rank failed to set up shared memory; empty if it did not.
-
-    Attributes:
-        reason: error message of the system.
-        limit: limit of the system that has been reached and what to do; "" for another reason.
-    """
+    """Why a rank failed to set up shared memory; empty if it did not."""
 
     reason: str = ""
     limit: str = ""
 
 
 def failure_from_error(error: Exception, action: str) -> SystemFailure:
-    """Return the failure that an error of this rank means (local).
-
-    Args:
-        error: OSError, or AttributeError if Python lacks the system call.
-        action: name of the call or action that failed.
-    """
+    """Return the failure that an error of this rank means (local)."""
     if not isinstance(error, OSError):
         return SystemFailure(f"{action}: {error}")
     reason = f"{action}: {error.strerror or error}"
@@ -47,15 +37,7 @@ def failure_from_error(error: Exception, action: str) -> SystemFailure:
 
 
 def agree_on_failure(failures: Iterable[Sequence[str]]) -> str:
-    """Return the first reason among the failures of all ranks, "" for none (local).
-
-    Args:
-        failures: gathered failures of all ranks, as tuples, or as lists after JSON.
-
-    Raises:
-        SystemLimitError: a rank has reached a limit; ranks with the same failures raise the same
-            error.
-    """
+    """Return the first reason among the failures of all ranks, "" for none (local)."""
     reasons = []
     for reason, limit in failures:
         if limit:

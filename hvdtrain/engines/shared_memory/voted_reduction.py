@@ -16,15 +16,7 @@ VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
 
 
 class NodeVotedReduction(VotedReduction):
-    """An allreduce in the slots and staging areas of a node group.
-
-    Args:
-        calls: the kernel.
-        task: reduction; source, data and ballot are set by calls.
-        arena: memory in which ranks can access one another's data, if the elements may be in it;
-            None for so few that they are carried beside the vote.
-        peers: processes of the other ranks, checked now and then.
-    """
+    """An allreduce in the slots and staging areas of a node group."""
 
     def __init__(
         self,

@@ -33,13 +33,6 @@ class Backend:
     """Collectives on tensors of one kind of memory.
 
     On a GPU, work is enqueued on the caller's current stream, and the host does not wait.
-
-    Attributes:
-        group: process group of torch.distributed.
-        wide: wider dtype in which each unsupported dtype is reduced.
-        premultiplied: function that returns a sum operation with a factor; None if the library has
-            none.
-        even: whether equal parts can be gathered and scattered in one call.
     """
 
     group: Any
@@ -52,12 +45,7 @@ class Backend:
     def allreduce(
         self, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """Reduce elements in place; see Communicator.allreduce.
-
-        Args:
-            tensor: 1-d, of any dtype in DType.
-            op, prescale, postscale: as in Communicator.allreduce.
-        """
+        """Reduce elements in place; see Communicator.allreduce."""
         if tensor.dtype in (torch.bool, torch.uint64):
             multiply(tensor, prescale)
             self._reduce_bits(tensor, op)
@@ -145,7 +133,6 @@ class Backend:
         Args:
             send: [sizes[rank]] uint8.
             receive: [sum(sizes)] uint8.
-            sizes: number of bytes of each rank.
         """
         if self.even and len(set(sizes)) == 1 and sizes[0]:
             self.group._allgather_base(receive, send).wait()
@@ -173,8 +160,6 @@ class Backend:
         Args:
             send: [sum(send_sizes)] uint8.
             receive: [sum(receive_sizes)] uint8.
-            send_sizes: number of bytes for each rank.
-            receive_sizes: number of bytes from each rank.
         """
         options = dist.AllToAllOptions()
         self.group.alltoall_base(receive, send, receive_sizes, send_sizes, options).wait()
@@ -194,7 +179,6 @@ class Backend:
         Args:
             send: [sum(counts)] elements; left unchanged.
             receive: [counts[rank]] elements of the same dtype.
-            counts, op, prescale, postscale: as in Communicator.reduce_scatter.
         """
         native = send.dtype not in (torch.bool, torch.uint64, *self._wider(op)) and not is_ordered(
             Buffer.of(send).dtype, op

@@ -38,9 +38,6 @@ class TorchCommunicator(Communicator):
     The NCCL group is created when the members first allocate or use GPU memory. Earlier, the GPU of
     a rank is not known (Horovod's scripts select one after init()), and a communicator used for
     host memory only does not need the group.
-
-    Args:
-        members: ranks of the communicator, and how they connect.
     """
 
     def __init__(self, members: Members) -> None:

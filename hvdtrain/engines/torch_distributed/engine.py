@@ -14,31 +14,13 @@ __all__ = ["open_gloo", "open_nccl"]
 
 
 def open_gloo(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over gloo, for host memory (collective).
-
-    Args:
-        config: settings.
-        environ: environment variables.
-
-    Raises:
-        EngineUnavailableError: torch is missing, or ranks cannot reach each other.
-        LauncherMismatchError: the launcher belongs to another MPI than the library.
-    """
+    """Join all ranks over gloo, for host memory (collective)."""
     _require("gloo")
     return _open("gloo", config, environ)
 
 
 def open_nccl(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over NCCL for CUDA memory and gloo for host memory (collective).
-
-    Args:
-        config: settings.
-        environ: environment variables.
-
-    Raises:
-        EngineUnavailableError: torch or a GPU is missing, or ranks cannot reach each other.
-        LauncherMismatchError: the launcher belongs to another MPI than the library.
-    """
+    """Join all ranks over NCCL for CUDA memory and gloo for host memory (collective)."""
     _require("nccl")
     import torch
 

@@ -27,15 +27,7 @@ _NOTICE_SECONDS = 10.0
 
 
 class TorchFailures(Failures):
-    """The ranks of a world of process groups that have ended.
-
-    Args:
-        mpi: the same for the world of MPI through which the ranks have found each other.
-        takes_newcomers: whether a rank can join later.
-
-    Attributes:
-        revoked: whether `revoke` was called here.
-    """
+    """The ranks of a world of process groups that have ended."""
 
     def __init__(self, mpi: Failures, takes_newcomers: bool) -> None:
         self._mpi, self._takes_newcomers = mpi, takes_newcomers
@@ -44,11 +36,7 @@ class TorchFailures(Failures):
         self.revoked = False
 
     def connect(self, make: Callable[[], _Made]) -> _Made:
-        """Return the process group that a function makes, and have `revoke` end it (collective).
-
-        Raises:
-            RanksLostError: one has ended, for which the function may wait.
-        """
+        """Return the process group that a function makes, and have `revoke` end it (collective)."""
         group = self.unless_lost(make)
         with self._lock:
             self._groups.add(group)
@@ -57,11 +45,7 @@ class TorchFailures(Failures):
         return group
 
     def unless_lost(self, make: Callable[[], _Made]) -> _Made:
-        """Return the result of a function that may wait for other ranks (collective).
-
-        Raises:
-            RanksLostError: one has ended meanwhile; the function goes on waiting in its thread.
-        """
+        """Return the result of a function that may wait for other ranks (collective)."""
         made: Future[_Made] = Future()
 
         def work() -> None:
@@ -131,10 +115,6 @@ class _WatchedStore(dist.Store):
     """What a gloo group that connects needs of a store.
 
     A thread that still waited in C++ when the process ends would crash it.
-
-    Args:
-        store: store of all members.
-        check: function that raises an error when a wait is to end.
     """
 
     def __init__(self, store: dist.Store, check: Callable[[], None]) -> None:

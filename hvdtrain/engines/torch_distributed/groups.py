@@ -27,20 +27,7 @@ _FOREVER = timedelta(days=365)
 
 @dataclass(frozen=True)
 class Members:
-    """The ranks that form a communicator, and how they find each other.
-
-    Attributes:
-        store: store for exchanging addresses, used by the members only.
-        rank: rank of this process among the members.
-        size: number of members.
-        device: gloo's device, which holds this rank's connections.
-        cuda: whether NCCL is used for CUDA memory.
-        halves_in_float32: whether this rank requests that NCCL add half types in float32; one
-            request is enough.
-        abort: function that ends every rank of the job with an exit code.
-        leave: function that frees what was used to create the world.
-        failures: failures of the world; None if they are not tolerated.
-    """
+    """The ranks that form a communicator, and how they find each other."""
 
     store: dist.Store
     rank: int

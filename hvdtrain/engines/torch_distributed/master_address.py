@@ -28,14 +28,7 @@ _Endpoint = tuple[str, int]
 
 @dataclass(frozen=True)
 class MasterAddress:
-    """The address on which rank 0 listens, and this rank's own.
-
-    Attributes:
-        host: address of rank 0.
-        port: bound port of rank 0.
-        address: address of this rank on the network that reaches rank 0.
-        listener: listening socket on rank 0, which the caller uses or closes; None on others.
-    """
+    """The address on which rank 0 listens, and this rank's own."""
 
     host: str
     port: int
@@ -50,16 +43,6 @@ def find_master_address(
 
     Ranks that share a loopback device use it. Otherwise rank 0 listens on each of its addresses, or
     on those of the interfaces named in GLOO_SOCKET_IFNAME.
-
-    Args:
-        allgather: function that gathers one JSON-serializable value per rank, in rank order
-            (collective).
-        rank: rank of this process.
-        environ: environment variables.
-
-    Raises:
-        EngineUnavailableError: no address of rank 0 is reached by all ranks (raised on every
-            rank).
     """
     networks = allgather(_network())
     listeners = _listen(_candidates(networks, environ)) if rank == 0 else []

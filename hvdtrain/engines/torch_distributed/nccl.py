@@ -31,12 +31,7 @@ def connect(
     """Connect the members' GPUs (collective).
 
     Args:
-        members: ranks of the communicator.
-        device: GPU of this rank.
         gather: function that gathers a [n] uint8 record per member, in rank order (collective).
-
-    Raises:
-        UnsupportedError: two members use the same GPU (raised on all members).
     """
     own = np.frombuffer(_digest(device) + bytes([members.halves_in_float32]), np.uint8)
     records = gather(own).reshape(members.size, -1)

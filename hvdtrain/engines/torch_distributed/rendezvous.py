@@ -36,19 +36,7 @@ _TIMEOUT = timedelta(seconds=300)
 
 @dataclass(frozen=True)
 class RankInfo:
-    """This rank's view of the job before process groups are created.
-
-    Attributes:
-        store: store for exchanging addresses, used by this job only.
-        rank: rank of this process.
-        size: number of ranks.
-        address: address of this rank to which others connect.
-        nodes: node number of each rank; ranks share memory if and only if theirs are equal.
-        hostnames: host name of each rank.
-        abort: function that ends every rank of the job with an exit code.
-        leave: function that frees what was used to find the ranks.
-        failures: failures of the world; None if they are not tolerated.
-    """
+    """This rank's view of the job before process groups are created."""
 
     store: dist.Store
     rank: int
@@ -67,20 +55,7 @@ def open_on_ranks(
     open_on: Callable[[RankInfo], EngineWorld],
     takes_newcomers: bool,
 ) -> EngineWorld:
-    """Find all ranks of the job, and open a world of them (collective).
-
-    Args:
-        config: settings.
-        environ: environment variables.
-        open_on: function that opens a world of ranks (collective); also for each later one, where
-            ranks can go on without others.
-        takes_newcomers: whether a rank can join later.
-
-    Raises:
-        EngineUnavailableError: no MPI is installed, or ranks cannot reach each other.
-        LauncherMismatchError: the launcher belongs to another MPI than the library.
-        HvdtrainError: ranks do not arrive in time.
-    """
+    """Find all ranks of the job, and open a world of them (collective)."""
     if _has_torchrun(environ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         with _reporting(rank, size):

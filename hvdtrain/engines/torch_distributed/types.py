@@ -91,15 +91,7 @@ def bytes_of(buffer: Buffer) -> torch.Tensor:
 
 
 def multiply(tensor: torch.Tensor, factor: float) -> None:
-    """Multiply in place; integers are multiplied in float64 and truncated.
-
-    Args:
-        tensor: elements of any dtype except bool.
-        factor: factor; 1 does nothing.
-
-    Raises:
-        ValueError: the elements are bool.
-    """
+    """Multiply in place; integers are multiplied in float64 and truncated."""
     if factor == 1.0:
         return
     if tensor.dtype == torch.bool:

@@ -21,13 +21,7 @@ _DROPPED = (_RUNPATH, "-g", "-Wall")
 
 
 def rewrite(arguments: Sequence[str], runpath: str) -> list[str]:
-    """Return the arguments for the real compiler.
-
-    Args:
-        arguments: arguments that CMake passes.
-        runpath: directory in which the built library looks for MPI; CMake's own choice serves the
-            linker only.
-    """
+    """Return the arguments for the real compiler."""
     compiles = "-c" in arguments
     changed = [f"{_RUNPATH},{runpath}"]
     if compiles:
@@ -53,12 +47,7 @@ def _standard(arguments: Sequence[str]) -> str:
 
 
 def script(compiler: Sequence[str], runpath: str) -> str:
-    """Return a shell script that replaces a compiler.
-
-    Args:
-        compiler: command of the real compiler.
-        runpath: directory in which the built library looks for MPI.
-    """
+    """Return a shell script that replaces a compiler."""
     words = [sys.executable, "-I", "-S", os.path.abspath(__file__), runpath, shlex.join(compiler)]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 

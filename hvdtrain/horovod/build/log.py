@@ -29,12 +29,7 @@ class BuildFailedError(HvdtrainError):
 
 
 class Log:
-    """A file to which all commands of a build write.
-
-    Args:
-        file: file, open for writing.
-        path: its path, for messages.
-    """
+    """A file to which all commands of a build write."""
 
     def __init__(self, file: IO[str], path: Path) -> None:
         self._file = file
@@ -46,16 +41,7 @@ class Log:
         variables: Mapping[str, str],
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Run a command to its end.
-
-        Args:
-            command: command line.
-            variables: all environment variables of the command.
-            on_line: called with each line of output.
-
-        Raises:
-            BuildFailedError: the exit code is not 0.
-        """
+        """Run a command to its end."""
         self._file.write(f"\n$ {' '.join(command)}\n")
         lines: list[str] = []
         with subprocess.Popen(

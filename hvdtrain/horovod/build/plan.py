@@ -24,15 +24,7 @@ FRAMEWORKS = ("torch", "tensorflow")
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """The plan of one run of `build-horovod`.
-
-    Attributes:
-        target: versions and settings that Horovod is built for.
-        folder: directory in which its wheel is kept.
-        source: wheel, if the cache has it, else the toolchain that builds it.
-        mpi: MPI library.
-        mpirun: launcher that tests the result.
-    """
+    """The plan of one run of `build-horovod`."""
 
     target: Target
     folder: Path
@@ -47,16 +39,7 @@ class BuildPlan:
 
 
 def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool) -> BuildPlan:
-    """Return the plan for this environment and the cache.
-
-    Args:
-        environ: environment variables.
-        without: frameworks to ignore although they are installed.
-        force: whether to build even if the cache has a wheel.
-
-    Raises:
-        UsageError: something is missing; the message has one line for each.
-    """
+    """Return the plan for this environment and the cache."""
     faults: list[str] = []
     versions = installed_versions([name for name in FRAMEWORKS if name not in without])
     if not versions:

@@ -34,20 +34,7 @@ _CHOICES = re.compile(r"HOROVOD_(GPU|CPU_OPERATIONS|CUDA|NCCL|ROCM|BUILD|DEBUG|A
 
 @dataclass(frozen=True)
 class Target:
-    """Everything that determines the wheel.
-
-    Attributes:
-        torch: version of torch, "" if Horovod is built without it.
-        tensorflow: version of TensorFlow, "" if Horovod is built without it.
-        mpi: vendor and major version, e.g. "openmpi5".
-        runpath: directory in which the library looks for MPI.
-        python: interpreter, such as "cpython-311".
-        platform: platform, such as "linux-x86_64".
-        cuda: whether there is a CUDA compiler, in which case Horovod uses CUDA through torch.
-        choices: user's settings for Horovod's build.
-        horovod: version of Horovod.
-        recipe: version of this file.
-    """
+    """Everything that determines the wheel."""
 
     torch: str
     tensorflow: str
@@ -91,12 +78,6 @@ def runpath(library: Path, packages: Path, prefix: Path, writable: bool) -> str:
 
     If MPI is in the environment or next to it, the path is relative to the library, so that one
     wheel serves environments with the same layout. Otherwise it is the directory of MPI.
-
-    Args:
-        library: file of the MPI library.
-        packages: site-packages of the environment.
-        prefix: environment.
-        writable: whether pip can install into `packages`.
     """
     beside = prefix.parent != Path(prefix.anchor) and library.is_relative_to(prefix.parent)
     if not (beside and writable):
@@ -110,14 +91,7 @@ def tools(with_cmake: bool) -> list[str]:
 
 
 def variables(target: Target, compiler: Path, cmake: Path, jobs: int) -> dict[str, str]:
-    """Return the environment variables that Horovod's build reads.
-
-    Args:
-        target: versions and settings to build for.
-        compiler: compiler wrapper.
-        cmake: CMake 3.13 or newer.
-        jobs: number of compilers to run at once.
-    """
+    """Return the environment variables that Horovod's build reads."""
     frameworks = {"PYTORCH": target.torch, "TENSORFLOW": target.tensorflow, "MXNET": ""}
     return {
         "CXX": str(compiler),

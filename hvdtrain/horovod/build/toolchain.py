@@ -31,13 +31,7 @@ _MPI_VENDORS = ("openmpi", "intelmpi", "mpich")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The tools of a build.
-
-    Attributes:
-        compiler: command of the C++ compiler.
-        cmake: CMake, or None to use the one on PyPI.
-        mpicxx: compiler driver of the MPI library, from which CMake learns where MPI is.
-    """
+    """The tools of a build."""
 
     compiler: tuple[str, ...]
     cmake: Path | None
@@ -47,16 +41,7 @@ class Toolchain:
 def find_toolchain(
     mpi: MpiLibrary | None, environ: Mapping[str, str], known_faults: Sequence[str]
 ) -> Toolchain:
-    """Find all tools of a build.
-
-    Args:
-        mpi: library that mpi4py loads, or None if it is one of the faults.
-        environ: environment variables.
-        known_faults: faults that are already known, to be reported together with the others.
-
-    Raises:
-        UsageError: something is missing; the message has one line for each.
-    """
+    """Find all tools of a build."""
     faults = list(known_faults)
     compiler = _attempt(faults, lambda: _working_compiler(environ))
     _attempt(faults, lambda: _require_parts(environ))

@@ -31,14 +31,7 @@ _KEPT = ("torch", "tensorflow", "keras", "numpy", "mpi4py")
 
 
 class Workshop:
-    """A temporary directory with its own tools, which leave the user's environment untouched.
-
-    Args:
-        folder: directory, which the caller removes.
-        log: log of all output.
-        stages: progress that the user sees.
-        plan: build to carry out.
-    """
+    """A temporary directory with its own tools, which leave the user's environment untouched."""
 
     def __init__(self, folder: Path, log: Log, stages: Stages, plan: BuildPlan) -> None:
         self._folder = folder
@@ -145,12 +138,7 @@ class Workshop:
 
 @contextmanager
 def open_workshop(plan: BuildPlan, stages: Stages) -> Iterator[Workshop]:
-    """Create a workshop, and remove it at the end in any case; the log stays.
-
-    Args:
-        plan: build to carry out.
-        stages: progress that the user sees.
-    """
+    """Create a workshop, and remove it at the end in any case; the log stays."""
     with (
         tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as folder,
         open(plan.log, "w", encoding="utf-8") as file,

@@ -58,9 +58,6 @@ class HorovodFinder(MetaPathFinder):
     """Finder for `import horovod.<name>`; must precede the finder that searches directories.
 
     That finder would load a module of hvdtrain a second time, under its other name.
-
-    Args:
-        package: module `horovod`; if another module has that name, an installed Horovod is used.
     """
 
     def __init__(self, package: ModuleType) -> None:
@@ -72,17 +69,7 @@ class HorovodFinder(MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Return the spec of a module with that name.
-
-        Args:
-            fullname: name of the module.
-            path: search path of its package.
-            target: module that is reloaded, or None.
-
-        Raises:
-            ModuleNotFoundError: hvdtrain has no such module; the message lists those it has.
-            UsageError: the module is for Keras 3 only, and tf.keras is Keras 2.
-        """
+        """Return the spec of a module with that name."""
         name = self._package.__name__
         if not fullname.startswith(f"{name}.") or sys.modules.get(name) is not self._package:
             return None

@@ -35,23 +35,7 @@ def run(
     hostfile: str | None = None,
     **settings: object,
 ) -> list[Result]:
-    """Call a function on every rank of a new job, and return what each one returned.
-
-    Args:
-        func: function to call; it calls init() itself.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        num_proc: number of ranks.
-        hosts: hosts with their slots, as in "node1:2,node2:2"; default: this host.
-        np: deprecated alias of num_proc.
-        hostfile: file that lists hosts, in the format of the installed MPI.
-        settings: other arguments of Horovod's run; those about launching have no effect.
-
-    Raises:
-        UsageError: elastic training or arguments of mpirun are requested; or an error
-            of `hvdtrain.run`.
-        TypeError: Horovod has no such argument.
-    """
+    """Call a function on every rank of a new job, and return what each one returned."""
     unknown = sorted(set(settings) - {*_ELSEWHERE, *_WITHOUT_MEANING})
     if unknown:
         raise TypeError(f"run() has no argument {unknown[0]!r}")

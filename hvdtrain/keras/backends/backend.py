@@ -16,11 +16,7 @@ _BACKENDS = ("tensorflow", "torch", "jax")
 
 @functools.cache  # also keeps AutoGraph from rewriting this function
 def current_backend() -> Backend:
-    """Return the backend that Keras runs on (local).
-
-    Raises:
-        UsageError: hvdtrain does not support it.
-    """
+    """Return the backend that Keras runs on (local)."""
     name = keras.backend.backend()
     require_backend(name)
     # Imported here, because only the framework of this backend may be installed.
@@ -38,11 +34,7 @@ def current_backend() -> Backend:
 
 
 def require_backend(name: str) -> None:
-    """Check a backend of Keras.
-
-    Raises:
-        UsageError: hvdtrain does not support it.
-    """
+    """Check a backend of Keras."""
     if name not in _BACKENDS:
         raise UsageError(
             f"hvdtrain.keras works with Keras's backends {', '.join(_BACKENDS)}, found {name!r}: "

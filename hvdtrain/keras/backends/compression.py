@@ -16,11 +16,7 @@ HALF_TYPES = {None: "none", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Compressor:
-    """Does not change gradients.
-
-    Attributes:
-        dtype: element type that subclasses round to; None for no rounding.
-    """
+    """Does not change gradients."""
 
     dtype: str | None = None
 

@@ -24,16 +24,7 @@ __all__ = [
 
 
 def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> DistributedMixin:
-    """Return an optimizer with the state of another that reduces gradients (local).
-
-    Args:
-        optimizer: optimizer that does not reduce gradients; both share their variables.
-        reduction: reduces the gradients.
-
-    Raises:
-        ValueError: it reduces gradients already, is not an optimizer of Keras 3, or does not go
-            with the exchange.
-    """
+    """Return an optimizer with the state of another that reduces gradients (local)."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")

@@ -24,15 +24,6 @@ class OptimizerState:
 
     After a reset the optimizer counts its steps from there, for corrections of its bias, as a new
     one does. Its variable `iterations` goes on, because learning rate schedules depend on it.
-
-    Args:
-        exchange: exchange of kind WEIGHTS.
-        weights: exchanges weights, and settles the state.
-        backend: Keras's backend.
-
-    Attributes:
-        forgotten: number of steps before the last reset, while the optimizer updates; otherwise
-            None.
     """
 
     def __init__(
@@ -48,20 +39,11 @@ class OptimizerState:
         return self._what is not InnerState.KEEP
 
     def variables(self, optimizer: keras.optimizers.Optimizer) -> list[Variable]:
-        """Return the variables that exchanges average or reset (local).
-
-        Args:
-            optimizer: optimizer of this rank.
-        """
+        """Return the variables that exchanges average or reset (local)."""
         return _state_variables(optimizer) if self.settles else []
 
     def note_built(self, optimizer: keras.optimizers.Optimizer, is_new: bool) -> None:
-        """Keep the initial state of an optimizer if exchanges reset it (local).
-
-        Args:
-            optimizer: optimizer that is built.
-            is_new: whether it has its initial state.
-        """
+        """Keep the initial state of an optimizer if exchanges reset it (local)."""
         if self._what is not InnerState.RESET:
             return
         with self._backend.outside_traces():
@@ -73,11 +55,7 @@ class OptimizerState:
 
     @contextmanager
     def counting_since_reset(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        """Let the optimizer count its steps from the last reset in this block.
-
-        Args:
-            optimizer: optimizer of this rank.
-        """
+        """Let the optimizer count its steps from the last reset in this block."""
         if self._what is InnerState.RESET:
             steps = keras.ops.cast(optimizer._iterations, "int32")
             none = [keras.ops.zeros_like(steps)]
@@ -90,11 +68,7 @@ class OptimizerState:
             self.forgotten = None
 
     def forgotten_steps(self, optimizer: keras.optimizers.Optimizer) -> int | None:
-        """Return the number of steps before the last reset, None without resets (local).
-
-        Args:
-            optimizer: optimizer of this rank.
-        """
+        """Return the number of steps before the last reset, None without resets (local)."""
         if self._what is not InnerState.RESET:
             return None
         return int(to_array(optimizer._iterations)) if self._weights.anew else self._forgotten_steps

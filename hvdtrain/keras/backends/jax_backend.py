@@ -175,12 +175,7 @@ _allreduce.defvjp(_forward, _backward)
 def _call_on_host(
     function: Callable[[list[HostArray]], Sequence[HostArray]], values: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Call a function on arrays in the order of the program.
-
-    Args:
-        function: returns arrays with the shapes and dtypes of its arguments.
-        values: arguments of the function, of any shape and dtype, all traced or none.
-    """
+    """Call a function on arrays in the order of the program."""
     if not any(isinstance(value, jax.core.Tracer) for value in values):
         return [jax.numpy.asarray(a) for a in function([np.asarray(value) for value in values])]
     kinds = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]

@@ -17,10 +17,6 @@ class LossScaleMixin(DistributedMixin):
 
     They reduce gradients before they look for values that are not finite. If ranks exchange
     weights, each looks at its own gradients, and leaves out an update, but no exchange.
-
-    Attributes:
-        dynamic_scale: factor of the loss, once the optimizer is built.
-        initial_scale: factor of the loss before.
     """
 
     dynamic_scale: Variable
@@ -32,16 +28,7 @@ class LossScaleMixin(DistributedMixin):
         grads: Sequence[Tensor | None],
         trainable_variables: Sequence[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Reduce gradients and return the updated variables (collective).
-
-        Args:
-            optimizer_variables: values of the optimizer's variables.
-            grads: gradients with equal shapes and dtypes on all ranks.
-            trainable_variables: the value of the variable of each gradient.
-
-        Returns:
-            The new values of `trainable_variables` and of `optimizer_variables`.
-        """
+        """Reduce gradients and return the updated variables (collective)."""
         updated: tuple[list[Tensor], list[Tensor]]
         own, reduction = self._trainable_variables, self.hvdtrain_reduction
         if reduction.weights is None:

@@ -21,12 +21,7 @@ _Update: TypeAlias = Callable[[Sequence[Tensor | None]], None]
 
 
 class DistributedMixin:
-    """Base class of distributed optimizers, before the class of the optimizer.
-
-    Attributes:
-        hvdtrain_reduction: reduces the gradients.
-        hvdtrain_class: class of the optimizer.
-    """
+    """Base class of distributed optimizers, before the class of the optimizer."""
 
     hvdtrain_reduction: Reduction
     hvdtrain_class: type
@@ -45,23 +40,11 @@ class DistributedMixin:
         """Return the state of the exchange and the number of steps, for a checkpoint (local).
 
         A checkpoint needs that of each rank, because `own` differs between ranks.
-
-        Raises:
-            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
         """
         return self.hvdtrain_reduction.exchange_state(self)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        """Restore the state of the exchange, when model and optimizer are restored (local).
-
-        Args:
-            state: result of exchange_state() on the rank of the same number; on another number of
-                ranks that of any rank, because what each rank kept for itself then begins anew, as
-                the first rank says.
-
-        Raises:
-            ValueError: it is the state of another exchange.
-        """
+        """Restore the state of the exchange, when model and optimizer are restored (local)."""
         self.hvdtrain_reduction.load_exchange_state(state)
 
     @property
@@ -88,10 +71,6 @@ class DistributedMixin:
         weights count with all samples since those of all ranks were equal. In a function that is
         traced, set it there to a tensor: keras.ops.shape(batch)[0] on TensorFlow, and an argument
         of the function on JAX, which traces it anew for each shape.
-
-        Raises:
-            ValueError: the weight is negative or not finite, `op` is not Average, or the exchange
-                counts all ranks alike.
         """
         return self.hvdtrain_reduction.sample_weight
 
@@ -137,11 +116,7 @@ class DistributedMixin:
         return since
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """Create the optimizer's own variables (local).
-
-        Args:
-            variables: variables that it is to update.
-        """
+        """Create the optimizer's own variables (local)."""
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
         super().build(variables)  # type: ignore[misc]
         if is_new and self.hvdtrain_reduction.shared is not None:
@@ -152,13 +127,7 @@ class DistributedMixin:
     def add_variable_from_reference(
         self, reference_variable: Variable, name: str | None = None, initializer: str = "zeros"
     ) -> Variable | StateVariable:
-        """Create a variable of the optimizer for one of the model (local).
-
-        Args:
-            reference_variable: variable of the model.
-            name: name of what it holds.
-            initializer: of its first values.
-        """
+        """Create a variable of the optimizer for one of the model (local)."""
         create = super().add_variable_from_reference  # type: ignore[misc]
         shared = self.hvdtrain_reduction.shared
         if shared is None:
@@ -174,12 +143,7 @@ class DistributedMixin:
         grads: Sequence[Tensor | None],
         trainable_variables: Iterable[Variable] | None = None,
     ) -> None:
-        """Reduce gradients, outside of any condition, and update the variables (collective).
-
-        Args:
-            grads: gradients with equal shapes and dtypes on all ranks.
-            trainable_variables: the variable of each gradient; None for those of the last call.
-        """
+        """Reduce gradients, outside of any condition, and update the variables (collective)."""
         given = None if trainable_variables is None else list(trainable_variables)
         variables = self._trainable_variables if given is None else given
         update: _Update = partial(super().apply, trainable_variables=given)  # type: ignore[misc]

@@ -46,47 +46,18 @@ class Backend(WeightBackend, ArrayBackend, Protocol):
         reduction: Reduction,
         samples: Tensor | float | None,
     ) -> list[Tensor | None]:
-        """Reduce gradients over the ranks (collective).
-
-        Args:
-            gradients: this rank's gradients, of any shapes and floating point dtypes, or None.
-            variables: the variable of each gradient, equal on all ranks.
-            reduction: settings of the reduction; reduces arrays.
-            samples: weight of this rank in the average; None for 1.
-
-        Returns:
-            The reduced gradients; None where no rank has one.
-
-        Raises:
-            MismatchError: a function that is traced lacks another rank's gradient.
-        """
+        """Reduce gradients over the ranks (collective)."""
 
     def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return gradients of which none is sparse (local)."""
 
     def size_like(self, gradient: Tensor, process_set: ProcessSet) -> Tensor | int:
-        """Return the number of ranks, in a function that is traced as it is when it runs (local).
-
-        Args:
-            gradient: gradient of this rank, of any shape.
-            process_set: ranks.
-        """
+        """Return the number of ranks, in a function that is traced as it is when it runs (local)."""
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> Tensor | None:
-        """Reduce a value of a function that is being traced (collective when it runs).
-
-        Args:
-            value: value of any shape, with equal shape and dtype on all ranks.
-            op: the reduction.
-            name: operation name.
-            prescale: factor before the reduction.
-            postscale: factor after the reduction.
-
-        Returns:
-            The result, with the shape and dtype of `value`; None if no function is being traced.
-        """
+        """Reduce a value of a function that is being traced (collective when it runs)."""
 
     def is_tracing(self) -> bool:
         """Return whether this function is called by one that is being traced (local)."""
@@ -99,26 +70,7 @@ class Backend(WeightBackend, ArrayBackend, Protocol):
 
 
 class Reduction:
-    """Reduces the gradients of an optimizer.
-
-    Args:
-        settings: settings of the reduction.
-        name: operation name.
-        backend: Keras's backend.
-        factor: factor for gradients after the reduction, or without one.
-        scale_local: divide gradients of local variables by the number of ranks.
-        sharded: whether the ranks of a node share the optimizer's work, where they can.
-
-    Attributes:
-        settings: settings of the reduction.
-        name: operation name.
-        uneven: whether ranks may have different numbers of batches. Then tf.IndexedSlices are made
-            dense, because a rank without data can contribute zeros to dense gradients only.
-        weights: exchanges weights, perhaps after averages of gradients at first; None for an
-            exchange of gradients.
-        sharded: whether the program has asked for shared work.
-        shared: updates the variables, if the ranks share that work; None otherwise.
-    """
+    """Reduces the gradients of an optimizer."""
 
     def __init__(
         self,
@@ -162,12 +114,7 @@ class Reduction:
         return bool(self._local)
 
     def add_local(self, variable: Variable) -> None:
-        """Do not reduce the gradient of a variable (local).
-
-        Raises:
-            ValueError: the work is shared, or exchanges average or reset the state of the whole
-                optimizer.
-        """
+        """Do not reduce the gradient of a variable (local)."""
         if self.shared is not None:
             raise ValueError("sharded=True: all gradients are reduced, and none is local")
         if self.weights is not None and self.weights.inner_state.settles:
@@ -208,11 +155,7 @@ class Reduction:
 
     @contextmanager
     def weighted(self, weigh: Weigh) -> Iterator[None]:
-        """Weight gradients that are reduced, or traced, in this block, unless it says the weight.
-
-        Args:
-            weigh: returns the weight, when the gradients of the block are known.
-        """
+        """Weight gradients that are reduced, or traced, in this block, unless it says the weight."""
         told, self.sample_weight, self._weigh = self.sample_weight, None, weigh
         try:
             yield
@@ -222,15 +165,7 @@ class Reduction:
     def __call__(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]
     ) -> list[Tensor | None]:
-        """Reduce gradients over the ranks; None counts as zero if any has one (collective).
-
-        Args:
-            gradients: this rank's gradients, or None.
-            variables: the variable of each gradient, with equal shapes on all ranks.
-
-        Returns:
-            The reduced gradients; None where no rank has one.
-        """
+        """Reduce gradients over the ranks; None counts as zero if any has one (collective)."""
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
         exchange = self.settings.make_exchange()
@@ -271,13 +206,7 @@ class Reduction:
         gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
     ) -> None:
-        """Update variables together with the other ranks of the node (collective).
-
-        Args:
-            optimizer: optimizer of this rank.
-            gradients: gradients of this rank.
-            variables: the variable of each gradient.
-        """
+        """Update variables together with the other ranks of the node (collective)."""
         assert self.shared is not None
         self.shared(optimizer, gradients, variables, self._weight)
 
@@ -293,24 +222,13 @@ class Reduction:
         variables: Sequence[Variable],
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
-        """Update variables, and exchange their values if that is due (collective if due).
-
-        Args:
-            update: takes the step of this rank's own optimizer on gradients.
-            gradients: gradients of this rank.
-            variables: the variable of each gradient.
-            optimizer: optimizer of this rank.
-        """
+        """Update variables, and exchange their values if that is due (collective if due)."""
         if self.weights is not None:
             own = self._scaled(self._backend.as_dense(gradients) if self._as_dense else gradients)
             self.weights.update(update, own, variables, self._local, self._weight, optimizer)
 
     def flush(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make values that ranks exchange equal now; gradients need no flush (collective).
-
-        Args:
-            optimizer: optimizer of this rank.
-        """
+        """Make values that ranks exchange equal now; gradients need no flush (collective)."""
         if self.weights is not None:
             variables = optimizer._trainable_variables
             shared = [each for each in variables if id(each) not in self._local]
@@ -324,18 +242,7 @@ class Reduction:
         zeros: Callable[[int], HostArray],
         fixed: bool = False,
     ) -> list[HostArray | None]:
-        """Reduce gradients that are arrays as one operation (collective, blocking).
-
-        Args:
-            arrays: this rank's gradients, or None.
-            variables: the variable of each gradient.
-            samples: weight of this rank in the average; None for 1.
-            zeros: returns the gradient of a variable that has none here.
-            fixed: whether None has to stay None.
-
-        Returns:
-            The reduced gradients, with the shapes and dtypes of `arrays`.
-        """
+        """Reduce gradients that are arrays as one operation (collective, blocking)."""
 
         def reduce(given: Sequence[HostArray], layout: Layout) -> list[HostArray]:
             return self.reduce_layout(given, variables, layout, samples)[0]
@@ -351,21 +258,7 @@ class Reduction:
         samples: float | None,
         name: str | None = None,
     ) -> tuple[list[HostArray], float]:
-        """Reduce the dense gradients of a layout as one operation (collective, blocking).
-
-        Args:
-            arrays: this rank's dense gradients.
-            variables: the variable of each gradient of the layout.
-            layout: which gradients are dense.
-            samples: weight of this rank in the average; None for 1.
-            name: operation name, where the optimizer's own one would be ambiguous.
-
-        Returns:
-            The reduced gradients, and the factor of this rank's others in their average.
-
-        Raises:
-            LayoutsDifferError: other ranks have gradients of another layout.
-        """
+        """Reduce the dense gradients of a layout as one operation (collective, blocking)."""
         own, owners = OwnStep(samples, self.steps), [variables[i] for i in layout.dense]
         results, info = exchange_fused(
             arrays, owners, name or self.name, self.settings, own, layout
@@ -374,14 +267,7 @@ class Reduction:
         return results, info.weigh()
 
     def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
-        """Return the state of the exchange and the number of steps (local).
-
-        Args:
-            optimizer: optimizer of this rank.
-
-        Raises:
-            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
-        """
+        """Return the state of the exchange and the number of steps (local)."""
         counts: Mapping[str, float | None] = {}
         if self.weights is not None:
             counts = self.weights.counts(optimizer)
@@ -389,15 +275,7 @@ class Reduction:
         return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        """Restore the state of the exchange (local).
-
-        Args:
-            state: result of exchange_state() on the rank of the same number; on another number of
-                ranks that of any rank, because what each rank kept for itself then begins anew.
-
-        Raises:
-            ValueError: it is the state of another exchange.
-        """
+        """Restore the state of the exchange (local)."""
         members = self.settings.process_set
         first = members.included() and members.rank() == 0
         exchange = self.settings.make_exchange()

@@ -17,15 +17,7 @@ _REASONS = {
 
 
 def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse what does not go with an exchange of weights in Keras (local).
-
-    Args:
-        settings: settings of the optimizer.
-        optimizer: optimizer of this rank.
-
-    Raises:
-        ValueError: the exchange is to reset a state that it cannot reset.
-    """
+    """Refuse what does not go with an exchange of weights in Keras (local)."""
     exchange = settings.exchange
     if exchange is None or exchange.inner_state is not InnerState.RESET:
         return

@@ -22,17 +22,7 @@ class WeightBackend(Protocol):
         exchange: Callable[[list[HostArray]], list[HostArray]],
         weights: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Exchange weights if that is due, else copy nothing to the host (collective if due).
-
-        Args:
-            due: returns whether the exchange is due; called in each step.
-            numbers: arguments of `due`, 0-d.
-            exchange: returns arrays with the shapes and dtypes of its arguments.
-            weights: arguments of `exchange`, of any shapes and floating point dtypes.
-
-        Returns:
-            The results of `exchange`, or `weights`.
-        """
+        """Exchange weights if that is due, else copy nothing to the host (collective if due)."""
 
     def wait_for_steps(self) -> None:
         """Wait until all steps that were started are done (local)."""

@@ -30,18 +30,6 @@ class WeightExchange:
 
     An exchange may begin with averages of gradients. Each step asks the host at which side of the
     switch it is, so that functions that were traced before need not be traced anew.
-
-    Args:
-        settings: settings; the exchange is of kind WEIGHTS.
-        name: operation name of the optimizer.
-        backend: Keras's backend.
-        scale_local: divide gradients that are not averaged by the number of ranks while others are.
-
-    Attributes:
-        counter: counts the steps of this rank.
-        inner_state: state of this rank's own optimizer.
-        flush_in_fit: whether `fit` makes weights equal before validation and at the end of an
-            epoch.
     """
 
     def __init__(
@@ -77,16 +65,7 @@ class WeightExchange:
         samples: Tensor | float | None,
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
-        """Update variables, and exchange their values if that is due (collective if due).
-
-        Args:
-            update: takes the step of this rank's own optimizer on gradients.
-            gradients: gradients of this rank.
-            variables: the variable of each gradient.
-            local: variables that are not exchanged, by id(variable).
-            samples: samples of this rank in the step; None if unknown.
-            optimizer: optimizer of this rank.
-        """
+        """Update variables, and exchange their values if that is due (collective if due)."""
         if not self._settings.process_set.included():
             update(gradients)
             return
@@ -127,12 +106,7 @@ class WeightExchange:
         return results
 
     def flush(self, variables: Sequence[Variable], optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the values of all ranks equal now (collective, not in a function that is traced).
-
-        Args:
-            variables: variables that are exchanged.
-            optimizer: optimizer of this rank.
-        """
+        """Make the values of all ranks equal now (collective, not in a function that is traced)."""
         if not (self.exchanges_weights and self._settings.process_set.included()):
             return
         state = self.inner_state.variables(optimizer)
@@ -145,14 +119,7 @@ class WeightExchange:
             variable.assign(value)
 
     def counts(self, optimizer: keras.optimizers.Optimizer) -> dict[str, float | None]:
-        """Return counts for a checkpoint, by name (local).
-
-        Args:
-            optimizer: optimizer of this rank.
-
-        Raises:
-            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
-        """
+        """Return counts for a checkpoint, by name (local)."""
         self._backend.wait_for_steps()
         self.counter.check_synchronized("exchange_state")
         return {
@@ -161,11 +128,7 @@ class WeightExchange:
         }
 
     def begin_anew(self, counts: Mapping[str, float]) -> None:
-        """Go on from equal weights (local).
-
-        Args:
-            counts: result of counts() when the weights were saved.
-        """
+        """Go on from equal weights (local)."""
         self._passes, self._samples_of_step = 0, None
         self.counter.begin_anew()
         self.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)

@@ -53,12 +53,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._broadcast_once()
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Broadcast if the model was not built before (collective).
-
-        Args:
-            batch: number of the batch.
-            logs: metrics.
-        """
+        """Broadcast if the model was not built before (collective)."""
         self._broadcast_once()
 
     def on_train_end(self, logs: Logs | None = None) -> None:

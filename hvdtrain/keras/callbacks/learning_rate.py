@@ -58,11 +58,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._epoch, self._steps = 0, 1
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Find the number of batches in an epoch on the rank that has most (collective).
-
-        Raises:
-            ValueError: the number is not known, or the optimizer has a learning rate schedule.
-        """
+        """Find the number of batches in an epoch on the rank that has most (collective)."""
         optimizer = _with_learning_rate(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
@@ -80,21 +76,11 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Remember the epoch.
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Set the learning rate if it is due.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: metrics.
-        """
+        """Set the learning rate if it is due."""
         if self._epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
@@ -105,12 +91,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(self.multiplier(self._epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the learning rate.
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics, changed in place.
-        """
+        """Log the learning rate."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -165,12 +146,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the learning rate, and print the final one.
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics, changed in place.
-        """
+        """Log the learning rate, and print the final one."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
@@ -178,14 +154,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def warmup_multiplier(epoch: float, warmup_epochs: int, steps: int, ranks: int) -> float:
-    """Return the multiplier of the learning rate before a batch.
-
-    Args:
-        epoch: fractional epoch before the batch.
-        warmup_epochs: number of epochs until the multiplier is 1.
-        steps: batches in an epoch.
-        ranks: number of ranks.
-    """
+    """Return the multiplier of the learning rate before a batch."""
     epoch += 1.0 / steps  # a whole number for the last batch of an epoch
     return (epoch * (ranks - 1) / warmup_epochs + 1) / ranks
 

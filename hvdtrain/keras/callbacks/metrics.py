@@ -41,12 +41,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._training_samples: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Forget the last epoch.
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Forget the last epoch."""
         self._training_samples = None
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
@@ -54,15 +49,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._training_samples = self._samples()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Average the logs over the ranks (collective).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics, changed in place.
-
-        Raises:
-            MismatchError: a metric has different shapes on ranks; on every rank.
-        """
+        """Average the logs over the ranks (collective)."""
         last = self._samples()
         trained = last if self._training_samples is None else self._training_samples
         own: _Metrics = {}
@@ -101,11 +88,7 @@ def _numbers(path: _Path, value: Any) -> Iterator[tuple[_Path, HostArray]]:
 
 
 def _averages(metrics_of_ranks: Sequence[_Metrics]) -> dict[_Path, Any]:
-    """Return sum_r(n_r value_r) / sum_r(n_r) of each metric, over the ranks that have it.
-
-    Raises:
-        MismatchError: the values of a metric have different shapes.
-    """
+    """Return sum_r(n_r value_r) / sum_r(n_r) of each metric, over the ranks that have it."""
     paths = dict.fromkeys(path for metrics in metrics_of_ranks for path in metrics)
     averages: dict[_Path, Any] = {}
     for path in paths:

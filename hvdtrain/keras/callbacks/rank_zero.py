@@ -32,14 +32,7 @@ def RankZero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
 
 
 class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keep a backup on rank 0, from which all ranks continue (collective, in fit).
-
-    Args:
-        backup: callback that reads and writes the backup, used on rank 0 only.
-
-    Attributes:
-        backup: this callback on rank 0, and one that does nothing on other ranks.
-    """
+    """Keep a backup on rank 0, from which all ranks continue (collective, in fit)."""
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
         super().__init__()
@@ -64,21 +57,11 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
             broadcast_variables(training_state(model), 0)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: metrics.
-        """
+        """Save on rank 0 if that is due."""
         self.backup.on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due.
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Save on rank 0 if that is due."""
         self.backup.on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -115,21 +98,11 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         )
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: metrics.
-        """
+        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due.
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)

@@ -14,24 +14,14 @@ __all__ = ["SaveSchedule", "save_schedules"]
 
 @dataclass
 class SaveSchedule:
-    """The batches after which a callback saves, counted as ModelCheckpoint does.
-
-    Attributes:
-        every: number of batches between two saves.
-        seen: number of batches since the last save.
-        last: number of the last batch in its epoch; None before the first one.
-    """
+    """The batches after which a callback saves, counted as ModelCheckpoint does."""
 
     every: int
     seen: int
     last: int | None
 
     def saves_after(self, batch: int) -> bool:
-        """Count the batches up to this one; return whether the callback saves after it (local).
-
-        Args:
-            batch: number of the batch in its epoch.
-        """
+        """Count the batches up to this one; return whether the callback saves after it (local)."""
         begins = self.last is None or batch <= self.last
         self.seen += batch + 1 if begins or self.last is None else batch - self.last
         self.last = batch
@@ -42,11 +32,7 @@ class SaveSchedule:
 
 
 def save_schedules(callbacks: Sequence[keras.callbacks.Callback]) -> list[SaveSchedule]:
-    """Return the schedules of those callbacks that save after batches (local).
-
-    Args:
-        callbacks: callbacks of this rank.
-    """
+    """Return the schedules of those callbacks that save after batches (local)."""
     inner = [each.backup if isinstance(each, SharedBackup) else each for each in callbacks]
     kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
     return [

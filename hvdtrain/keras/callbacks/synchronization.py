@@ -31,13 +31,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
     all ranks are done, it gets the weights and the optimizers of a rank that did all steps.
 
     If ranks exchange weights, they are made equal before any rank saves in the middle of an epoch.
-
-    Args:
-        callbacks: the user's callbacks.
-
-    Raises:
-        MismatchError: models or callbacks differ between ranks (at the start of fit).
-        ValueError: the order of callbacks cannot work (at the start of fit, on every rank).
     """
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
@@ -47,12 +40,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._saves, self._schedules = False, list[SaveSchedule]()
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check callbacks, models and numbers of batches (collective).
-
-        Raises:
-            MismatchError: models or callbacks differ between ranks.
-            ValueError: the order of callbacks cannot work.
-        """
+        """Check callbacks, models and numbers of batches (collective)."""
         model: Model = self.model
         problem = find_problem(self._callbacks)
         names, saves = collective_callbacks(self._callbacks), bool(save_schedules(self._callbacks))
@@ -71,12 +59,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 current_backend().retrace(model)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Start to count steps (collective if a rank saves after batches).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Start to count steps (collective if a rank saves after batches)."""
         self._steps_before, self._ended = self._steps(), False
         if self._saves:
             own = save_schedules(self._callbacks)
@@ -88,10 +71,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
         That is soon enough on a rank that does not save itself, and leaves Keras free to run
         callbacks beside the next step.
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: metrics.
         """
         if batch > 0:
             self._flush_before_saves(batch - 1)
@@ -105,12 +84,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._flush(ended=False)
 
     def _flush(self, ended: bool) -> None:
-        """Make weights equal (collective).
-
-        Args:
-            ended: whether this rank has no data left in the epoch; it then takes part in what the
-                others do until all have none.
-        """
+        """Make weights equal (collective)."""
         optimizers = [each for each in distributed_optimizers(self.model) if _flushes(each)]
         while optimizers:
             for optimizer in optimizers:
@@ -126,12 +100,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._end_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the epoch unless that was done before its validation (collective).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """End the epoch unless that was done before its validation (collective)."""
         self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -201,24 +170,12 @@ class FirstBeforeSaving(FirstCallback):
         """Do nothing: the batch before has had its end."""
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Make weights equal before any rank saves after this batch (collective if so).
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: metrics.
-        """
+        """Make weights equal before any rank saves after this batch (collective if so)."""
         self._flush_before_saves(batch)
 
 
 class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Runs after the user's callbacks: applies to all ranks what they decided on one.
-
-    Args:
-        callbacks: the user's callbacks.
-
-    Raises:
-        MismatchError: ranks are to train different epochs (at the start of fit).
-    """
+    """Runs after the user's callbacks: applies to all ranks what they decided on one."""
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
@@ -226,11 +183,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._restores = False
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that ranks are to train the same epochs, which a callback may set (collective).
-
-        Raises:
-            MismatchError: they are not.
-        """
+        """Check that ranks are to train the same epochs, which a callback may set (collective)."""
         epochs = (getattr(self.model, "_initial_epoch", None) or 0, self.params.get("epochs"))
         restores = any(
             getattr(callback, "restore_best_weights", False) for callback in self._callbacks
@@ -247,12 +200,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 )
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Stop if any rank stops, and use rank 0's learning rates (collective).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Stop if any rank stops, and use rank 0's learning rates (collective)."""
         model: Model = self.model
         optimizers = distributed_optimizers(model)
         rates = [float(optimizer.learning_rate) for optimizer in optimizers]

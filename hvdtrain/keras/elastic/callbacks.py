@@ -34,23 +34,13 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Commit if that is due (as `state.commit`).
-
-        Args:
-            batch: number of the batch in its epoch.
-            logs: metrics.
-        """
+        """Commit if that is due (as `state.commit`)."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Commit (as `state.commit`).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Commit (as `state.commit`)."""
         self._commit()
 
     def _commit(self) -> None:
@@ -74,12 +64,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before, self._stops = 0, False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note how many batches were done before (local).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Note how many batches were done before (local)."""
         steps = self.params.get("steps")
         # The last commit may be that of the last batch, and ranks that join leave fewer batches: an
         # epoch cannot have none.
@@ -87,12 +72,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before, self._stops = self.state.batch, False
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Count the batch, and end the epoch if those that were left are done (local).
-
-        Args:
-            batch: number of the batch since `fit` has begun the epoch.
-            logs: metrics.
-        """
+        """Count the batch, and end the epoch if those that were left are done (local)."""
         self.state.batch = self._before + batch + 1
         if self._before and self.state.batch == self.params["steps"]:
             # Keras ends an epoch for this only; training goes on if it is not set any more then.
@@ -100,12 +80,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin to count anew (local).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Begin to count anew (local)."""
         if self._stops:
             self.model.stop_training = self._stops = False
         self.state.batch = 0
@@ -123,10 +98,5 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Count the epoch (local).
-
-        Args:
-            epoch: number of the epoch.
-            logs: metrics.
-        """
+        """Count the epoch (local)."""
         self.state.epoch += 1

@@ -22,15 +22,7 @@ __all__ = ["adjust_compiled", "compile_model"]
 
 
 def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
-    """Compile a model, with what a DistributedOptimizer needs (local).
-
-    Args:
-        original: `compile` of Keras.
-        arguments: its arguments, the model included; changed in place.
-
-    Raises:
-        UnsupportedError: jit_compile=True with a DistributedOptimizer on the TensorFlow backend.
-    """
+    """Compile a model, with what a DistributedOptimizer needs (local)."""
     _adjust(arguments.arguments)
     return original(*arguments.args, **arguments.kwargs)
 
@@ -40,9 +32,6 @@ def adjust_compiled(model: Model) -> None:
 
     The first `model.compile(DistributedOptimizer(...))` before init() calls Keras's own `compile`:
     Python looks it up before it makes the optimizer, which hooks it.
-
-    Args:
-        model: model, compiled by whichever `compile`.
     """
     given = getattr(model, "optimizer", None)
     optimizer = _reduce_before_scaling(given)

@@ -21,10 +21,6 @@ def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback
 
     That is certain only if ranks start from the same weights, and if the step, the optimizer and
     the callbacks are those of Keras or hvdtrain, so that none can average gradients or weights.
-
-    Args:
-        model: model to be trained.
-        callbacks: the user's callbacks.
     """
     if not context.is_initialized() or context.current().topology.size == 1:
         return

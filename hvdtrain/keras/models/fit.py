@@ -31,12 +31,7 @@ Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.C
 
 
 def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
-    """Fit a model so that all ranks end each epoch together (collective).
-
-    Args:
-        original: `fit` of Keras.
-        arguments: its arguments, the model included; changed in place.
-    """
+    """Fit a model so that all ranks end each epoch together (collective)."""
     given = arguments.arguments
     model: Model = given["self"]
     adjust_compiled(model)

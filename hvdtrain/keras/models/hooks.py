@@ -36,12 +36,7 @@ def hook_models() -> None:
 def _hook(
     method: str, replacement: Callable[[Callable[..., object], inspect.BoundArguments], object]
 ) -> None:
-    """Replace a method of every model.
-
-    Args:
-        method: name of the method.
-        replacement: called with Keras's own method and the arguments, defaults filled in.
-    """
+    """Replace a method of every model."""
     owner: Any = next(kind for kind in keras.Model.__mro__ if method in vars(kind))
     original = getattr(owner, method)
     if hasattr(original, "hvdtrain_hooked"):

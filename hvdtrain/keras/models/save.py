@@ -15,13 +15,6 @@ def save_model(original: Callable[..., object], arguments: inspect.BoundArgument
     """Save a model if it is not one of this rank alone (local).
 
     A rank that saves by itself cannot ask others for an exchange: they may not take part.
-
-    Args:
-        original: `save` or `save_weights` of Keras.
-        arguments: its arguments, the model included.
-
-    Raises:
-        RuntimeError: this rank has taken steps since the weights of all ranks were equal.
     """
     optimizers = distributed_optimizers(arguments.arguments["self"])
     if not all(optimizer.synchronized for optimizer in optimizers):

@@ -49,17 +49,7 @@ _UNKNOWN = _Divisor(None, "unknown")
 
 
 class _BatchWeight:
-    """Weighs a batch by what the losses of its step divide by.
-
-    Args:
-        model: the model.
-        inputs: inputs of the batch.
-        targets: its targets; None if it has none.
-        first: divisors of the model's first batch, by their number.
-
-    Attributes:
-        divisors: those of the losses that the step has computed.
-    """
+    """Weighs a batch by what the losses of its step divide by."""
 
     def __init__(
         self, model: Model, inputs: Any, targets: Any, first: dict[int, list[int]]
@@ -167,15 +157,7 @@ def _rows(*structures: Any) -> Tensor | int | None:
 def make_weighing_step(
     original: Callable[..., object], arguments: inspect.BoundArguments
 ) -> object:
-    """Make a model's train function, whose steps weigh their batches (local).
-
-    Args:
-        original: `make_train_function` of Keras, which `fit` and `train_on_batch` call.
-        arguments: its arguments, the model included; changed in place.
-
-    Raises:
-        ValueError: an optimizer was given one number for all batches.
-    """
+    """Make a model's train function, whose steps weigh their batches (local)."""
     model: Model = arguments.arguments["self"]
     optimizers = distributed_optimizers(model)
     for optimizer in optimizers:

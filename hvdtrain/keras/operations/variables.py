@@ -51,15 +51,7 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
 
 
 def require_equal_variables(variables: Iterable[Variable] | None, operation: str) -> None:
-    """Check that number, shapes and dtypes of variables are equal on all ranks (collective).
-
-    Args:
-        variables: variables in the same order on every rank; None on a rank whose are not compared.
-        operation: operation that needs it, for the message.
-
-    Raises:
-        MismatchError: they differ between ranks; says where.
-    """
+    """Check that number, shapes and dtypes of variables are equal on all ranks (collective)."""
     here = context.current().topology
     own: list[_Spec] | None = None
     if variables is not None:

@@ -18,15 +18,7 @@ _NOT_SHARED = (
 
 
 def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettings) -> None:
-    """Refuse what does not go with a shared step (local).
-
-    Args:
-        optimizer: optimizer of the user.
-        settings: settings of its reduction.
-
-    Raises:
-        UnsupportedError: the backend, the optimizer or a setting does not go with it.
-    """
+    """Refuse what does not go with a shared step (local)."""
     check_sharding()
     name, backend = type(optimizer).__name__, keras.backend.backend()
     if backend == "jax":
@@ -54,11 +46,7 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
-    """Return how an optimizer updates an element (local).
-
-    Raises:
-        UnsupportedError: it is not SGD, Adam or AdamW of Keras.
-    """
+    """Return how an optimizer updates an element (local)."""
     kind = getattr(optimizer, "hvdtrain_class", type(optimizer))
     if kind is keras.optimizers.SGD or (kind.__name__ == "SGD" and _is_keras(kind)):
         return SgdRule(float(optimizer.momentum), bool(optimizer.nesterov))

@@ -18,14 +18,6 @@ class StateVariable:
     """What a shared optimizer keeps for a variable of the model, in place of a keras.Variable.
 
     Any rank reads the whole value between two steps. All ranks that assign one assign the same.
-
-    Args:
-        reference: variable of the model.
-        quantity: name of the quantity.
-        path: path of the keras.Variable that it replaces.
-
-    Attributes:
-        path, name, shape, dtype, trainable: as of a keras.Variable.
     """
 
     trainable = False
@@ -38,12 +30,7 @@ class StateVariable:
         self._value: HostArray | None = None
 
     def move(self, memory: StateMemory, index: int) -> None:
-        """Keep the value in a memory from now on (local).
-
-        Args:
-            memory: state of the optimizer.
-            index: number of the variable of the model.
-        """
+        """Keep the value in a memory from now on (local)."""
         self._place = memory, index
         if self._value is not None:
             memory.write(index, self._quantity, self._value)
@@ -68,11 +55,7 @@ class StateVariable:
             self._value *= self._value.dtype.type(factor)
 
     def assign(self, value: Tensor | HostArray) -> None:
-        """Overwrite the value (local; between two steps).
-
-        Args:
-            value: new value, in the shape of the variable, and the same on all ranks.
-        """
+        """Overwrite the value (local; between two steps)."""
         array = to_array(value)
         if array.shape != self.shape:
             raise ValueError(f"{self.path} has shape {self.shape}, got {array.shape}")

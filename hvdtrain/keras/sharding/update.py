@@ -36,27 +36,11 @@ class ArrayBackend(Protocol):
         results: Sequence[Tensor],
         name: str,
     ) -> list[Tensor]:
-        """Call a function on arrays, in the order of the program (collective).
-
-        Args:
-            function: returns arrays with the shapes and dtypes of `results`.
-            inputs: arguments of the function, of any shapes and dtypes.
-            results: tensors like the results.
-            name: operation name.
-        """
+        """Call a function on arrays, in the order of the program (collective)."""
 
 
 class SharedUpdate:
-    """Updates the variables of an optimizer together with the other ranks of the node.
-
-    Args:
-        settings: settings of the reduction.
-        name: operation name.
-        backend: Keras's backend.
-
-    Attributes:
-        active: whether the ranks can share the work; False on all ranks, or on none.
-    """
+    """Updates the variables of an optimizer together with the other ranks of the node."""
 
     def __init__(self, settings: GradientSettings, name: str, backend: ArrayBackend) -> None:
         self._settings, self._name, self._backend = settings, name, backend
@@ -66,23 +50,13 @@ class SharedUpdate:
         self.active = self._slices is not None
 
     def keep(self, reference: Variable, quantity: str, path: str) -> StateVariable:
-        """Return a variable for what the optimizer keeps for a variable of the model (local).
-
-        Args:
-            reference: variable of the model.
-            quantity: name of the quantity.
-            path: path of the variable.
-        """
+        """Return a variable for what the optimizer keeps for a variable of the model (local)."""
         variable = StateVariable(reference, quantity, path)
         self._state.append((variable, reference))
         return variable
 
     def build(self, optimizer: Any) -> None:
-        """Prepare for the variables of an optimizer that is built (local).
-
-        Raises:
-            UnsupportedError: a variable has a type that cannot be shared.
-        """
+        """Prepare for the variables of an optimizer that is built (local)."""
         assert self._slices is not None
         variables = optimizer._trainable_variables
         self._steps = SharedSteps(
@@ -103,14 +77,7 @@ class SharedUpdate:
         variables: Sequence[Variable],
         samples: Tensor | float | None,
     ) -> None:
-        """Take a step (collective).
-
-        Args:
-            optimizer: optimizer of the user.
-            gradients: gradients of this rank.
-            variables: the variable of each gradient.
-            samples: weight of this rank in the average; None for 1.
-        """
+        """Take a step (collective)."""
         assert self._steps is not None
         indices = [optimizer._get_variable_index(variable) for variable in variables]
         own = {i: g for i, g in zip(indices, gradients, strict=True) if g is not None}

@@ -23,13 +23,6 @@ def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
 
     Call it before anything that makes JAX look for devices, because JAX allocates memory on all of
     them. For the same reason GPUs are counted without JAX.
-
-    Args:
-        topology: rank and local rank.
-        wish: device that the user asks for.
-
-    Raises:
-        UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
     """
     if wish.kind == "cpu":
         jax.config.update("jax_platforms", "cpu")

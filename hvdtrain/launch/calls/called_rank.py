@@ -41,13 +41,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Arrival:
-    """What a rank says of itself first.
-
-    Attributes:
-        rank: rank of this process.
-        node: name of its node.
-        port: port of its host that was free a moment ago.
-    """
+    """What a rank says of itself first."""
 
     rank: int
     node: str
@@ -56,13 +50,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank sends back.
-
-    Attributes:
-        rank: rank that sends it.
-        content: pickled result or exception.
-        failure: traceback, or "".
-    """
+    """What a rank sends back."""
 
     rank: int
     content: bytes
@@ -117,15 +105,7 @@ def node_name() -> str:
 
 
 def connected(address: str, key: bytes) -> Connection:
-    """Return a connection to the caller.
-
-    Args:
-        address: value of the variable ADDRESS.
-        key: secret that both share.
-
-    Raises:
-        ConnectionError: it cannot be reached at any of its addresses.
-    """
+    """Return a connection to the caller."""
     if address.startswith("/"):
         return Client(address, "AF_UNIX", authkey=key)
     for place in address.split(","):
@@ -142,12 +122,7 @@ def connected(address: str, key: bytes) -> Connection:
 
 
 def _authenticated(connection: socket.socket, key: bytes) -> Connection:
-    """Return a copy of a connection to the caller, once both have shown that they know the key.
-
-    Raises:
-        AuthenticationError: the other one does not know it.
-        OSError: it says nothing, as another program that listens at this address may.
-    """
+    """Return a copy of a connection to the caller, once both have shown that they know the key."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _wait_of(_CONNECT_SECONDS))

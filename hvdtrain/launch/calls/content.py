@@ -20,17 +20,7 @@ def dumps_call(
     kwargs: Mapping[str, object] | None,
     caller: str,
 ) -> bytes:
-    """Pickle a call for called_rank, with classes and functions that only this process has.
-
-    Args:
-        function: function to call.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        caller: who calls it, for errors: "run()".
-
-    Raises:
-        UsageError: cloudpickle is missing.
-    """
+    """Pickle a call for called_rank, with classes and functions that only this process has."""
     try:
         cloudpickle = importlib.import_module("cloudpickle")
     except ImportError:
@@ -41,18 +31,7 @@ def dumps_call(
 
 
 def results_of(arrived: Sequence[Answer], np: int, caller: str, cause: str) -> list[Any]:
-    """Return the results, ordered by rank.
-
-    Args:
-        arrived: answers of ranks, the first one first.
-        np: number of ranks.
-        caller: who has called the function, for errors: "run()".
-        cause: what is known of the end of a rank without an answer.
-
-    Raises:
-        Exception: the exception of the rank that failed first.
-        HvdtrainError: a rank has not answered.
-    """
+    """Return the results, ordered by rank."""
     for answer in arrived:  # the first one is the cause: other ranks fail because it did
         if answer.failure:
             raise _error(answer, np, caller)

@@ -31,13 +31,7 @@ def new_key() -> bytes:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A rank that has connected.
-
-    Attributes:
-        arrival: what it says of itself.
-        reached: address of this host at which it has connected; "" for a socket of this host.
-        origin: address from which it has connected; "" for a socket of this host.
-    """
+    """A rank that has connected."""
 
     arrival: Arrival
     reached: str = ""
@@ -45,19 +39,7 @@ class Arrived:
 
 
 class RankServer:
-    """Gives every rank its place and its call once all have connected, and collects the answers.
-
-    Args:
-        listening: socket on which ranks connect.
-        key: secret that ranks know.
-        request: the call, pickled.
-        np: number of ranks.
-
-    Attributes:
-        answers: what ranks have answered, the first one first.
-        lost: whether a rank has ended without an answer, or has connected twice, because what
-            starts ranks has done so again: the job is to end.
-    """
+    """Gives every rank its place and its call once all have connected, and collects the answers."""
 
     def __init__(self, listening: socket.socket, key: bytes, request: bytes, np: int) -> None:
         self.answers: list[Answer] = []
@@ -158,12 +140,7 @@ class RankServer:
 
 
 def places(arrived: Sequence[Arrived], here: str) -> list[ClusterRank]:
-    """Return the place of each rank, with an address of rank 0's host that all can reach.
-
-    Args:
-        arrived: the ranks, in their order.
-        here: node of the caller.
-    """
+    """Return the place of each rank, with an address of rank 0's host that all can reach."""
     nodes = [other.arrival.node for other in arrived]
     numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
     store = f"{_first_host(arrived, here)}:{arrived[0].arrival.port}"

@@ -24,14 +24,7 @@ __all__ = ["ServedCall", "run_rank", "served_call"]
 
 
 class ServedCall:
-    """A call that ranks fetch from this process.
-
-    Args:
-        server: what ranks connect to.
-        np: number of ranks.
-        variables: environment variables by which ranks find it; they hold a secret.
-        caller: who calls the function, for errors.
-    """
+    """A call that ranks fetch from this process."""
 
     def __init__(
         self, server: RankServer, np: int, variables: Mapping[str, str], caller: str
@@ -51,15 +44,7 @@ class ServedCall:
         return self.lost or any(answer.failure for answer in self._server.answers)
 
     def require_start(self, limit_seconds: float, advice: str) -> None:
-        """Check that all ranks have started, unless there is time left.
-
-        Args:
-            limit_seconds: seconds from the start of the call within which ranks must start.
-            advice: what to look for if they have not.
-
-        Raises:
-            HvdtrainError: some have not, and the time is over.
-        """
+        """Check that all ranks have started, unless there is time left."""
         here = self._server.arrived
         if here < self._np and time.monotonic() - self._began > limit_seconds:
             raise HvdtrainError(
@@ -68,15 +53,7 @@ class ServedCall:
             )
 
     def results(self, cause: str) -> list[Any]:
-        """Return the results, ordered by rank, once all ranks have ended.
-
-        Args:
-            cause: what is known of the end of a rank without a result.
-
-        Raises:
-            Exception: the exception of the rank that failed first.
-            HvdtrainError: a rank ended without a result.
-        """
+        """Return the results, ordered by rank, once all ranks have ended."""
         return results_of(self._server.answers, self._np, self._caller, cause)
 
 
@@ -90,22 +67,7 @@ def served_call(
     caller: str,
     bind_address: str | None = None,
 ) -> Iterator[ServedCall]:
-    """Serve a call until the end of the block, which ends ranks that still run.
-
-    Args:
-        function: function that ranks call.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        np: number of ranks.
-        host: name or address of this host, at which ranks connect. Only those with the key that
-            `variables` hold are let in.
-        caller: who calls the function, for errors.
-        bind_address: name or address to listen at, if it is another one, as in a container.
-
-    Raises:
-        UsageError: cloudpickle is missing.
-        HvdtrainError: it is not possible to listen there.
-    """
+    """Serve a call until the end of the block, which ends ranks that still run."""
     call, key = dumps_call(function, args, kwargs, caller), new_key()
     here = bind_address or host
     try:
@@ -119,13 +81,7 @@ def served_call(
 
 
 def run_rank(variables: Mapping[str, str], rank: int, size: int) -> int:
-    """Run one rank in a process of its own, which ends with this one; return its exit code (local).
-
-    Args:
-        variables: those of the ServedCall, and others for the rank.
-        rank: its rank.
-        size: number of ranks.
-    """
+    """Run one rank in a process of its own, which ends with this one; return its exit code (local)."""
     # Modules that were sent to this process must be there, too.
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # With the marker, variables of a launcher or scheduler that started this process do not count.

@@ -13,12 +13,7 @@ __all__ = ["mixed_names", "objections", "require_slots", "with_slots"]
 
 
 def objections(hosts: Sequence[Host], where: str) -> list[str]:
-    """Return one line for each mistake that a launcher would accept without a warning.
-
-    Args:
-        hosts: hosts to check.
-        where: their source, for messages.
-    """
+    """Return one line for each mistake that a launcher would accept without a warning."""
     found = [] if hosts else [f"{where}: names no host: write one host per line"]
     silent = [host.name for host in hosts if host.slots is None]
     if silent:
@@ -53,16 +48,7 @@ def _is_here(name: str) -> bool:
 
 
 def require_slots(hosts: Sequence[Host], ranks: int, where: str) -> None:
-    """Check that there is a slot for each rank.
-
-    Args:
-        hosts: hosts with their slots.
-        ranks: number of ranks.
-        where: source of the hosts, for messages.
-
-    Raises:
-        HostfileError: there are fewer slots than ranks.
-    """
+    """Check that there is a slot for each rank."""
     if total_slots(hosts) < ranks:
         shown = ", ".join(f"{host.name} {host.slots or 0}" for host in hosts[:16])
         more = f", and {len(hosts) - 16} hosts more" if len(hosts) > 16 else ""
@@ -74,16 +60,7 @@ def require_slots(hosts: Sequence[Host], ranks: int, where: str) -> None:
 
 
 def with_slots(hosts: Sequence[Host], slots: int | None, where: str) -> list[Host]:
-    """Return the hosts, with `slots` for each that has no number of its own.
-
-    Args:
-        hosts: hosts to complete.
-        slots: number for those without one, or None.
-        where: source of the hosts, for messages.
-
-    Raises:
-        HostfileError: a host has no number, and `slots` is None.
-    """
+    """Return the hosts, with `slots` for each that has no number of its own."""
     for host in hosts:
         if host.slots is None and slots is None:
             raise HostfileError(where, host.name, "has no number of slots: pass --slots N")

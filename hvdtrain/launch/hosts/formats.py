@@ -29,15 +29,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Format:
-    """A format for a list of hosts.
-
-    Attributes:
-        read: returns the hosts; raises HostfileError.
-        write: returns the text.
-        slots: whether it contains the number of slots of a host.
-        users: whether it can contain a user name for a host.
-        ipv6: whether a host may be an IPv6 address.
-    """
+    """A format for a list of hosts."""
 
     read: Callable[[HostText], list[Host]]
     write: Callable[[Sequence[Host]], str]
@@ -73,15 +65,7 @@ _SLURM_LINE = re.compile(r"(export\s+)?SLURM_\w+=.*")
 
 
 def source_of_job(name: str, environ: Mapping[str, str]) -> HostText:
-    """Return the scheduler's list of the hosts of this job.
-
-    Args:
-        name: scheduler, a key of FORMATS.
-        environ: environment variables of the job.
-
-    Raises:
-        HostfileError: this is not a job of that scheduler.
-    """
+    """Return the scheduler's list of the hosts of this job."""
     if name in _FILES:
         path = environ.get(_FILES[name])
         if not path:
@@ -111,11 +95,7 @@ def _ask_flux() -> str:
 
 
 def read_file(path: str) -> HostText:
-    """Return the text of a hostfile.
-
-    Raises:
-        HostfileError: the file is missing, not a regular file, unreadable, or not ASCII.
-    """
+    """Return the text of a hostfile."""
     file = Path(path)
     where = f"hostfile {path}"
     if not os.path.exists(path):
@@ -140,16 +120,7 @@ def read_file(path: str) -> HostText:
 
 
 def read_hostfile(path: str, form: str) -> list[Host]:
-    """Return the hosts of a file that is passed to a launcher as it is, one or more.
-
-    Args:
-        path: hostfile.
-        form: format, a key of FORMATS.
-
-    Raises:
-        HostfileError: the file cannot be read, is not in this format, names no host or, in Open
-            MPI's format, names one host in two ways.
-    """
+    """Return the hosts of a file that is passed to a launcher as it is, one or more."""
     source = read_file(path)
     hosts = FORMATS[form].read(source)
     if source.foreign:
@@ -163,27 +134,14 @@ def read_hostfile(path: str, form: str) -> list[Host]:
 
 
 def write_hosts(hosts: Sequence[Host], form: str) -> str:
-    """Return the text that lists hosts in a format.
-
-    Args:
-        hosts: hosts to write.
-        form: format, a key of FORMATS.
-
-    Raises:
-        HostfileError: the format cannot contain an IPv6 address.
-    """
+    """Return the text that lists hosts in a format."""
     for host in hosts:
         check_name(host.name, f"form {form}", ipv6=FORMATS[form].ipv6)
     return FORMATS[form].write(hosts)
 
 
 def left_out(hosts: Sequence[Host], form: str) -> list[str]:
-    """Return the details of hosts that write_hosts() does not write in this format.
-
-    Args:
-        hosts: hosts to write.
-        form: format, a key of FORMATS.
-    """
+    """Return the details of hosts that write_hosts() does not write in this format."""
     words = []
     for host in hosts:
         if host.user and not FORMATS[form].users:

@@ -25,13 +25,7 @@ _LARGEST = 1 << 20
 
 
 class HostfileError(UsageError):
-    """An error in a hostfile, or in a scheduler's list of hosts.
-
-    Args:
-        where: file and line, or name of a variable.
-        token: faulty text; empty for the whole.
-        mend: reason, and how to fix it.
-    """
+    """An error in a hostfile, or in a scheduler's list of hosts."""
 
     def __init__(self, where: str, token: str, mend: str) -> None:
         shown = f"{token!r}: " if token else ""
@@ -40,14 +34,7 @@ class HostfileError(UsageError):
 
 @dataclass(frozen=True)
 class Host:
-    """A host on which ranks can be started.
-
-    Attributes:
-        name: name or address, as passed to the launcher.
-        slots: number of ranks that it takes; None if unknown.
-        user: login name there; empty for the user who starts the job.
-        others: other settings in its line, such as `port=22`; no format is written with them.
-    """
+    """A host on which ranks can be started."""
 
     name: str
     slots: int | None = None
@@ -57,13 +44,7 @@ class Host:
 
 @dataclass(frozen=True)
 class HostText:
-    """A text that lists hosts.
-
-    Attributes:
-        name: name of the file or variable.
-        text: content.
-        foreign: whether it has a byte-order mark or CRLF, which launchers do not accept.
-    """
+    """A text that lists hosts."""
 
     name: str
     text: str
@@ -78,16 +59,7 @@ class HostText:
 
 
 def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
-    """Return a host's name, if it is a valid one.
-
-    Args:
-        name: name or address of a host.
-        where: its file and line, for messages.
-        ipv6: whether an IPv6 address is allowed.
-
-    Raises:
-        HostfileError: the name is a placeholder, or not a valid name.
-    """
+    """Return a host's name, if it is a valid one."""
     if _PLACEHOLDER.fullmatch(name):
         raise HostfileError(where, name, "is a placeholder: replace it by the name of a host")
     if _NAME.fullmatch(name) and len(name) <= 253:
@@ -102,16 +74,7 @@ def check_name(name: str, where: str, *, ipv6: bool = False) -> str:
 
 
 def check_slots(text: str, where: str, token: str) -> int:
-    """Return a number of slots.
-
-    Args:
-        text: number as it is written.
-        where: its file and line, for messages.
-        token: text with the number, for messages.
-
-    Raises:
-        HostfileError: the text is not a whole number from 1 to a million.
-    """
+    """Return a number of slots."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         raise HostfileError(where, token, "needs an integer of at least 1")
     if int(text) > _LARGEST:

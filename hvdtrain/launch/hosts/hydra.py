@@ -17,11 +17,7 @@ __all__ = ["read", "write"]
 
 
 def read(source: HostText) -> list[Host]:
-    """Return the hosts of a hostfile, each once; a host without a number has one slot.
-
-    Raises:
-        HostfileError: Hydra would refuse a line, or misread it.
-    """
+    """Return the hosts of a hostfile, each once; a host without a number has one slot."""
     return add_up([_host(line, where) for where, line in source.lines() if line[0] != "#"])
 
 

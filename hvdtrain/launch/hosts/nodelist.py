@@ -17,16 +17,7 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 
 
 def expand(text: str, where: str) -> list[str]:
-    """Return the names of a list: n[1-2]a[0,3] is n1a0, n1a3, n2a0, n2a3.
-
-    Args:
-        text: host list.
-        where: its source, for messages.
-
-    Raises:
-        HostfileError: a bracket is not closed, or a range is reversed or has more than 65,536
-            names.
-    """
+    """Return the names of a list: n[1-2]a[0,3] is n1a0, n1a3, n2a0, n2a3."""
     names: list[str] = []
     for part in _split(text, where):
         pieces = _BRACKET.split(part)
@@ -49,15 +40,7 @@ def compress(names: Sequence[str]) -> str:
 
 
 def expand_counts(text: str, where: str) -> list[int]:
-    """Return the numbers of a Slurm count list: 2(x3),1 is 2, 2, 2, 1.
-
-    Args:
-        text: count list.
-        where: its source, for messages.
-
-    Raises:
-        HostfileError: a part is malformed, or there are more than 65,536 numbers.
-    """
+    """Return the numbers of a Slurm count list: 2(x3),1 is 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part.strip())

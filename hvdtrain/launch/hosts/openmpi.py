@@ -31,11 +31,7 @@ _HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
 
 
 def read(source: HostText) -> list[Host]:
-    """Return the hosts of a hostfile, each once.
-
-    Raises:
-        HostfileError: Open MPI would refuse a line, or misread it.
-    """
+    """Return the hosts of a hostfile, each once."""
     _refuse_open_comment(source)
     listed: list[tuple[str, Host]] = []
     for where, line in source.lines():

@@ -37,11 +37,7 @@ _LAUNCH_NODE = re.compile(r"(batch|login)\d*(\..*)?")
 
 
 def read_slurm(source: HostText) -> list[Host]:
-    """Return the hosts in Slurm's two variables, as `env` prints them.
-
-    Raises:
-        HostfileError: a variable is missing or malformed, or they contradict each other.
-    """
+    """Return the hosts in Slurm's two variables, as `env` prints them."""
     found = {
         match[1]: match[3] for _, line in source.lines() if (match := _SETTING.fullmatch(line))
     }
@@ -81,11 +77,7 @@ def write_names(hosts: Sequence[Host]) -> str:
 
 
 def read_sge(source: HostText) -> list[Host]:
-    """Return the hosts of $PE_HOSTFILE: `host slots queue processors`.
-
-    Raises:
-        HostfileError: a line is malformed.
-    """
+    """Return the hosts of $PE_HOSTFILE: `host slots queue processors`."""
     hosts = []
     for where, line in source.lines():
         name, *rest = line.split()
@@ -103,11 +95,7 @@ def write_sge(hosts: Sequence[Host]) -> str:
 
 
 def read_lsf(source: HostText) -> list[Host]:
-    """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, without the node of the job script.
-
-    Raises:
-        HostfileError: a number is missing.
-    """
+    """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, without the node of the job script."""
     words = source.text.split()
     if len(words) % 2:
         raise HostfileError(source.name, words[-1], "has no number after it: write host slots")

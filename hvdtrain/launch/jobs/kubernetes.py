@@ -80,11 +80,7 @@ spec:
 
 
 def mpi_job(request: JobRequest) -> str:
-    """Return the manifest in YAML.
-
-    Raises:
-        UsageError: Kubernetes does not accept the name of the job or of the image.
-    """
+    """Return the manifest in YAML."""
     if not _NAME.fullmatch(request.name):
         raise UsageError(
             f"--name {request.name!r}: for k8s use up to 52 lower-case letters, digits and '-'"

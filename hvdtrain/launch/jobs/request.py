@@ -21,28 +21,7 @@ class JobRequest:
     """A job to be submitted.
 
     Attributes:
-        name: name of the job, and of its directory in runs/.
-        nodes: number of nodes.
-        ranks_per_node: number of ranks on each node.
-        gpus_per_node: number of GPUs on each node; 0 for none.
-        cpus_per_rank: number of cores for each rank.
         seconds: time limit.
-        notice_seconds: time before the limit at which ranks are told to save and stop.
-        launcher: "mpirun", "srun", "jsrun" or "flux".
-        mpi: process management interface for srun, such as "pmi2"; empty for the site's default.
-        account: account to charge; empty for the site's default.
-        queue: queue or partition; empty for the site's default.
-        array: range of array indices such as "0-3"; empty for a single job.
-        modules: environment modules to load.
-        python: the interpreter of every rank.
-        script: file name of the job script, for schedulers to which it submits itself again.
-        image: container image.
-        out: directory of the run.
-        arguments: arguments of `python -m hvdtrain`, without --out and --resume.
-        trains: whether the arguments are for `train`, which takes --out and --resume.
-
-    Raises:
-        UsageError: a value is invalid; the message names the option.
     """
 
     name: str
@@ -111,15 +90,7 @@ def _counts_up(array: str) -> bool:
 
 
 def parse_seconds(text: str, option: str) -> int:
-    """Return the seconds of "4h", "1h30m", "90m" or "1d".
-
-    Args:
-        text: duration.
-        option: option that has it, for messages.
-
-    Raises:
-        UsageError: the text is not such a duration.
-    """
+    """Return the seconds of "4h", "1h30m", "90m" or "1d"."""
     match = _TIME.fullmatch(text)
     if not text or match is None:
         raise UsageError(f"{option} {text!r}: write it as 4h, 90m, 1h30m or 1d")

@@ -21,21 +21,7 @@ def _nothing(request: JobRequest) -> list[str]:
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How to write scripts for a scheduler.
-
-    Attributes:
-        launchers: launchers for its jobs, the default first.
-        directives: returns the scheduler's directives in the script.
-        again: returns the lines that start the job again.
-        array: variable with the index of the job in an array; empty if arrays are not supported.
-        first: smallest index of an array.
-        warns: receiver of the signal before the time limit: "shell" for the job's shell, "all" for
-            all processes, empty for none.
-        setup: lines before the launch.
-        hostfile: hostfile as a word of bash, if mpirun cannot ask the scheduler for hosts.
-        unsaid: returns the fields of the request that its scripts cannot express, each with what to
-            do instead.
-    """
+    """How to write scripts for a scheduler."""
 
     launchers: Sequence[str]
     directives: Callable[[JobRequest], list[str]]

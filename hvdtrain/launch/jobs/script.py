@@ -40,24 +40,14 @@ exit "$code"
 
 
 def job_script(name: str, request: JobRequest) -> str:
-    """Return the script for a scheduler.
-
-    Args:
-        name: scheduler, a key of SCHEDULERS.
-        request: job to write.
-    """
+    """Return the script for a scheduler."""
     scheduler = SCHEDULERS[name]
     head = ["#!/bin/bash", *scheduler.directives(request), "", ""]
     return "\n".join(head) + body(request, scheduler)
 
 
 def body(request: JobRequest, scheduler: Scheduler) -> str:
-    """Return the lines that the shell of a job runs.
-
-    Args:
-        request: job to write.
-        scheduler: scheduler that runs it.
-    """
+    """Return the lines that the shell of a job runs."""
     index = f'"-${scheduler.array}"' if request.array else ""
     lines = [
         "# Modules and variables of this site belong here.",
@@ -78,13 +68,7 @@ def body(request: JobRequest, scheduler: Scheduler) -> str:
 
 
 def _launch_line(request: JobRequest, hostfile: str = "") -> str:
-    """Return the command that starts all ranks, in bash.
-
-    Args:
-        request: job to write.
-        hostfile: hostfile for mpirun as a word of bash, if the scheduler does not pass it the
-            hosts.
-    """
+    """Return the command that starts all ranks, in bash."""
     words = {"mpirun": _mpirun, "srun": _srun, "jsrun": _jsrun, "flux": _flux}[request.launcher]
     parts = [shlex.join(words(request))]
     if hostfile:

@@ -33,15 +33,7 @@ _PALS_BINDINGS = {
 
 
 def srun(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of srun, within a Slurm job.
-
-    Args:
-        request: ranks to start.
-        site: srun and its environment.
-
-    Raises:
-        UsageError: srun does not support what is requested.
-    """
+    """Return the command line of srun, within a Slurm job."""
     _refuse_timestamps(request, "srun")
     # Open MPI 5 has dropped PMI-2; MPICH and Intel MPI always support it.
     kind = "pmix" if site.vendor == "openmpi" else "pmi2"
@@ -70,15 +62,7 @@ def srun(request: LaunchRequest, site: Site) -> LaunchCommand:
 
 
 def jsrun(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of jsrun, within an LSF job: one resource set per host.
-
-    Args:
-        request: ranks to start.
-        site: jsrun and its environment.
-
-    Raises:
-        UsageError: jsrun does not support what is requested, or the ranks per host are not given.
-    """
+    """Return the command line of jsrun, within an LSF job: one resource set per host."""
     _refuse_timestamps(request, "jsrun")
     if request.hosts:
         raise UsageError("jsrun gets its hosts from LSF: leave out -hostfile and -H")
@@ -99,15 +83,7 @@ def jsrun(request: LaunchRequest, site: Site) -> LaunchCommand:
 
 
 def pals(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of the mpiexec of HPE's PALS.
-
-    Args:
-        request: ranks to start.
-        site: mpiexec and its environment.
-
-    Raises:
-        UsageError: PALS does not support what is requested.
-    """
+    """Return the command line of the mpiexec of HPE's PALS."""
     _refuse_timestamps(request, "PALS")
     ranks, each = total_ranks(request, site), request.per_node
     flags = []

@@ -20,13 +20,7 @@ LAUNCHERS = ("mpirun", "srun", "jsrun", "pals")
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher of ranks.
-
-    Attributes:
-        name: one of LAUNCHERS.
-        path: path or name of its program.
-        build: builds its command lines.
-    """
+    """A launcher of ranks."""
 
     name: str
     path: str
@@ -57,18 +51,7 @@ def own_builder(library: MpiLibrary) -> Builder:
 def choose_launcher(
     name: str | None, library: MpiLibrary, environ: Mapping[str, str], *, missing_ok: bool = False
 ) -> Launcher:
-    """Find the launcher `name`; by default that of the MPI library, else that of the scheduler.
-
-    Args:
-        name: one of LAUNCHERS, or None.
-        library: MPI library of the ranks.
-        environ: environment variables, which show the scheduler of this job.
-        missing_ok: whether to return a scheduler's launcher that is not installed, by its name
-            alone.
-
-    Raises:
-        UsageError: the launcher is not installed.
-    """
+    """Find the launcher `name`; by default that of the MPI library, else that of the scheduler."""
     if name in _OF_SCHEDULERS:
         found = _of_scheduler(name)
         if found is None and not missing_ok:

@@ -16,15 +16,7 @@ _FIRST_WITH_ULFM = 5
 
 
 def require_tolerance(library: MpiLibrary, launcher: str) -> None:
-    """Check that the other ranks of a job can go on when one is killed.
-
-    Args:
-        library: MPI library of the ranks.
-        launcher: name of the launcher.
-
-    Raises:
-        UsageError: they cannot.
-    """
+    """Check that the other ranks of a job can go on when one is killed."""
     if library.vendor != "openmpi" or int(library.major) < _FIRST_WITH_ULFM:
         raise UsageError(
             f"--elastic needs Open MPI {_FIRST_WITH_ULFM}, which has ULFM, and this is {library}: "
@@ -38,16 +30,7 @@ def require_tolerance(library: MpiLibrary, launcher: str) -> None:
 
 
 def min_ranks_variable(least: int | None, ranks: int | None, elastic: bool) -> dict[str, str]:
-    """Return the variable that tells ranks how many of them must be left to go on.
-
-    Args:
-        least: value of --min-np.
-        ranks: number of ranks that are started; None if unknown.
-        elastic: whether ranks go on at all.
-
-    Raises:
-        UsageError: the number makes no sense.
-    """
+    """Return the variable that tells ranks how many of them must be left to go on."""
     if least is None:
         return {}
     if not elastic:
@@ -60,17 +43,7 @@ def min_ranks_variable(least: int | None, ranks: int | None, elastic: bool) -> d
 def max_ranks_variables(
     most: int | None, program: str | None, ranks: int | None, elastic: bool
 ) -> dict[str, str]:
-    """Return the variables that tell ranks up to which number others are started.
-
-    Args:
-        most: value of --max-np.
-        program: value of --host-discovery-script.
-        ranks: number of ranks that are started at first; None if unknown.
-        elastic: whether ranks go on when others are lost.
-
-    Raises:
-        UsageError: the options make no sense.
-    """
+    """Return the variables that tell ranks up to which number others are started."""
     if program is not None and most is None:
         raise UsageError(
             f"--host-discovery-script {program}: give --max-np M as well, up to which ranks are "
@@ -87,14 +60,7 @@ def max_ranks_variables(
 
 
 def discovered_hosts(program: str) -> str:
-    """Return the hosts that a program prints, as -H names them.
-
-    Args:
-        program: value of --host-discovery-script.
-
-    Raises:
-        UsageError: it prints no host, or cannot be run.
-    """
+    """Return the hosts that a program prints, as -H names them."""
     try:
         slots = {host: count for host, count in discover(program).items() if count}
     except HvdtrainError as error:

@@ -18,15 +18,7 @@ __all__ = ["intel_mpi", "mpich"]
 
 
 def mpich(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of MPICH's mpiexec.
-
-    Args:
-        request: ranks to start.
-        site: mpiexec and its environment.
-
-    Raises:
-        UsageError: MPICH does not support what is requested.
-    """
+    """Return the command line of MPICH's mpiexec."""
     hosts = []
     if request.hostfile is None and request.hosts:
         hosts = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in request.hosts)]
@@ -38,15 +30,7 @@ def mpich(request: LaunchRequest, site: Site) -> LaunchCommand:
 
 
 def intel_mpi(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of Intel MPI's mpiexec.
-
-    Args:
-        request: ranks to start.
-        site: mpiexec and its environment.
-
-    Raises:
-        UsageError: Intel MPI does not support what is requested.
-    """
+    """Return the command line of Intel MPI's mpiexec."""
     if request.timestamps:
         raise UsageError("Intel MPI cannot add timestamps to its output: leave out --timestamps")
     hosts = []

@@ -38,13 +38,7 @@ _VERSIONS = {
 
 @dataclass(frozen=True)
 class MpiLibrary:
-    """A libmpi.
-
-    Attributes:
-        vendor: "openmpi", "mpich", "intelmpi" or another vendor's name.
-        version: version with dots.
-        path: file of the library; None if unknown.
-    """
+    """A libmpi."""
 
     vendor: str
     version: str
@@ -67,14 +61,7 @@ class MpiLibrary:
 
 
 def loaded_library(python: str = sys.executable) -> MpiLibrary:
-    """Return the MPI library that mpi4py loads in an interpreter.
-
-    Args:
-        python: interpreter to ask.
-
-    Raises:
-        UsageError: mpi4py or an MPI library is missing.
-    """
+    """Return the MPI library that mpi4py loads in an interpreter."""
     probe = subprocess.run(
         # By its text: another interpreter may not have hvdtrain installed, and modules are to be
         # found where ranks find them, in the working directory first.
@@ -98,9 +85,6 @@ def find_mpirun(library: MpiLibrary) -> Path:
     """Return the launcher of a library: one that reports the same vendor and major version.
 
     It is searched in the library's prefix, then next to the interpreter, then on PATH.
-
-    Raises:
-        UsageError: there is none, or the vendor's launcher is not supported.
     """
     if library.vendor not in _NAMES:
         raise UsageError(
@@ -134,12 +118,7 @@ def launcher_version(mpirun: Path) -> tuple[str, str] | None:
 
 
 def programs(library: MpiLibrary, names: Sequence[str]) -> Iterator[Path]:
-    """Yield programs from the library's prefix, then next to the interpreter, then on PATH.
-
-    Args:
-        library: MPI library.
-        names: names of the programs, in order of preference.
-    """
+    """Yield programs from the library's prefix, then next to the interpreter, then on PATH."""
     prefixes = [parent / "bin" for parent in library.path.parents[:2]] if library.path else []
     folders = [*map(str, prefixes), os.path.dirname(sys.executable), *os.get_exec_path()]
     for folder in folders:

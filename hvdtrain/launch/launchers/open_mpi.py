@@ -22,15 +22,7 @@ _FORWARDED = ("HVDTRAIN_", "HOROVOD_", "OMP_NUM_THREADS", "PYTHONPATH", "LD_LIBR
 
 @dataclass(frozen=True)
 class _Dialect:
-    """The options in which the versions differ.
-
-    Attributes:
-        tag: options that put the rank before each line of output.
-        time: options that put the time before each line of output.
-        tag_time: options that put both before each line of output.
-        control: options for the network of the launcher itself.
-        socket: name of a socket.
-    """
+    """The options in which the versions differ."""
 
     tag: tuple[str, ...]
     time: tuple[str, ...]
@@ -56,22 +48,12 @@ _5 = _Dialect(
 
 
 def open_mpi_4(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of Open MPI 4's mpirun.
-
-    Args:
-        request: ranks to start.
-        site: mpirun and its environment.
-    """
+    """Return the command line of Open MPI 4's mpirun."""
     return _mpirun(request, site, _4)
 
 
 def open_mpi_5(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of Open MPI 5's mpirun.
-
-    Args:
-        request: ranks to start.
-        site: mpirun and its environment.
-    """
+    """Return the command line of Open MPI 5's mpirun."""
     return _mpirun(request, site, _5)
 
 

@@ -30,11 +30,7 @@ _OVERSUBSCRIBING = ("OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default
 
 
 def parse_hosts(text: str | None) -> tuple[Host, ...]:
-    """Parse -H node1:4,node2:4; a host without a number has one slot.
-
-    Raises:
-        HostfileError: the text is malformed.
-    """
+    """Parse -H node1:4,node2:4; a host without a number has one slot."""
     if text is None:
         return ()
     for word in text.split(","):
@@ -47,18 +43,7 @@ def parse_hosts(text: str | None) -> tuple[Host, ...]:
 
 
 def parse_exports(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Parse -x NAME and -x NAME=VALUE.
-
-    Args:
-        words: values of the option.
-        environ: environment variables that can be exported.
-
-    Returns:
-        The value of each variable; None for that of this environment.
-
-    Raises:
-        UsageError: a word is malformed, or names a variable that is not set.
-    """
+    """Parse -x NAME and -x NAME=VALUE."""
     exports: dict[str, str | None] = {}
     for word in words:
         match = _EXPORT.fullmatch(word)
@@ -72,11 +57,7 @@ def parse_exports(words: Sequence[str], environ: Mapping[str, str]) -> dict[str,
 
 
 def parse_folder(text: str | None) -> str | None:
-    """Return the absolute path of --output-dir, because ranks may run in another directory.
-
-    Raises:
-        UsageError: launchers would not take the path as it is.
-    """
+    """Return the absolute path of --output-dir, because ranks may run in another directory."""
     if text is None:
         return None
     if not text or "%" in text:
@@ -87,11 +68,7 @@ def parse_folder(text: str | None) -> str | None:
 
 
 def check_interface(interface: str | None) -> None:
-    """Check that this host has the network interfaces of --interface.
-
-    Raises:
-        UsageError: one is missing.
-    """
+    """Check that this host has the network interfaces of --interface."""
     if interface is None:
         return
     here = [name for _, name in socket.if_nameindex()]
@@ -103,17 +80,7 @@ def check_interface(interface: str | None) -> None:
 def with_hosts(
     request: LaunchRequest, launcher: Launcher, vendor: str, environ: Mapping[str, str]
 ) -> LaunchRequest:
-    """Return the request with the hosts of its hostfile, or of a job unknown to the launcher.
-
-    Args:
-        request: ranks to start.
-        launcher: launcher that will start them.
-        vendor: vendor of the MPI library.
-        environ: environment variables of the job.
-
-    Raises:
-        UsageError: the launcher would not accept the hosts, or there are fewer slots than ranks.
-    """
+    """Return the request with the hosts of its hostfile, or of a job unknown to the launcher."""
     hosts = request.hosts
     if request.hostfile is not None:
         hosts = tuple(_hosts_of(request.hostfile, launcher, vendor))

@@ -31,23 +31,7 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID", "PE_HOSTFILE", "FLU
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """The ranks that a user wants to start.
-
-    Attributes:
-        program: command and arguments of a rank.
-        ranks: number of ranks; None for one per slot.
-        hosts: hosts to use; empty for this host, or those that the scheduler has given.
-        hostfile: file that lists `hosts` in the launcher's own format; None if they come from the
-            command line.
-        per_node: number of ranks on each host; None for as many as the host has slots.
-        exports: environment variables for the ranks; None for the value in this environment.
-        interface: network interface to use, or several separated by commas.
-        bind: one of BINDINGS; None for the default, which suits ranks with threads.
-        log_folder: directory in which each rank writes rank.N.log; None for the launcher's output.
-        prefix: whether each line of output begins with its rank.
-        timestamps: whether each line of output begins with a time.
-        elastic: whether the other ranks go on when one is killed.
-    """
+    """The ranks that a user wants to start."""
 
     program: tuple[str, ...]
     ranks: int | None = None
@@ -70,14 +54,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class Site:
-    """The launcher, and the environment in which it runs.
-
-    Attributes:
-        launcher: path or name of the launcher.
-        vendor: vendor of the ranks' MPI library: "openmpi", "mpich", "intelmpi" or another name.
-        environ: environment variables of the launcher.
-        root: whether the user is root, which Open MPI refuses unless told otherwise.
-    """
+    """The launcher, and the environment in which it runs."""
 
     launcher: str
     vendor: str
@@ -87,13 +64,7 @@ class Site:
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """A command that starts ranks.
-
-    Attributes:
-        argv: command line.
-        variables: variables to set in addition to the inherited ones.
-        folder: directory that must exist, or None.
-    """
+    """A command that starts ranks."""
 
     argv: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -124,15 +95,7 @@ def without_allocation(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def total_ranks(request: LaunchRequest, site: Site) -> int | None:
-    """Return the number of ranks for launchers that do not count themselves; None for one per slot.
-
-    Args:
-        request: ranks to start.
-        site: launcher and its environment.
-
-    Raises:
-        UsageError: the number depends on how many hosts a scheduler has given.
-    """
+    """Return the number of ranks for launchers that do not count themselves; None for one per slot."""
     if request.ranks is not None or request.per_node is None:
         return request.ranks
     if not request.hosts and has_allocation(site.environ):
@@ -141,15 +104,7 @@ def total_ranks(request: LaunchRequest, site: Site) -> int | None:
 
 
 def equal_slots(request: LaunchRequest, launcher: str) -> int:
-    """Return the number of ranks on each host, for a launcher that takes one number for all.
-
-    Args:
-        request: ranks to start.
-        launcher: name of the launcher, for messages.
-
-    Raises:
-        UsageError: hosts have different numbers of slots.
-    """
+    """Return the number of ranks on each host, for a launcher that takes one number for all."""
     if request.per_node is not None:
         return request.per_node
     slots = {host.slots for host in request.hosts}
@@ -175,13 +130,7 @@ def interface_variables(interface: str | None) -> dict[str, str]:
 
 
 def logged(program: tuple[str, ...], folder: str | None, rank: str) -> tuple[str, ...]:
-    """Return a program that writes its output to a file, for launchers that cannot do so per rank.
-
-    Args:
-        program: command and arguments of a rank.
-        folder: directory of the files; None returns the program unchanged.
-        rank: environment variable that contains the rank.
-    """
+    """Return a program that writes its output to a file, for launchers that cannot do so per rank."""
     if folder is None:
         return program
     script = f'mkdir -p "$0" && exec "$@" > "$0/rank.${rank}.log" 2>&1'

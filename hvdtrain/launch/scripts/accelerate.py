@@ -35,15 +35,7 @@ _PLAIN_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU")
 
 @dataclass(frozen=True)
 class Settings:
-    """What matters here in a file that `accelerate config` has written.
-
-    Attributes:
-        source: path of the file.
-        num_processes: number of ranks that it asks for; None if it does not say.
-        use_cpu: whether GPUs are left alone.
-        mixed_precision: "no", "fp16", "bf16" or "fp8"; None if it does not say.
-        others: settings for which the script has to ask itself, as "KEY: VALUE" or KEY.
-    """
+    """What matters here in a file that `accelerate config` has written."""
 
     source: Path
     num_processes: int | None = None
@@ -62,11 +54,7 @@ def default_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def read_file(path: Path) -> Settings:
-    """Return the settings in a file.
-
-    Raises:
-        UsageError: it cannot be read, is no such file, or PyYAML is missing.
-    """
+    """Return the settings in a file."""
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:
@@ -115,10 +103,6 @@ def has_gpu(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
     """Return whether this host has a GPU that the installed torch can use.
 
     torch is not imported, which takes seconds: what it is built for is read from its version.
-
-    Args:
-        environ: environment variables.
-        devices: folder of device files.
     """
     if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
@@ -139,10 +123,6 @@ def accelerate_variables(settings: Settings | None, gpu: bool) -> dict[str, str]
     """Return the variables in which Accelerate looks for its settings.
 
     Without a GPU it takes part in no world unless it is told to use the CPU.
-
-    Args:
-        settings: those of a file, if there is one.
-        gpu: whether this host has a GPU.
     """
     variables = {}
     if not gpu or (settings is not None and settings.use_cpu):
@@ -153,13 +133,7 @@ def accelerate_variables(settings: Settings | None, gpu: bool) -> dict[str, str]
 
 
 def remarks(settings: Settings, size: int, gpu: bool) -> list[str]:
-    """Return in which points a file is not followed.
-
-    Args:
-        settings: those of the file.
-        size: number of ranks.
-        gpu: whether this host has a GPU.
-    """
+    """Return in which points a file is not followed."""
     found = []
     asked = settings.num_processes
     if asked is not None and asked != size:

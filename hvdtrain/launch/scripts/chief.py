@@ -27,11 +27,7 @@ _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def has_waiting_ranks(roles: Sequence[str]) -> bool:
-    """Return whether a job of these roles ends by its chief alone.
-
-    Args:
-        roles: role of each rank.
-    """
+    """Return whether a job of these roles ends by its chief alone."""
     return {"chief", "ps"} <= set(roles)
 
 
@@ -39,9 +35,6 @@ def listen(environ: Mapping[str, str]) -> socket.socket:
     """Return a socket on which ranks can wait for the end of the chief, if this is its rank.
 
     It is reached from this host only, if the launcher says that all ranks are on it.
-
-    Args:
-        environ: environment variables.
     """
     world = promised_world(environ)
     size = "1" if world is None else str(world.size)
@@ -52,13 +45,7 @@ def listen(environ: Mapping[str, str]) -> socket.socket:
 def run_as_chief(
     words: Sequence[str], environ: Mapping[str, str], listening: socket.socket
 ) -> tuple[int, int]:
-    """Run the chief's script; return its exit code, and how many ranks were told that it is done.
-
-    Args:
-        words: command line.
-        environ: environment variables of the script.
-        listening: socket from listen(), which is closed, or ends with this process.
-    """
+    """Run the chief's script; return its exit code, and how many ranks were told that it is done."""
     code, told = Launches().run(words, environ), 0
     if code != 0:
         # Ranks are not told: the launcher ends them, with the exit code of this rank. They must
@@ -76,16 +63,7 @@ def run_as_chief(
 
 
 def run_with_chief(words: Sequence[str], environ: Mapping[str, str], address: str) -> int:
-    """Run a script until the chief has ended; return the exit code, which is 0 then.
-
-    Args:
-        words: command line.
-        environ: environment variables of the script.
-        address: "host:port" of the chief's socket.
-
-    Raises:
-        UsageError: the chief's host cannot be reached.
-    """
+    """Run a script until the chief has ended; return the exit code, which is 0 then."""
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), _CONNECT_SECONDS)

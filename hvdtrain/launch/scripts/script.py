@@ -20,26 +20,14 @@ _WATCH = ("-m", "hvdtrain.launch.scripts.watched")
 
 @dataclass(frozen=True)
 class Script:
-    """What a rank runs.
-
-    Attributes:
-        program: path of a script, or -m and the name of a module.
-        arguments: arguments of the program.
-    """
+    """What a rank runs."""
 
     program: tuple[str, ...]
     arguments: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Script:
-        """Return the script of a command line.
-
-        Args:
-            words: path of a script, or -m and the name of a module; then the arguments.
-
-        Raises:
-            UsageError: there is no script, or no such file.
-        """
+        """Return the script of a command line."""
         if not words:
             raise UsageError("which script? Name one, or a module with -m, or pass --print")
         count = 2 if words[0] == "-m" else 1
@@ -72,12 +60,7 @@ class Script:
         return any(name.partition(".")[0] in _ACCELERATE for name in names)
 
     def command(self, local_rank: str | None = None, watched: bool = False) -> list[str]:
-        """Return the command line, with the options of this process's interpreter.
-
-        Args:
-            local_rank: first argument, for scripts that want their local rank there.
-            watched: whether to run it by hvdtrain.launch.scripts.watched.
-        """
+        """Return the command line, with the options of this process's interpreter."""
         watch = _WATCH if watched else ()
         first = [] if local_rank is None else [local_rank]
         options = interpreter_options()

@@ -19,11 +19,7 @@ _PERIOD_SECONDS = 0.2
 
 
 def is_lonely(environ: Mapping[str, str]) -> bool | None:
-    """Return whether Accelerate takes this rank for the only one; None before it has a state.
-
-    Args:
-        environ: environment variables, with the true number of ranks.
-    """
+    """Return whether Accelerate takes this rank for the only one; None before it has a state."""
     module = sys.modules.get("accelerate.state")
     # Asked for by its constructor, it would be made.
     state = getattr(getattr(module, "PartialState", None), "_shared_state", {})

@@ -26,14 +26,7 @@ _logger = logging.getLogger("hvdtrain")
 
 
 class TensorFlowLibrary(Library):
-    """The calls of gradient_allocator.cpp.
-
-    Args:
-        path: compiled library.
-
-    Raises:
-        AllocatorError: it does not load, or TensorFlow has allocated memory before.
-    """
+    """The calls of gradient_allocator.cpp."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -15,12 +15,6 @@ class LocalAggregation:
     """Adds up the gradients of several passes and reduces the sum after the last of them.
 
     In a graph of TensorFlow 1 it keeps them in local variables.
-
-    Args:
-        passes: number of passes.
-        average: divide the reduced sum by the number of passes.
-        sparse_as_dense: make tf.IndexedSlices dense; without it they are refused.
-        reduce: reduces gradients, given with their variables.
     """
 
     def __init__(
@@ -37,18 +31,7 @@ class LocalAggregation:
         self._sums: list[tf.Variable] = []
 
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
-        """Add the gradients of a pass (collective in the last pass).
-
-        Args:
-            gradients: gradients with equal number, shapes and dtypes on all ranks.
-            variables: the variable of each gradient.
-
-        Returns:
-            The reduced gradients after the last pass, before it those of this pass.
-
-        Raises:
-            ValueError: a gradient is sparse, or other gradients are None than in the first pass.
-        """
+        """Add the gradients of a pass (collective in the last pass)."""
         given: list[tf.Tensor | None] = [self._dense(g) for g in gradients]
         present = [i for i, gradient in enumerate(given) if gradient is not None]
         if self._counter is None:

@@ -49,12 +49,7 @@ class _KerasOptimizerMixin:
     def apply(
         self, grads: Sequence[Gradient], trainable_variables: Iterable[Variable] | None = None
     ) -> None:
-        """Reduce the gradients and update the variables (collective).
-
-        Args:
-            grads: gradients with equal shapes and dtypes on all ranks.
-            trainable_variables: the variable of each gradient; None for those of the last call.
-        """
+        """Reduce the gradients and update the variables (collective)."""
         update = super().apply  # type: ignore[misc]
         given = self._trainable_variables if trainable_variables is None else trainable_variables
         variables = list(given)
@@ -90,19 +85,7 @@ def distributed_keras_optimizer(
     passes: int = 1,
     average: bool = False,
 ) -> Optimizer:
-    """Return a new optimizer, with the configuration of another, that reduces gradients (local).
-
-    Args:
-        optimizer: optimizer of Keras 3 or tf_keras.
-        settings: settings of the reduction.
-        local: variables whose gradients are not reduced.
-        passes: number of backward passes whose gradients are added up before a reduction.
-        average: divide the reduced sum by the number of passes.
-
-    Raises:
-        ValueError: the optimizer is distributed already, not an optimizer, a LossScaleOptimizer of
-            tf_keras, or is to use Adasum.
-    """
+    """Return a new optimizer, with the configuration of another, that reduces gradients (local)."""
     if isinstance(optimizer, _KerasOptimizerMixin | TfKerasOptimizerMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)

@@ -32,16 +32,7 @@ def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 @dataclass(frozen=True)
 class LayoutReduction:
-    """Reduces gradients, whatever their layout is on other ranks.
-
-    Attributes:
-        variables: variables with equal shapes on all ranks.
-        name: operation name.
-        reduce: reduces dense gradients, or raises LayoutsDifferError.
-        gather: reduces sparse gradients of the same variables on all ranks.
-        weight: weight of this rank in the average, float64 []; None for 1.
-        compressor: changes dense gradients before the reduction.
-    """
+    """Reduces gradients, whatever their layout is on other ranks."""
 
     variables: Sequence[Any]
     name: str
@@ -55,9 +46,6 @@ class LayoutReduction:
 
         In eager mode the result is None where no rank has a gradient, and sparse where all that
         have one have it so; in a graph it is of the kind that it is here.
-
-        Raises:
-            MismatchError: ranks have other variables, or a graph lacks another rank's gradient.
         """
         layout = Layout("".join(map(_kind, gradients)), not tf.executing_eagerly())
         try:
@@ -117,12 +105,7 @@ class LayoutReduction:
     def _reduce_dense(
         self, tensors: Sequence[tf.Tensor], slices: dict[int, tf.IndexedSlices], layout: Layout
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Reduce dense gradients as one operation, which can be differentiated (collective).
-
-        Returns:
-            The reduced gradients; and, if there are slices, whether they are dense on other ranks,
-            the factor for them if not, and the reduced tables if so.
-        """
+        """Reduce dense gradients as one operation, which can be differentiated (collective)."""
         count = len(tensors)
         passed = slices.values() if layout.fixed else []
         parts = [part for s in passed for part in (s.values, s.indices, s.dense_shape)]

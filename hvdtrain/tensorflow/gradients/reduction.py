@@ -33,12 +33,7 @@ _FUSED = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
 @dataclass(frozen=True)
 class VariableSettings(GradientSettings):
-    """How gradients of TensorFlow variables are reduced.
-
-    Attributes:
-        op: Average or Sum, which are fused, or another reduction.
-        compressor: compressor, which changes gradients before the reduction.
-    """
+    """How gradients of TensorFlow variables are reduced."""
 
     compressor: type[Compressor] = Compression.none
 
@@ -52,12 +47,7 @@ class VariableSettings(GradientSettings):
         predivide: float,
         groups: Groups,
     ) -> VariableSettings:
-        """Return the settings for arguments of the user.
-
-        Args:
-            op, process_set, sparse_as_dense, predivide, groups: see GradientSettings.
-            compression: compressor; fp16 and bf16 of sums and averages are exchanges.
-        """
+        """Return the settings for arguments of the user."""
         kind = compression_name(compression) if op in _FUSED else "own"
         exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
         compressor = compression if kind == "own" else Compression.none
@@ -69,11 +59,7 @@ class VariableSettings(GradientSettings):
 
 
 class LocalVariables:
-    """Variables whose gradients are not reduced.
-
-    Args:
-        scale: divide their gradients by the number of ranks, as the average divides the others.
-    """
+    """Variables whose gradients are not reduced."""
 
     def __init__(self, scale: bool) -> None:
         self._scale = scale
@@ -87,12 +73,7 @@ class LocalVariables:
         return id(variable) in self._by_id
 
     def scaled(self, gradient: Gradient, process_set: ProcessSet) -> Gradient:
-        """Return the gradient of a local variable, scaled if that was asked for.
-
-        Args:
-            gradient: gradient of any shape, of a floating point dtype.
-            process_set: ranks that take part.
-        """
+        """Return the gradient of a local variable, scaled if that was asked for."""
         if gradient is None or not self._scale:
             return gradient
         if isinstance(gradient, tf.IndexedSlices):
@@ -108,18 +89,7 @@ def reduce_gradients(
     local: LocalVariables,
     name: str,
 ) -> list[Gradient]:
-    """Reduce gradients over the ranks; None counts as zero if any has one (collective).
-
-    Args:
-        gradients: gradients of variables with equal number, shapes and dtypes on all ranks.
-        variables: the variable of each gradient.
-        settings: settings of the reduction, equal on all ranks.
-        local: variables whose gradients are not reduced.
-        name: operation name.
-
-    Returns:
-        The reduced gradients, with the shapes and dtypes of `gradients`.
-    """
+    """Reduce gradients over the ranks; None counts as zero if any has one (collective)."""
     process_set = settings.process_set
     if not process_set.included():
         return list(gradients)

@@ -47,17 +47,7 @@ class TfKerasOptimizerMixin:
 
     @do_not_convert
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> Pairs:
-        """Reduce gradients (collective).
-
-        Args:
-            grads_and_vars: pairs of gradient and variable, equal on all ranks.
-
-        Returns:
-            Pairs of reduced gradient and variable.
-
-        Raises:
-            ValueError: the optimizer adds up the gradients of several passes.
-        """
+        """Reduce gradients (collective)."""
         pairs = list(grads_and_vars)
         if self._hvdtrain_aggregation is not None:
             raise ValueError(
@@ -77,14 +67,6 @@ class TfKerasOptimizerMixin:
         """Reduce the gradients and update the variables (collective).
 
         With several passes per step both happen in the last of them only.
-
-        Args:
-            grads_and_vars: pairs of gradient and variable, equal on all ranks.
-            args: further arguments of apply_gradients() of the optimizer.
-            kwargs: further arguments of apply_gradients() of the optimizer.
-
-        Returns:
-            The result of apply_gradients() of the optimizer; with several passes its iterations.
         """
         update = super().apply_gradients  # type: ignore[misc]
         aggregation = self._hvdtrain_aggregation
@@ -126,14 +108,7 @@ class TfKerasOptimizerMixin:
 
 
 def tf_keras_class(optimizer: object) -> type:
-    """Return a subclass of an optimizer's class whose instances reduce gradients (local).
-
-    Args:
-        optimizer: optimizer of tf_keras.
-
-    Raises:
-        ValueError: it is not an optimizer of tf_keras, or wraps another one.
-    """
+    """Return a subclass of an optimizer's class whose instances reduce gradients (local)."""
     kind = type(optimizer)
     if hasattr(optimizer, "inner_optimizer"):
         raise ValueError(

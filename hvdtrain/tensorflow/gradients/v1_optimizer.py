@@ -44,13 +44,7 @@ class OptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation | None:
-        """Update the variables.
-
-        Args:
-            grads_and_vars: pairs of gradient and variable.
-            global_step: variable to increment, int64 [].
-            name: name of the operation.
-        """
+        """Update the variables."""
         return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
@@ -119,13 +113,7 @@ class ReducingOptimizer(OptimizerWrapper):
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation | None:
-        """Update the variables; with backward_passes_per_step only after the last pass (local).
-
-        Args:
-            grads_and_vars: pairs of reduced gradient and variable.
-            global_step: variable to increment, int64 [].
-            name: name of the operation.
-        """
+        """Update the variables; with backward_passes_per_step only after the last pass (local)."""
         if self._aggregation is None:
             return super().apply_gradients(grads_and_vars, global_step, name)
         pairs = list(grads_and_vars)
@@ -160,13 +148,7 @@ class AdasumOptimizer(OptimizerWrapper):
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation | None:
-        """Update the variables with this rank's gradients, and combine the updates (collective).
-
-        Args:
-            grads_and_vars: pairs of this rank's gradient and variable.
-            global_step: variable to increment, int64 [].
-            name: name of the operation.
-        """
+        """Update the variables with this rank's gradients, and combine the updates (collective)."""
         pairs = list(grads_and_vars)
         variables: list[tf.Variable] = [v for _, v in pairs]  # another rank may have the gradient
         before = [variable + 0 for variable in variables]  # a copy

@@ -30,10 +30,6 @@ def automatic_name(kind: str, tensors: Sequence[tf.Tensor]) -> str | None:
 
     In a graph it is made from the names of its tensors: a counter would depend on how often a rank
     has traced a function. Eager tensors have no names, and the core numbers their operations.
-
-    Args:
-        kind: kind of operation, "Allreduce" for example.
-        tensors: arguments of the operation, of any shape and dtype.
     """
     if tf.executing_eagerly():
         return None
@@ -50,24 +46,7 @@ def call_on_arrays(
     ignore_name_scope: bool = False,
     collective: bool = True,
 ) -> list[tf.Tensor]:
-    """Call a function on tensors as arrays: at once in eager mode, else when the graph runs.
-
-    Args:
-        function: blocks until its operation is complete; must neither write to its arguments nor
-            return them.
-        tensors: arguments of the function, of any shape and dtype.
-        dtypes: element types of the results.
-        shapes: shapes of the results, as far as they are known before the call.
-        name: operation name; in a graph the name scope is prepended.
-        ignore_name_scope: leave the name scope out.
-        collective: whether the function waits for other ranks.
-
-    Returns:
-        The results, with `dtypes` and `shapes`.
-
-    Raises:
-        UnsupportedError: XLA compiles the graph.
-    """
+    """Call a function on tensors as arrays: at once in eager mode, else when the graph runs."""
     if tf.executing_eagerly():
         return _call_now(function, tensors, name)
     graph = tf.compat.v1.get_default_graph()

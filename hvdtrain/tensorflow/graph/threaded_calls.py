@@ -35,17 +35,7 @@ def call_in_thread(
     dtypes: Sequence[tf.DType],
     name: str,
 ) -> Sequence[tf.Tensor] | tf.Operation:
-    """Add operations to the graph that call a function in a thread of its own.
-
-    Args:
-        function: may block; must neither write to its arguments nor return them.
-        tensors: arguments of the function, of any shape and dtype.
-        dtypes: element types of the results.
-        name: full name scope of the nodes, unique in the graph.
-
-    Returns:
-        The results, as tf.numpy_function returns them.
-    """
+    """Add operations to the graph that call a function in a thread of its own."""
     runs = _Runs(function)
     with tf.name_scope(f"{name}/"), tf.device("CPU:0"):
         mutex = tf.raw_ops.MutexV2(container="", shared_name=f"hvdtrain {next(_mutex_numbers)}")
@@ -59,11 +49,7 @@ def call_in_thread(
 
 
 class _Runs:
-    """Runs of a function that were started, each in a thread of its own.
-
-    Args:
-        function: the function to run.
-    """
+    """Runs of a function that were started, each in a thread of its own."""
 
     def __init__(self, function: Callable[[Sequence[HostArray]], Sequence[HostArray]]) -> None:
         self._function = function
@@ -71,15 +57,7 @@ class _Runs:
         self._pending: dict[int, Future[Sequence[HostArray]]] = {}
 
     def start(self, lock: tf.Tensor, *tensors: tf.Tensor) -> HostArray:
-        """Start a run.
-
-        Args:
-            lock: mutex lock that is released when the run is complete.
-            tensors: arguments of the function, eager tensors of any shape and dtype.
-
-        Returns:
-            The number of the run, int64 [].
-        """
+        """Start a run."""
         number, done = next(self._numbers), Future[Sequence[HostArray]]()
         self._pending[number] = done
         self._drop_abandoned(number - _KEPT_RUNS)
@@ -97,11 +75,7 @@ class _Runs:
         return np.array(number)
 
     def _drop_abandoned(self, before: int) -> None:
-        """Drop complete runs with lower numbers: their session failed before it took the results.
-
-        Args:
-            before: number of the first run that is kept.
-        """
+        """Drop complete runs with lower numbers: their session failed before it took the results."""
         # Iterate over a copy: sessions of one graph start and finish runs in their own threads.
         for number, done in self._pending.copy().items():
             if number < before and done.done():

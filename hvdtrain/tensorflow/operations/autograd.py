@@ -17,23 +17,13 @@ __all__ = ["OperationName", "Reduction", "differentiable"]
 
 @dataclass(frozen=True)
 class OperationName:
-    """Name of an operation.
-
-    Attributes:
-        name: the user's name; None for one made from the names of the tensors.
-        ignore_name_scope: leave the name scope out.
-    """
+    """Name of an operation."""
 
     name: str | None = None
     ignore_name_scope: bool = False
 
     def or_automatic(self, kind: str, tensors: Sequence[tf.Tensor]) -> OperationName:
-        """Return the name, or an automatic one if the user has given none.
-
-        Args:
-            kind: kind of operation, "Allreduce" for example.
-            tensors: arguments of the operation, of any shape and dtype.
-        """
+        """Return the name, or an automatic one if the user has given none."""
         if self.name is not None:
             return self
         return OperationName(automatic_name(kind, tensors), self.ignore_name_scope)
@@ -45,14 +35,7 @@ class OperationName:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction: postscale * op over ranks of (prescale * tensor_r).
-
-    Attributes:
-        op: the reduction.
-        process_set: ranks that take part.
-        prescale: factor before the reduction.
-        postscale: factor after the reduction.
-    """
+    """A reduction: postscale * op over ranks of (prescale * tensor_r)."""
 
     op: ReduceOp
     process_set: ProcessSet
@@ -72,12 +55,6 @@ def differentiable(
 
     TensorFlow prunes what a gradient does not depend on, so `backward` must need the same
     operations on every rank.
-
-    Args:
-        forward: runs the operation; returns a result for each tensor, and perhaps more.
-        backward: returns the gradients of the tensors that have one, floating point and complex,
-            from those of their results and the tensors themselves.
-        tensors: arguments of the operation, of any shape and dtype.
     """
     indices = [i for i, t in enumerate(tensors) if t.dtype.is_floating or t.dtype.is_complex]
     if not indices:

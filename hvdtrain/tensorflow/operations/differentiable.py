@@ -33,16 +33,7 @@ __all__ = [
 def allreduce(
     tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
 ) -> list[tf.Tensor]:
-    """Reduce a group of tensors; gradients are reduced in the same way (collective).
-
-    Args:
-        tensors: tensors of any shape, with equal shapes and dtypes on all ranks.
-        reduction: the reduction.
-        name: operation name.
-
-    Returns:
-        The results, with the shapes and dtypes of `tensors`.
-    """
+    """Reduce a group of tensors; gradients are reduced in the same way (collective)."""
     how = reduction
     kind = "Allreduce" if len(tensors) == 1 else "GroupedAllreduce"
     full = name.or_automatic(kind, tensors)
@@ -72,11 +63,6 @@ def allgather(
 
     Args:
         tensors: tensors [rows, ...] of any dtype, of which only `rows` may differ between ranks.
-        process_set: ranks that take part.
-        name: operation name.
-
-    Returns:
-        For each tensor the rows of all ranks, ordered by rank.
     """
     require_process_set(process_set)
     kind = "Allgather" if len(tensors) == 1 else "GroupedAllgather"
@@ -112,12 +98,6 @@ def broadcast(
     """Return one rank's tensor on every rank (collective).
 
     The gradient of the root rank's tensor is the average; on the other ranks it is zero.
-
-    Args:
-        tensor: tensor of any shape, with equal shape and dtype on all ranks.
-        root_rank: world rank that sends its tensor.
-        process_set: ranks that take part.
-        name: operation name.
     """
     require_process_set(process_set)
     full = name.or_automatic("Broadcast", [tensor])
@@ -150,8 +130,6 @@ def alltoall(
     Args:
         tensor: tensor [rows, ...] of any dtype, of which only `rows` may differ between ranks.
         splits: number of rows for each rank, any integer type [size]; None for equal numbers.
-        process_set: ranks that take part.
-        name: operation name.
 
     Returns:
         The rows received, ordered by rank, and the number received from each rank, int32 [size].
@@ -190,11 +168,6 @@ def reducescatter(
 
     Args:
         tensors: tensors [rows, ...], with equal shapes and dtypes on all ranks.
-        reduction: the reduction.
-        name: operation name.
-
-    Returns:
-        For each tensor its rows of this rank, with the dtype of the tensor.
     """
     how = reduction
     kind = "Reducescatter" if len(tensors) == 1 else "GroupedReducescatter"
@@ -224,12 +197,7 @@ def reducescatter(
 
 
 def _shape_of_rows(shape: tf.TensorShape, place: tuple[int, int] | None) -> tf.TensorShape:
-    """Return the shape of a rank's rows of a tensor, as far as it is known.
-
-    Args:
-        shape: shape of the tensor.
-        place: rank and size; None if they may be others when the graph runs.
-    """
+    """Return the shape of a rank's rows of a tensor, as far as it is known."""
     if shape.rank in (None, 0):  # a scalar is refused when the operation runs
         return tf.TensorShape(None)
     rows = None if place is None or shape[0] is None else rows_of_rank(shape[0], *place)

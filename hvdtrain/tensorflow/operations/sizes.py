@@ -16,12 +16,7 @@ __all__ = ["size_as"]
 
 
 def size_as(dtype: tf.DType, process_set: ProcessSet) -> tf.Tensor:
-    """Return the number of ranks of a process set, as it is when the graph runs if that can change.
-
-    Args:
-        dtype: element type of the result.
-        process_set: process set.
-    """
+    """Return the number of ranks of a process set, as it is when the graph runs if that can change."""
 
     if context.current().failures is None:
         return tf.cast(process_set.size(), dtype)

@@ -11,11 +11,7 @@ __all__ = ["as_array"]
 
 
 def as_array(tensor: tf.Tensor) -> HostArray:
-    """Return an eager tensor as an array: a view of host memory, else a copy.
-
-    Args:
-        tensor: eager tensor of any shape and dtype.
-    """
+    """Return an eager tensor as an array: a view of host memory, else a copy."""
     if tensor.dtype == tf.bfloat16 or "CPU" not in tensor.backing_device:
         copied: HostArray = np.asarray(tensor.numpy())
         return copied

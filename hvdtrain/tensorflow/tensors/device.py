@@ -16,13 +16,6 @@ def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
     """Make one GPU, or none, visible to this rank and return its index (local).
 
     Call it before anything that initializes GPUs.
-
-    Args:
-        topology: rank and local rank.
-        wish: device that the user asks for.
-
-    Raises:
-        UsageError: cuda is asked for and not there, or there are fewer GPUs than local ranks.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if wish.kind == "cpu" or (wish.kind == "auto" and not gpus):

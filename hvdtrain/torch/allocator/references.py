@@ -16,11 +16,6 @@ def count_references(parameter: torch.Tensor, incoming: torch.Tensor | None) -> 
     """Return how many references there are to a gradient.
 
     Those that are there in any case are included.
-
-    Args:
-        parameter: parameter with a gradient.
-        incoming: in a hook of its AccumulateGrad node, the gradient that the node was given, which
-            autograd may have taken over or added; None after the backward pass.
     """
     python = sys.getrefcount(parameter.grad)
     gradient = parameter.grad

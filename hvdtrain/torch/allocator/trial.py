@@ -23,14 +23,7 @@ _ELEMENTS = LEAST_BYTES // 4
 
 
 class Allocator:
-    """The allocator, as tried on this machine.
-
-    Args:
-        library: its calls.
-
-    Raises:
-        AllocatorError: it does not do what it should with this version of PyTorch.
-    """
+    """The allocator, as tried on this machine."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -65,11 +58,7 @@ class Allocator:
         return python <= alone[0] and tensor <= alone[1] and storage <= alone[2] and base <= 2
 
     def is_alone(self, parameter: torch.Tensor, incoming: torch.Tensor | None) -> bool:
-        """Return whether nothing else uses the memory of a gradient.
-
-        Args:
-            parameter, incoming: as in count_references().
-        """
+        """Return whether nothing else uses the memory of a gradient."""
         return self._fits(count_references(parameter, incoming))
 
 

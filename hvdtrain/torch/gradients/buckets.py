@@ -40,20 +40,7 @@ Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 @dataclass
 class ParameterBuckets:
-    """A plan that all ranks have agreed on for the current dtypes and devices of parameters.
-
-    Attributes:
-        named: name and parameter, in the order of the plan.
-        channel: channel of this plan alone.
-        exchange: algorithm that reduces a bucket.
-        memory: bucket memory for each device type of the plan.
-        streams: order of work for each device type of the plan.
-        halves: whether gradients of half types are reduced in their own dtype.
-        reducer: reducer of the buckets.
-        views: gradients as views of the buckets.
-        staying: gradients that may stay where autograd made them; None if all are in the buckets.
-        dtypes: dtype of each parameter when the plan was made.
-    """
+    """A plan that all ranks have agreed on for the current dtypes and devices of parameters."""
 
     named: Named
     channel: Channel
@@ -68,15 +55,7 @@ class ParameterBuckets:
 
     @classmethod
     def agree(cls, named: Named, settings: ParameterSettings) -> ParameterBuckets:
-        """Agree on a plan and allocate its memory (collective).
-
-        Args:
-            named: name and parameter, in the order of the model.
-            settings: settings, equal on all ranks.
-
-        Raises:
-            MismatchError: the ranks have different parameters.
-        """
+        """Agree on a plan and allocate its memory (collective)."""
         parent, exchange = settings.process_set.channel(), settings.make_exchange()
         capabilities = parent.communicator.capabilities
         halves = capabilities.half_types and exchange.half_types
@@ -113,11 +92,7 @@ class ParameterBuckets:
         )
 
     def refuse_capture(self) -> None:
-        """Refuse to become part of a graph that a device of the parameters is capturing.
-
-        Raises:
-            UnsupportedError: a graph is being captured.
-        """
+        """Refuse to become part of a graph that a device of the parameters is capturing."""
         for streams in self.streams.values():
             streams.refuse_capture("an optimizer step")
 
@@ -125,9 +100,6 @@ class ParameterBuckets:
         """Run an operation on memory of the buckets' devices, in the order of their streams.
 
         Collective. The current streams wait for it; on the host the caller does.
-
-        Args:
-            operation: operation of the plan's channel.
         """
         streams = Several(list(dict.fromkeys(self.streams.values())) or [HOST])
         return Submission(self.channel, operation).after(streams).run()
@@ -153,11 +125,7 @@ class ParameterBuckets:
         sparse: Iterable[int],
         arrivals: Sequence[int] | None,
     ) -> None:
-        """Write what ranks sum in addition to this rank's gradients.
-
-        Args:
-            absent, sparse, arrivals: as in `usage.write_usage`.
-        """
+        """Write what ranks sum in addition to this rank's gradients."""
         outdated = self.views.has_misfits(self._matches_plan)
         write_usage(self.reducer.numbers, absent, sparse, arrivals, outdated)
 
@@ -167,12 +135,7 @@ class ParameterBuckets:
 
 
 def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:
-    """Describe the first parameter whose dtype has changed; "" where none has.
-
-    Args:
-        named: name and parameter.
-        dtypes: earlier dtype of each parameter.
-    """
+    """Describe the first parameter whose dtype has changed; "" where none has."""
     if [parameter.dtype for _, parameter in named] == dtypes:
         return ""
     return next(
@@ -191,13 +154,7 @@ def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communica
 
 
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
-    """Return what a plan needs to know about a parameter as it is now.
-
-    Args:
-        name: name of the parameter.
-        parameter: parameter whose gradient is reduced.
-        halves: whether the engine reduces half types in their own dtype.
-    """
+    """Return what a plan needs to know about a parameter as it is now."""
     # With a gradient in the parameter's memory format, the optimizer traverses both linearly.
     dense = parameter if _is_dense(parameter) else parameter.detach().contiguous()
     own = dtype_of(parameter)

@@ -35,24 +35,14 @@ class GradientChanges:
         return not self._backward_ended
 
     def look(self, views: BucketViews, complete: Iterable[int], arriving: int) -> None:
-        """Look for changes since note(), when the first gradient of another backward pass arrives.
-
-        Args:
-            views: gradients as views of the buckets.
-            complete: parameters whose gradients were taken.
-            arriving: parameter whose gradient autograd has accumulated now, perhaps in its bucket.
-        """
+        """Look for changes since note(), when the first gradient of another backward pass arrives."""
         if self._backward_ended:
             self._backward_ended = False
             if self._found is None:
                 self._found = self._changed(views, complete, arriving)
 
     def find(self, views: BucketViews, complete: Iterable[int]) -> int | None:
-        """Return a parameter whose gradient has changed; None if none has.
-
-        Args:
-            views, complete: as for look().
-        """
+        """Return a parameter whose gradient has changed; None if none has."""
         return self._changed(views, complete) if self._found is None else self._found
 
     def forget(self) -> None:

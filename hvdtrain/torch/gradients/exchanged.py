@@ -38,20 +38,6 @@ class Exchanged(Follower):
 
     An exchange of weights may begin with averages of gradients, as post-local SGD: at its switch
     the plan of gradients makes way for one of weights.
-
-    Args:
-        optimizer: wrapped optimizer.
-        names: name of each parameter, by id(parameter).
-        settings: settings, equal on all ranks.
-
-    Attributes:
-        names: name of each parameter, by id(parameter).
-        settings: settings, equal on all ranks.
-        loss_scale: factor of the loss, by which gradients are larger.
-        gradients: reduction of gradients; None while weights are exchanged, and on a rank that
-            does not take part.
-        weights: exchange of weights; None while gradients are reduced, and on a rank that does
-            not take part.
     """
 
     def __init__(
@@ -153,14 +139,7 @@ class Exchanged(Follower):
         return self.weights is None or self.weights.counter.synchronized
 
     def check_synchronized(self, caller: str) -> None:
-        """Check that the weights of all ranks are equal (local).
-
-        Args:
-            caller: function that needs equal weights.
-
-        Raises:
-            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
-        """
+        """Check that the weights of all ranks are equal (local)."""
         if self.weights is not None:
             self.weights.counter.check_synchronized(caller)
 
@@ -174,11 +153,7 @@ class Exchanged(Follower):
             self._follow_exchange()
 
     def save(self) -> SavedExchange:
-        """Return the state of the exchange and the number of steps (local).
-
-        Raises:
-            RuntimeError: this rank has taken steps since the weights of all ranks were equal.
-        """
+        """Return the state of the exchange and the number of steps (local)."""
         self.check_synchronized("exchange_state")
         samples = None if self.weights is None else self.weights.counter.samples_per_step
         counts = {SAMPLES_PER_STEP: samples}
@@ -186,11 +161,7 @@ class Exchanged(Follower):
         return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load(self, state: SavedExchange) -> None:
-        """Restore the result of save() (local; collective if it is from after a switch).
-
-        Raises:
-            ValueError: it is the state of another exchange.
-        """
+        """Restore the result of save() (local; collective if it is from after a switch)."""
         members = self.settings.process_set
         first = members.included() and members.rank() == 0
         exchange = self.settings.make_exchange()
@@ -207,11 +178,7 @@ class Exchanged(Follower):
             self.replan(self.names)
 
     def replan(self, names: Mapping[int, str]) -> None:
-        """Plan anew, and go on with the same steps and sample weight (collective).
-
-        Args:
-            names: name of each parameter, by id(parameter).
-        """
+        """Plan anew, and go on with the same steps and sample weight (collective)."""
         steps, weight = self.steps, self.sample_weight
         self.names = names
         self._plan()

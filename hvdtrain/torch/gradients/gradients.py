@@ -34,20 +34,6 @@ class Gradients:
     """Passes the gradients of parameters to a reducer as backward passes compute them.
 
     Parameters may change their dtype, device or memory format: a new plan is then made.
-
-    Args:
-        parameters: name and parameter, in the order of the model; equal on all ranks.
-        settings: settings, equal on all ranks.
-        rate: function that returns the learning rate.
-        scale: function that returns the factor of the loss.
-
-    Attributes:
-        passes: backward passes accumulated before a reduction.
-        parameters: parameters, in the given order.
-        whole: whether each rank has the result of the last reduction for all elements, instead of
-            only for those that it owns.
-        info: what ranks agreed on in the last reduction; None before the first one.
-        before_new_buckets: called on all ranks before they get other buckets and another channel.
     """
 
     def __init__(
@@ -141,15 +127,7 @@ class Gradients:
         return self.plan.layout if self._plan_is_final else None
 
     def use_layout(self, layout: Mapping[str, Any] | None) -> None:
-        """Use the layout that the first rank was given as the final plan (collective).
-
-        Args:
-            layout: layout of an earlier run; None on the first rank changes nothing.
-
-        Raises:
-            ValueError: the layout is for other parameters.
-            RuntimeError: a step has begun.
-        """
+        """Use the layout that the first rank was given as the final plan (collective)."""
         if self.open:
             raise RuntimeError(
                 "a bucket plan cannot be set between backward() and step(): call step() first"
@@ -241,11 +219,7 @@ class Gradients:
         self._buckets.write_usage([*absent, *self._removed], step.sparse, arrivals)
 
     def _returns(self, index: int, incoming: torch.Tensor | None) -> bool:
-        """Return whether a gradient was taken in this step, dropped, and computed again.
-
-        Raises:
-            TooManyPassesError: it was not dropped.
-        """
+        """Return whether a gradient was taken in this step, dropped, and computed again."""
         passes, gradient = self._reducer.step.passes, self.parameters[index].grad
         assert gradient is not None
         if passes.get(index, 0) < self.passes:
@@ -347,11 +321,7 @@ class Gradients:
         return (index for index, count in passes if count == self.passes)
 
     def check_unchanged(self) -> None:
-        """Check that gradients are those of backward(), or of note_results() after it (local).
-
-        Raises:
-            RuntimeError: the program has changed one, or may have in a hook.
-        """
+        """Check that gradients are those of backward(), or of note_results() after it (local)."""
         if self.open and self._hooks.in_backward and self._changes.arriving:
             raise RuntimeError(
                 "sharded=True: step(), synchronize() or clip_grad_norm_() was called before "
@@ -380,11 +350,6 @@ class Gradients:
         """Reduce the remaining gradients, as zeros where this rank has none (collective).
 
         A parameter that no rank used keeps its gradient None.
-
-        Raises:
-            TooManyPassesError: a hook of the program has asked for it after too many passes.
-            RuntimeError: the program has removed a gradient that other ranks now have, or has
-                changed the sample weight after the first bucket had left.
         """
         for index in self._hooks.take_pending():
             self._on_gradient(index, None)

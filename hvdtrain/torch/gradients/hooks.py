@@ -22,11 +22,7 @@ _LAST: weakref.WeakValueDictionary[int, GradientHooks] = weakref.WeakValueDictio
 
 
 def check_hookable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-    """Check that autograd can accumulate gradients of the parameters.
-
-    Raises:
-        RuntimeError: inference mode is enabled, or a parameter was created in it.
-    """
+    """Check that autograd can accumulate gradients of the parameters."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError(
             "torch.inference_mode() computes no gradients: call DistributedOptimizer outside "
@@ -48,12 +44,6 @@ class GradientHooks:
     or device changes gets another node, and keeps only its tensor hooks: such a gradient is
     reported at the end of the backward pass. A hook of the user may end the step, which takes the
     gradient as it is then: its own hook does not report it once more.
-
-    Args:
-        parameters: parameters, each of which requires a gradient.
-        on_gradient: bound method, called with the index of a parameter whose gradient is complete
-            and with the gradient that its node was given; None if it has another node now.
-        on_backward_end: bound method, called at the end of a backward pass.
     """
 
     def __init__(
@@ -178,11 +168,7 @@ def _register_first(
 
 
 def weakly(method: Callable[..., object]) -> Callable[..., None]:
-    """Return a function that calls a bound method while its object exists.
-
-    Args:
-        method: bound method.
-    """
+    """Return a function that calls a bound method while its object exists."""
     reference = weakref.WeakMethod(method)
 
     def call(*arguments: object) -> None:

@@ -8,11 +8,7 @@ __all__ = ["LossScale"]
 
 
 class LossScale:
-    """The factor of the loss (local).
-
-    Attributes:
-        scaler: loss scaler of the program; None if it has told none.
-    """
+    """The factor of the loss (local)."""
 
     def __init__(self) -> None:
         self.scaler: torch.amp.GradScaler | None = None

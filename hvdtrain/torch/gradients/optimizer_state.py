@@ -30,13 +30,6 @@ def settle_states(
 
     The average of a tensor is s = sum_r(c_r s_r) / sum_r(c_r) over the ranks that have it. Counts
     of steps are not averaged.
-
-    Args:
-        optimizer: optimizer of this rank.
-        parameters: parameters that are exchanged, the same on all ranks.
-        inner_state: what becomes of the states.
-        weight: c_r of this rank, which counts so in the exchange of weights.
-        process_set: ranks that take part.
     """
     if inner_state is InnerState.RESET:
         for parameter in parameters:

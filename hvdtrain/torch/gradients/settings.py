@@ -12,16 +12,7 @@ __all__ = ["ParameterSettings"]
 
 @dataclass(frozen=True)
 class ParameterSettings(GradientSettings):
-    """How gradients of PyTorch parameters are reduced.
-
-    Attributes:
-        passes: backward passes accumulated locally before a reduction.
-        compressor: compressor of the user, which changes gradients before the reduction.
-        sharded: whether the ranks of a node share the optimizer's work, if they can.
-
-    Raises:
-        ValueError: `passes` is less than 1; see GradientSettings for other errors.
-    """
+    """How gradients of PyTorch parameters are reduced."""
 
     passes: int = 1
     compressor: type[Compressor] = Compression.none

@@ -10,11 +10,7 @@ __all__ = ["spread_slices", "sum_slices"]
 
 
 def sum_slices(buckets: ParameterBuckets) -> None:
-    """Sum the slices of this rank whose sums were left to the optimizer's step.
-
-    Args:
-        buckets: buckets that were reduced.
-    """
+    """Sum the slices of this rank whose sums were left to the optimizer's step."""
     exchange, reducer = buckets.exchange, buckets.reducer
     if isinstance(exchange, ShardedExchange) and exchange.pending:
         numbers = sorted(exchange.pending)
@@ -26,11 +22,7 @@ def sum_slices(buckets: ParameterBuckets) -> None:
 
 
 def spread_slices(buckets: ParameterBuckets) -> None:
-    """Give all ranks the reduced gradients of all slices.
-
-    Args:
-        buckets: buckets that were reduced.
-    """
+    """Give all ranks the reduced gradients of all slices."""
     sum_slices(buckets)
     exchange, reducer = buckets.exchange, buckets.reducer
     if isinstance(exchange, ShardedExchange):

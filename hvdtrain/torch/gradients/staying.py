@@ -28,13 +28,7 @@ _logger = logging.getLogger("hvdtrain")
 
 
 class StayingGradients:
-    """Decides which gradients are reduced where they are (all local).
-
-    Args:
-        allocator: allocator of the gradients.
-        arena: its memory.
-        places: places of the gradients of all ranks.
-    """
+    """Decides which gradients are reduced where they are (all local)."""
 
     def __init__(self, allocator: Allocator, arena: GradientArena, places: GradientPlaces) -> None:
         self._allocator, self.arena, self.places = allocator, arena, places
@@ -46,17 +40,7 @@ class StayingGradients:
         incoming: torch.Tensor | None,
         part: torch.Tensor,
     ) -> bool:
-        """Say where the gradient of a parameter lies, if other ranks can use it there.
-
-        Args:
-            index: index of the parameter.
-            parameter: parameter with a gradient.
-            incoming: as in count_references().
-            part: its part of the bucket.
-
-        Returns:
-            Whether they can; else it has to be copied to that part.
-        """
+        """Say where the gradient of a parameter lies, if other ranks can use it there."""
         address = _address(parameter.grad, part)
         if address is None or part.nbytes < LEAST_BYTES:
             return False
@@ -90,16 +74,7 @@ def open_staying(
     settings: ParameterSettings,
     name: str,
 ) -> StayingGradients | None:
-    """Let autograd allocate gradients in memory that the ranks share, if all can (collective).
-
-    Args:
-        channel: channel of the plan.
-        plan: bucket plan.
-        exchange: exchange of the buckets.
-        memory: memory of the buckets by device.
-        settings: settings, equal on all ranks.
-        name: name of the plan.
-    """
+    """Let autograd allocate gradients in memory that the ranks share, if all can (collective)."""
     if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
         return None
     # Ranks whose exchanges differ find that out in the first step.
@@ -120,13 +95,7 @@ def open_staying(
 def placed_of(
     staying: StayingGradients | None, plan: BucketPlan, buffers: Sequence[Buffer]
 ) -> list[PlacedBucket | None]:
-    """Return each bucket of a plan of which some gradients may stay; None for the others.
-
-    Args:
-        staying: result of open_staying().
-        plan: bucket plan.
-        buffers: memory of each bucket.
-    """
+    """Return each bucket of a plan of which some gradients may stay; None for the others."""
     return [
         None
         if staying is None or all(plan.specs[i].nbytes < LEAST_BYTES for i in layout.parameters)

@@ -28,16 +28,7 @@ def write_usage(
     arrivals: Sequence[int] | None,
     outdated: bool,
 ) -> None:
-    """Write the numbers of this rank.
-
-    Args:
-        numbers: zeros, int32, of length `usage_length(parameters)`.
-        absent: indices of parameters without a gradient on this rank.
-        sparse: indices of parameters with a sparse gradient.
-        arrivals: indices of parameters in the order in which their gradients arrived; None once
-            the plan follows that order.
-        outdated: whether the plan no longer matches the parameters.
-    """
+    """Write the numbers of this rank."""
     used, kinds, positions = np.split(numbers[:-2], 3)
     used[:] = 1
     used[list(absent)] = 0
@@ -49,27 +40,14 @@ def write_usage(
 
 
 def unused_names(names: Sequence[str], numbers: npt.NDArray[np.int32]) -> frozenset[str]:
-    """Return the names of the parameters for which no rank had a gradient.
-
-    Args:
-        names: name of each parameter.
-        numbers: sums over the ranks of what write_usage() has written, int32.
-    """
+    """Return the names of the parameters for which no rank had a gradient."""
     used = numbers[: len(names)].tolist()
     return frozenset(name for name, count in zip(names, used, strict=True) if not count)
 
 
 @dataclass(frozen=True)
 class StepUsage:
-    """The sums over ranks; ranks that have joined contribute nothing.
-
-    Attributes:
-        used: number of ranks with a gradient, for each parameter.
-        sparse: number of ranks with a sparse gradient, for each parameter.
-        positions: sum of the ranks' positions in the order of arrival, for each parameter.
-        present: number of ranks that took part.
-        outdated: number of ranks whose parameters no longer match the plan.
-    """
+    """The sums over ranks; ranks that have joined contribute nothing."""
 
     used: list[int]
     sparse: list[int]

@@ -27,15 +27,6 @@ class BucketViews:
     After take(), a gradient is a view of its bucket if the bucket is on its device. Other
     gradients are copied, as are those of half types that are reduced in float32 and those computed
     by backward(create_graph=True).
-
-    Args:
-        parameters: parameters, in the order of the plan.
-        reducer: reducer that owns the bucket memory.
-        compressor: compressor of the user, which changes gradients before they are copied there.
-        staying: gradients that may stay where autograd made them; None if all are copied.
-
-    Attributes:
-        memory: memory of each bucket.
     """
 
     def __init__(
@@ -174,13 +165,7 @@ class BucketViews:
                 self._parameters[index].grad = None
 
     def stays(self, index: int, incoming: torch.Tensor | None) -> bool:
-        """Let a gradient stay where it is, if it can be reduced there.
-
-        Args:
-            index: index of the parameter, which has a gradient.
-            incoming: gradient that autograd has taken over, or added to another one; None after the
-                backward pass.
-        """
+        """Let a gradient stay where it is, if it can be reduced there."""
         if self._staying is None:
             return False
         parameter, part = self._parameters[index], self._parts[index]
@@ -204,12 +189,7 @@ class BucketViews:
             self._views[index] = self._parts[index]
 
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
-        """Copy a dense gradient into its bucket, and make it a view if possible.
-
-        Args:
-            index: index of the parameter.
-            gradient: gradient of the parameter's shape; None for zeros.
-        """
+        """Copy a dense gradient into its bucket, and make it a view if possible."""
         self._follow(index)
         view = self._views[index] = self._parts[index]
         self._lent.pop(index, None)
@@ -279,15 +259,7 @@ class BucketViews:
             self._lent[index] = parameter.grad, parameter.grad._version
 
     def deliver(self, buckets: Sequence[Bucket], sparse: Collection[int]) -> None:
-        """Set the gradients of parameters to the reduced ones.
-
-        Args:
-            buckets: buckets that have been reduced.
-            sparse: indices of parameters whose gradients are sparse and stay as they are.
-
-        Raises:
-            RuntimeError: the program has moved a gradient that was reduced where it was.
-        """
+        """Set the gradients of parameters to the reduced ones."""
         for index in (index for bucket in buckets for index in bucket.parameters):
             self._follow(index)
             if self._has_left(index):

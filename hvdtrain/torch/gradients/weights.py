@@ -27,15 +27,6 @@ class Weights:
 
     A rank counts in an exchange with the samples that it had since all weights were equal, or with
     its steps since then if no rank was given sample weights.
-
-    Args:
-        optimizer: optimizer of this rank alone, which steps on the gradients of this rank.
-        parameters: name and parameter, in the order of the model; equal on all ranks.
-        settings: settings, equal on all ranks; the exchange is of kind WEIGHTS.
-
-    Attributes:
-        sample_weight: number of samples of this rank in each of the next steps; None if unknown.
-        counter: counts the steps of this rank.
     """
 
     def __init__(
@@ -57,11 +48,7 @@ class Weights:
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
 
     def before_step(self) -> None:
-        """Prepare for a step (local; collective before the first one if samples are counted).
-
-        Raises:
-            RuntimeError: a parameter was frozen or unfrozen since the plan was made.
-        """
+        """Prepare for a step (local; collective before the first one if samples are counted)."""
         check_reduced(self._optimizer, self._parameters)
         self._check_trained()
         counts = self._buckets.exchange.counts_samples and self.counter.samples_per_step is None

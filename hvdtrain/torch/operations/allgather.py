@@ -164,13 +164,7 @@ class _Allgather(torch.autograd.Function):
 def differentiable_allgather(
     process_set: ProcessSet, tensors: Tensors, name: str | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Gather a group of tensors differentiably (collective).
-
-    Args:
-        process_set: ranks that take part.
-        tensors: tensors to gather, each as in `allgather`.
-        name: name of the operation.
-    """
+    """Gather a group of tensors differentiably (collective)."""
     gathered = _Allgather.apply(process_set, name, *tensors)  # type: ignore[no-untyped-call]
     return tuple(gathered)
 
@@ -180,16 +174,7 @@ def allgather_handle(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Prepare the gathering of one tensor or of a group, whose result is a list of tensors.
-
-    Args:
-        tensors: tensors to gather, each as in `allgather`.
-        name: name of the operation.
-        process_set: ranks that take part.
-
-    Raises:
-        ValueError: `tensors` is empty.
-    """
+    """Prepare the gathering of one tensor or of a group, whose result is a list of tensors."""
     if not tensors:
         raise ValueError("a group needs at least one tensor")
     require_tensors(tensors)

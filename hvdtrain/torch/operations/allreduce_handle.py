@@ -32,13 +32,7 @@ def allreduce_handle(
     process_set: ProcessSet = global_process_set,
     in_place: bool = False,
 ) -> Handle:
-    """Prepare the reduction of one tensor or of a group, whose result is a list of tensors.
-
-    Args:
-        tensors: tensors to reduce.
-        op, name, prescale_factor, postscale_factor, process_set: as in `allreduce`.
-        in_place: overwrite the tensors with the results.
-    """
+    """Prepare the reduction of one tensor or of a group, whose result is a list of tensors."""
     require_tensors(tensors)
     note_exchanged(tensors)
     factors = (prescale_factor, postscale_factor)
@@ -106,12 +100,7 @@ def differentiable_allreduce(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the reductions of a group of tensors, differentiably (collective).
-
-    Args:
-        tensors: tensors to reduce.
-        op, name, prescale_factor, postscale_factor, process_set: as in `allreduce`.
-    """
+    """Return the reductions of a group of tensors, differentiably (collective)."""
     arguments = (op, prescale_factor, postscale_factor, process_set)
     reduced: tuple[torch.Tensor, ...]
     reduced = _Allreduce.apply(arguments, name, *tensors)  # type: ignore[no-untyped-call]
@@ -119,12 +108,7 @@ def differentiable_allreduce(
 
 
 def average_gradients(gradients: Tensors, process_set: ProcessSet) -> tuple[torch.Tensor, ...]:
-    """Return the averages of a group of gradients, differentiably (collective).
-
-    Args:
-        gradients: gradients that this rank sends back.
-        process_set: ranks that take part.
-    """
+    """Return the averages of a group of gradients, differentiably (collective)."""
     return differentiable_allreduce(gradients, ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
 
 

@@ -23,13 +23,7 @@ _STEPS = 100
 
 @dataclass
 class _Progress:
-    """Steps of an optimizer since its parameters were broadcast.
-
-    Attributes:
-        elements: number of elements that the optimizer trains.
-        exchanged: number of elements that ranks had exchanged before its first step.
-        steps: number of steps since.
-    """
+    """Steps of an optimizer since its parameters were broadcast."""
 
     elements: int
     exchanged: int

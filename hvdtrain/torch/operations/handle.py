@@ -17,13 +17,7 @@ __all__ = ["Handle", "StartedHandle", "needs_gradient", "poll", "synchronize"]
 
 
 class Handle:
-    """An operation on tensors, which start() submits and wait() completes.
-
-    Args:
-        submitted: operation of the core.
-        finish: function that computes the user's result from the operation's.
-        started: whether the operation is submitted already.
-    """
+    """An operation on tensors, which start() submits and wait() completes."""
 
     def __init__(
         self, submitted: Submission, finish: Callable[[Any], Any], started: bool = False
@@ -69,13 +63,7 @@ class Handle:
 
 
 class StartedHandle(Handle):
-    """A submitted operation without a result of its own, which writes into a known tensor.
-
-    Args:
-        channel: channel of the operation.
-        operation: operation in host memory.
-        target: tensor that wait() returns.
-    """
+    """A submitted operation without a result of its own, which writes into a known tensor."""
 
     def __init__(self, channel: Channel, operation: Operation, target: torch.Tensor) -> None:
         self._channel, self._operation, self._target = channel, operation, target
@@ -135,10 +123,6 @@ def _checked(handle: Handle) -> Handle:
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether autograd must record an operation on these tensors (local).
-
-    Raises:
-        TypeError: one of them is not a tensor.
-    """
+    """Return whether autograd must record an operation on these tensors (local)."""
     require_tensors(tensors)
     return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()

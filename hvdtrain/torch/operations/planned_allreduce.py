@@ -54,11 +54,6 @@ def run_allreduce(
 
     The first call with these arguments and a tensor of this shape and dtype checks them and leaves
     a plan to the later ones.
-
-    Args:
-        tensor: tensor to reduce.
-        op, name, prescale_factor, postscale_factor, process_set: as in `allreduce`.
-        in_place: overwrite the tensor with the result.
     """
     plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
@@ -83,11 +78,7 @@ def start_allreduce(
     process_set: ProcessSet,
     in_place: bool = False,
 ) -> Handle:
-    """Submit the reduction of a tensor, without gradients; see `run_allreduce` (collective).
-
-    Args:
-        tensor, op, name, prescale_factor, postscale_factor, process_set, in_place: as there.
-    """
+    """Submit the reduction of a tensor, without gradients; see `run_allreduce` (collective)."""
     plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
         data = _source_and_target(plan, tensor, in_place)

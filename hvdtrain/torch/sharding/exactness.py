@@ -22,10 +22,6 @@ def shares_exactly(optimizer: torch.optim.Optimizer, name: str) -> bool:
     unless gradients are clipped: their norms, also where they are only logged, may differ in the
     last bits. The result is also False if a rank has more threads than there are ranks: the kernel
     uses one of them, so that each would compute longer than with torch's own step.
-
-    Args:
-        optimizer: optimizer that is not wrapped yet.
-        name: name of the operation, equal on all ranks.
     """
     return all(allgather_object(_can_share(optimizer), name=name))
 

@@ -37,12 +37,7 @@ _ADAM: Sequence[Mapping[str, Any]] = (
 
 
 def kernel_rule(kind: type, group: Mapping[str, Any]) -> KernelRule | None:
-    """Return the settings of a parameter group for the kernel; None if it lacks one of them.
-
-    Args:
-        kind: class of the optimizer.
-        group: parameter group, in which `fused` is what the step would use.
-    """
+    """Return the settings of a parameter group for the kernel; None if it lacks one of them."""
     beta1, beta2 = group.get("betas", (0.0, 0.0))
     numbers = (
         *(group["lr"], group["weight_decay"], group.get("momentum", 0.0)),
@@ -64,14 +59,7 @@ def kernel_rule(kind: type, group: Mapping[str, Any]) -> KernelRule | None:
 
 @cache
 def find_form(kind: type) -> Form | None:
-    """Return the form in which the kernel has the bits of an optimizer's fused steps.
-
-    Args:
-        kind: class of the optimizer.
-
-    Returns:
-        The form; None if there is none, no kernel, or no fused steps.
-    """
+    """Return the form in which the kernel has the bits of an optimizer's fused steps."""
     if kind not in STATES or load_kernel() is None:
         return None
     return next((form for form in _FORMS if _agrees(kind, form)), None)

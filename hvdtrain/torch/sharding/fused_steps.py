@@ -25,11 +25,6 @@ __all__ = ["FusedSteps"]
 class FusedSteps:
     """What all ranks need to sum and step in one pass (collective).
 
-    Args:
-        kind: class of the optimizer.
-        buckets: buckets of its parameters.
-        slices: slices of the buckets.
-
     Attributes:
         boards: memory for the factor of each rank's gradients, float64 [1] each.
     """

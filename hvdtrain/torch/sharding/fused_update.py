@@ -26,14 +26,7 @@ class FusedUpdate:
     """The sums and the step of this rank's segments.
 
     Args:
-        kind: class of the optimizer.
-        buckets: buckets of its parameters.
-        steps: steps on the segments of this rank.
-        step: step on those that the kernel takes, in their order.
         boards: factor of the gradients of each rank of the node, [1] each.
-
-    Attributes:
-        parameters: parameters of the segments that the kernel takes.
     """
 
     def __init__(
@@ -65,14 +58,7 @@ class FusedUpdate:
         return all(spec.dtype in KERNEL_TYPES for spec in self._specs)
 
     def prepare(self, state: StateMemory) -> bool:
-        """Use the present settings, and memory for the state.
-
-        Args:
-            state: memory of the state.
-
-        Returns:
-            Whether the kernel can do what these settings ask for, the same on all ranks.
-        """
+        """Use the present settings, and memory for the state."""
         if state is not self._state:
             self._state = state
             self._takes_state = all(
@@ -101,12 +87,7 @@ class FusedUpdate:
             self._step.use_state(number, [slots[name] for name in names], steps)
 
     def update(self, factor: float, kept: bool) -> None:
-        """Update the weights on all ranks.
-
-        Args:
-            factor: factor of the reduced gradients.
-            kept: as for `SegmentSteps.gradient`.
-        """
+        """Update the weights on all ranks."""
         assert self._state is not None
         used = self._used()
         for index, number in self.parameters.items():

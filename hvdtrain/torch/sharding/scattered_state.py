@@ -25,23 +25,14 @@ _Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Elements:
-    """A tensor with a number for each element of the parameter.
-
-    Attributes:
-        dtype: its dtype.
-    """
+    """A tensor with a number for each element of the parameter."""
 
     dtype: torch.dtype
 
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """Another tensor on a device, the same for all segments of the parameter.
-
-    Attributes:
-        dtype: its dtype.
-        shape: its shape.
-    """
+    """Another tensor on a device, the same for all segments of the parameter."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -57,16 +48,6 @@ class GatherStates(Operation):
 
     It takes the place of a step of the plan, so that a rank which submits a step gets an error, as
     the others do. The result is the state of each parameter that has one, by index.
-
-    Args:
-        name: name of the plan's steps.
-        slices: slices of the buckets.
-        plan: bucket plan.
-        owned: segments of this rank, by index of their parameters.
-        state: state of these segments, by index of their parameters.
-        devices: device of each bucket.
-        to: number of the rank that gets the result, among the members; the result of others is
-            empty. None for all.
     """
 
     def __init__(

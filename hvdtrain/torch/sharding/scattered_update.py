@@ -33,14 +33,6 @@ class ScatteredUpdate:
     Each rank keeps a copy of the weights that it owns, and their state: ZeRO, stage 1 (Rajbhandari
     et al., arXiv 1910.02054). The state is either with the segments or, after give_back() and until
     the next step, in the user's optimizer.
-
-    Args:
-        optimizer: optimizer of the user.
-        buckets: buckets of its parameters, with a ShardedExchange.
-        slices: slices of the buckets.
-
-    Raises:
-        UnsupportedError: gradients are reduced in another type than that of their parameter.
     """
 
     shared = True
@@ -66,12 +58,7 @@ class ScatteredUpdate:
         self._whole: dict[int, _Entry] | None = None  # the state of all ranks, until the next step
 
     def step(self, kept: bool) -> None:
-        """Update the weights of all ranks with the gradients of the owners (collective).
-
-        Args:
-            kept: whether all ranks have the reduced gradients, so that the program may have
-                replaced some.
-        """
+        """Update the weights of all ranks with the gradients of the owners (collective)."""
         self._prepare()
         self._whole = None
         for index, tensor in self._tensors.items():
@@ -211,11 +198,7 @@ class ScatteredUpdate:
             torch._foreach_mul_(own, factor)
 
     def norm(self, kind: float) -> torch.Tensor:
-        """Return the norm of all reduced gradients together, float64 [] (collective).
-
-        Args:
-            kind: 2 for the Euclidean norm, inf for the largest absolute value, or another p.
-        """
+        """Return the norm of all reduced gradients together, float64 [] (collective)."""
         own, largest = self.gradients(), math.isinf(kind)
         device = self._devices[0] if self._devices else torch.device("cpu")
         total = torch.zeros(1, dtype=torch.float64, device=device)

@@ -44,9 +44,6 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Check that an optimizer updates each element of a parameter by itself.
 
     One that is not torch's own takes two steps on a small matrix, and on its two halves.
-
-    Raises:
-        UnsupportedError: it needs whole parameters.
     """
     kind = type(optimizer)
     if kind in _ELEMENTWISE:
@@ -83,12 +80,7 @@ def _acts_elementwise(optimizer: torch.optim.Optimizer) -> bool:
 def like(
     optimizer: torch.optim.Optimizer, groups: Sequence[tuple[_Group, list[torch.Tensor]]]
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of the same class and settings, without state and hooks.
-
-    Args:
-        optimizer: optimizer of the user.
-        groups: parameter groups, and the tensors that take the place of their parameters.
-    """
+    """Return an optimizer of the same class and settings, without state and hooks."""
     other: torch.optim.Optimizer = object.__new__(type(optimizer))
     other.__dict__.update(optimizer.__dict__)
     other.__dict__.pop("step", None)  # a scheduler counts the steps of the user's optimizer there
@@ -103,12 +95,7 @@ def like(
 
 
 def take_settings(optimizer: torch.optim.Optimizer, groups: Sequence[_Group]) -> None:
-    """Take the rates and other settings of the user's groups, which schedulers may have changed.
-
-    Args:
-        optimizer: result of like().
-        groups: parameter groups of the user's optimizer, in the same order.
-    """
+    """Take the rates and other settings of the user's groups, which schedulers may have changed."""
     for own, group in zip(optimizer.param_groups, groups, strict=True):
         own.update({**group, **_fused(type(optimizer), group), "params": own["params"]})
 
@@ -134,11 +121,6 @@ def quantities_of(
     """Return what an optimizer keeps for a parameter of a group.
 
     It is what the optimizer keeps already, and what it keeps after a step on two elements.
-
-    Args:
-        optimizer: optimizer of the user.
-        group: group of the parameter.
-        parameter: parameter.
     """
     sample = torch.zeros(2, dtype=parameter.dtype, device="cpu")
     sample.grad = torch.ones_like(sample)
@@ -151,13 +133,7 @@ def quantities_of(
 
 
 def is_elementwise(key: str, value: Any, shape: Sequence[int]) -> bool:
-    """Return whether what an optimizer keeps has a number for each element of a tensor.
-
-    Args:
-        key: name in the optimizer's state.
-        value: value in the state.
-        shape: shape of the parameter, or of the tensor of a segment.
-    """
+    """Return whether what an optimizer keeps has a number for each element of a tensor."""
     tensor = isinstance(value, torch.Tensor) and value.shape == tuple(shape)
     return tensor and key not in _SINGLE
 

@@ -18,19 +18,7 @@ _Entry = dict[str, Any]
 
 
 class SegmentSteps:
-    """An optimizer like the user's, with segments in place of parameters.
-
-    Args:
-        optimizer: optimizer of the user.
-        buckets: buckets of its parameters, in which owners have the reduced gradients.
-        owned: segments of this rank, by index of their parameters.
-        tensors: weights of the segments, 1-d, by index of their parameters.
-
-    Attributes:
-        owned: segments of this rank, by index of their parameters.
-        groups: number of the parameter group of each segment, by index of its parameter.
-        state: state of each segment that has one, by index of its parameter.
-    """
+    """An optimizer like the user's, with segments in place of parameters."""
 
     def __init__(
         self,
@@ -74,12 +62,7 @@ class SegmentSteps:
         return elements[segment.first : segment.first + segment.count]
 
     def gradient(self, index: int, kept: bool = True) -> torch.Tensor:
-        """Return the reduced gradient of a segment.
-
-        Args:
-            index: index of its parameter.
-            kept: whether it may be another one, because the program has replaced it.
-        """
+        """Return the reduced gradient of a segment."""
         outside = kept and not self._buckets.views.holds(index)
         return self._part(index) if outside else self._reduced(index)
 
@@ -94,12 +77,7 @@ class SegmentSteps:
         return found
 
     def step(self, left: Collection[int] = (), kept: bool = True) -> None:
-        """Step on the segments of the parameters that are used.
-
-        Args:
-            left: indices of parameters that are stepped on otherwise.
-            kept: as for gradient().
-        """
+        """Step on the segments of the parameters that are used."""
         take_settings(self._inner, self._optimizer.param_groups)
         state = self._inner.state
         used = [index for index in self.used if index not in left]

@@ -19,16 +19,7 @@ __all__ = ["SharedState"]
 
 
 class SharedState:
-    """State that is either in memory which all ranks of the node can read, or with the user.
-
-    Args:
-        optimizer: optimizer of the user.
-        buckets: buckets of its parameters.
-        slices: slices of the buckets.
-
-    Attributes:
-        memory: memory of the state; None until it is allocated.
-    """
+    """State that is either in memory which all ranks of the node can read, or with the user."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
@@ -46,11 +37,7 @@ class SharedState:
         return self.memory is None or self._given or loaded
 
     def allocate(self, segments: Sequence[Sequence[Segment]]) -> None:
-        """Allocate memory for what the optimizer keeps (collective).
-
-        Args:
-            segments: segments of each owner.
-        """
+        """Allocate memory for what the optimizer keeps (collective)."""
         quantities = self._quantities()
         self.memory = StateMemory(self._buckets.plan.specs, segments, quantities)
         name = f"of the optimizer of {self._buckets.reducer.name}"
@@ -80,11 +67,7 @@ class SharedState:
         return [found.get(index, {}) for index in range(len(self._parameters))]
 
     def take(self, steps: SegmentSteps) -> None:
-        """Move the state from the user's optimizer into the memory (local).
-
-        Args:
-            steps: steps on the segments of this rank.
-        """
+        """Move the state from the user's optimizer into the memory (local)."""
         assert self.memory is not None
         self.memory.clear()
         parts = {}

@@ -25,16 +25,7 @@ _logger = logging.getLogger("hvdtrain")
 
 
 class SharedSteps:
-    """Steps of an optimizer on gradients of which each rank has the slices that it owns.
-
-    Args:
-        optimizer: optimizer of the user.
-        exchanged: its exchange, with the setting `sharded`.
-
-    Attributes:
-        kept: whether the program has asked for the gradients of all ranks, so that step() leaves
-            them; otherwise step() removes them, because only their owners have the results.
-    """
+    """Steps of an optimizer on gradients of which each rank has the slices that it owns."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, exchanged: Exchanged) -> None:
         check_elementwise(optimizer)
@@ -81,12 +72,7 @@ class SharedSteps:
             self._update = SharedUpdate(self._optimizer, buckets, slices)
 
     def reduce(self) -> None:
-        """Reduce all gradients, each to its owner (collective).
-
-        Raises:
-            RuntimeError: the program has changed a gradient that is not reduced, or the optimizer's
-                parameters.
-        """
+        """Reduce all gradients, each to its owner (collective)."""
         count = len(parameters_of(self._optimizer))
         if self.active and count != self._count:
             raise RuntimeError(
@@ -109,11 +95,7 @@ class SharedSteps:
         self.kept = True
 
     def step(self) -> None:
-        """Take a step on the reduced gradients (collective).
-
-        Raises:
-            RuntimeError: the program has changed one of which this rank has its slice alone.
-        """
+        """Take a step on the reduced gradients (collective)."""
         assert self._update is not None
         if self._scaled and not self.kept:
             self.gradients.check_unchanged()
@@ -142,9 +124,6 @@ class SharedSteps:
         """Move the state into the user's optimizer, until the next step.
 
         Local; collective without shared memory.
-
-        Raises:
-            RuntimeError: gradients of the next step have arrived, and other ranks may take it.
         """
         if self._update is not None and self._update.shared and not self._update.given:
             self._check_between_steps()
@@ -159,24 +138,13 @@ class SharedSteps:
             )
 
     def consolidate(self, to: int) -> None:
-        """Bring the whole state to one member, so that its state_dict() is local (collective).
-
-        Args:
-            to: number of the member among the ranks that take part.
-
-        Raises:
-            RuntimeError: gradients of the next step have arrived.
-        """
+        """Bring the whole state to one member, so that its state_dict() is local (collective)."""
         if isinstance(self._update, ScatteredUpdate):
             self._check_between_steps()
             self._update.consolidate(to)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state of the optimizer (local; collective without shared memory).
-
-        Raises:
-            RuntimeError: gradients of the next step have arrived, and other ranks may take it.
-        """
+        """Return the whole state of the optimizer (local; collective without shared memory)."""
         update = self._update
         if update is None or not update.shared or update.given:
             return self._optimizer.state_dict()
@@ -219,11 +187,7 @@ class SharedSteps:
         self.gradients.note_results()
 
     def check_whole(self) -> None:
-        """Check that a loss scaler finds the gradients of all ranks (local).
-
-        Raises:
-            RuntimeError: it would find those of this rank alone.
-        """
+        """Check that a loss scaler finds the gradients of all ranks (local)."""
         if self.active and (self.gradients.open or not self.gradients.whole):
             raise RuntimeError(
                 "sharded=True: between backward() and step() gradients are those of this rank "

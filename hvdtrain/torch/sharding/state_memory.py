@@ -19,12 +19,7 @@ _Entry = dict[str, Any]
 
 
 def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
-    """Return the elements in the order in which the parameter has them in memory, 1-d.
-
-    Args:
-        tensor: tensor of the parameter's shape; the result is a view of it if strides are equal.
-        spec: specification of the parameter.
-    """
+    """Return the elements in the order in which the parameter has them in memory, 1-d."""
     if tuple(tensor.stride()) != spec.strides:
         whole = torch.empty_strided(
             spec.shape, spec.strides, dtype=tensor.dtype, device=tensor.device
@@ -34,17 +29,7 @@ def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
 
 
 class StateMemory:
-    """The state of all segments of a node.
-
-    Args:
-        specs: parameters of the plan.
-        segments: segments of each owner.
-        quantities: what the optimizer keeps for each parameter.
-
-    Attributes:
-        quantities: what the optimizer keeps for each parameter.
-        nbytes: size of the memory that each rank needs.
-    """
+    """The state of all segments of a node."""
 
     def __init__(
         self,
@@ -61,7 +46,6 @@ class StateMemory:
 
         Args:
             memories: [nbytes] uint8 of each rank of the node.
-            number: number of this rank on its node.
         """
         self._memories, self._number = memories, number
         self._owned = self._segments[number] if number < len(self._segments) else ()
@@ -87,12 +71,7 @@ class StateMemory:
         return slot if quantity.elementwise else slot.view(())
 
     def keep(self, index: int, entry: _Entry) -> None:
-        """Move the state of one of this rank's segments into the memory.
-
-        Args:
-            index: index of the parameter.
-            entry: state of the segment, in which tensors are replaced by those in the memory.
-        """
+        """Move the state of one of this rank's segments into the memory."""
         for name, value in entry.items():
             slot = self._slots.get((index, name))
             if value is None:  # as a checkpoint may have it
@@ -115,15 +94,7 @@ class StateMemory:
         return {name: self._slots[index, name] for name in names}
 
     def begin(self, index: int, entry: _Entry) -> bool:
-        """Complete the state of one of this rank's segments with zeros in the memory.
-
-        Args:
-            index: index of the parameter.
-            entry: state of the segment so far.
-
-        Returns:
-            Whether anything was missing.
-        """
+        """Complete the state of one of this rank's segments with zeros in the memory."""
         missing = [name for name in self.quantities[index] if entry.get(name) is None]
         for name in missing:
             entry[name] = self._slots[index, name].zero_()
@@ -131,12 +102,7 @@ class StateMemory:
         return bool(missing)
 
     def cut(self, segment: Segment, entry: Mapping[str, Any]) -> _Entry:
-        """Return the part of a parameter's state that belongs to a segment.
-
-        Args:
-            segment: segment of the parameter.
-            entry: state of the whole parameter.
-        """
+        """Return the part of a parameter's state that belongs to a segment."""
         spec, quantities = self._specs[segment.parameter], self.quantities[segment.parameter]
         part = dict(entry)
         for name, value in entry.items():

@@ -33,14 +33,6 @@ class SharedUpdate:
 
     Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their
     buckets until the step, which sums them in the same pass.
-
-    Args:
-        optimizer: optimizer of the user.
-        buckets: buckets of its parameters, with a ShardedExchange.
-        slices: slices of the buckets.
-
-    Attributes:
-        buckets: buckets of the parameters.
     """
 
     def __init__(
@@ -92,12 +84,7 @@ class SharedUpdate:
         self._state.discard()
 
     def step(self, kept: bool) -> None:
-        """Update the weights of all ranks with the gradients of the owners (collective).
-
-        Args:
-            kept: whether all ranks have the reduced gradients, so that the program may have
-                replaced some.
-        """
+        """Update the weights of all ranks with the gradients of the owners (collective)."""
         fused = self._prepare()
         if fused is None or (self._factor != 1.0 and not fused.takes_all):
             self.settle()  # what the kernel does not take is scaled, too
@@ -120,11 +107,7 @@ class SharedUpdate:
         return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
 
     def _prepare(self) -> FusedUpdate | None:
-        """Follow a new plan, new settings of the optimizer, and what the program has given it.
-
-        Returns:
-            The update that sums and steps in one pass; None if the settings do not allow it.
-        """
+        """Follow a new plan, new settings of the optimizer, and what the program has given it."""
         if self._plan is not self.buckets.plan:
             self._state.give_back()
             self._plan, self._state.memory = self.buckets.plan, None
@@ -166,11 +149,7 @@ class SharedUpdate:
         return self._steps.gradients()
 
     def norm(self, kind: float) -> torch.Tensor:
-        """Return the norm of all reduced gradients together, float64 [] (collective).
-
-        Args:
-            kind: 2 for the Euclidean norm, inf for the largest absolute value, or another p.
-        """
+        """Return the norm of all reduced gradients together, float64 [] (collective)."""
         largest = math.isinf(kind)
         total = np.array([self._power_sum(kind)])
         op = ReduceOp.MAX if largest else ReduceOp.SUM

@@ -24,16 +24,6 @@ class WeightMemory:
     """The weights of this rank in shared memory, and those of the others as accessed here.
 
     Each rank has its own copy of all weights. `p.data` becomes a view of the memory.
-
-    Args:
-        parameters: parameters of the plan.
-        specs: specifications of the parameters.
-        slices: slices of the channel's communicator.
-        channel: channel of the plan.
-        name: name of the plan.
-
-    Raises:
-        UnsupportedError: a parameter shares its memory with another tensor.
     """
 
     def __init__(
@@ -68,11 +58,7 @@ class WeightMemory:
         self.follow()
 
     def follow(self) -> None:
-        """Move weights into the memory whose parameter has another one, with their values (local).
-
-        Raises:
-            UnsupportedError: the parameter has another shape, type or device.
-        """
+        """Move weights into the memory whose parameter has another one, with their values (local)."""
         for parameter, own, spec in zip(self._parameters, self._own, self._specs, strict=True):
             if parameter.data_ptr() == own.pointer or not spec.count:
                 continue

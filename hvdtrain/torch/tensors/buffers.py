@@ -30,11 +30,7 @@ _WIRE_TYPES = {
 
 
 def require_tensors(values: Iterable[object]) -> None:
-    """Check that all values are tensors, not numbers, lists or numpy arrays.
-
-    Raises:
-        TypeError: one of them is not a tensor.
-    """
+    """Check that all values are tensors, not numbers, lists or numpy arrays."""
     for value in values:
         if not isinstance(value, torch.Tensor):
             raise TypeError(
@@ -43,11 +39,7 @@ def require_tensors(values: Iterable[object]) -> None:
 
 
 def dtype_of(tensor: torch.Tensor) -> DType:
-    """Return the element type of a tensor.
-
-    Raises:
-        TypeError: the dtype has no counterpart in DType (quantised types, for example).
-    """
+    """Return the element type of a tensor."""
     try:
         return _DTYPES[tensor.dtype]
     except KeyError:
@@ -60,12 +52,7 @@ def is_communicated(dtype: torch.dtype) -> bool:
 
 
 def as_buffer(tensor: torch.Tensor) -> Buffer:
-    """Return a buffer over the memory of a contiguous tensor, which the buffer keeps alive.
-
-    Raises:
-        ValueError: the tensor is not contiguous.
-        TypeError: the dtype has no counterpart in DType.
-    """
+    """Return a buffer over the memory of a contiguous tensor, which the buffer keeps alive."""
     dtype = dtype_of(tensor)
     if tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad:  # the usual case
         return Buffer(tensor.data_ptr(), dtype, tensor.numel(), "cpu", tensor)
@@ -84,11 +71,7 @@ def from_buffer(buffer: Buffer) -> torch.Tensor:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Check that a tensor is not sparse.
-
-    Raises:
-        ValueError: the tensor is sparse.
-    """
+    """Check that a tensor is not sparse."""
     if tensor.layout != torch.strided:
         raise ValueError(
             "a sparse tensor cannot be communicated as it is: use sparse_allreduce_async(), or "
@@ -97,15 +80,7 @@ def require_dense(tensor: torch.Tensor) -> None:
 
 
 def contiguous_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a contiguous copy on the same device.
-
-    Args:
-        tensor: dense tensor of any strides.
-        dtype: dtype of the copy; by default that of the tensor.
-
-    Raises:
-        ValueError: the tensor is sparse.
-    """
+    """Return a contiguous copy on the same device."""
     require_dense(tensor)
     return tensor.detach().to(
         dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format

@@ -18,16 +18,7 @@ __all__ = ["page_lock", "pin_device"]
 
 
 def pin_device(topology: Topology, wish: DeviceWish) -> torch.device:
-    """Make this rank's GPU the current device, or return the CPU (local).
-
-    Args:
-        topology: location of this rank.
-        wish: requested device.
-
-    Raises:
-        UsageError: CUDA was requested but is not available, or there are fewer GPUs than local
-            ranks.
-    """
+    """Make this rank's GPU the current device, or return the CPU (local)."""
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wish.kind == "cpu" or (wish.kind == "auto" and visible == 0):
         return torch.device("cpu")
@@ -43,10 +34,6 @@ def page_lock(memory: Elements, channel: Channel) -> None:
 
     Where the system refuses, copies still work, but the host waits for each of them. The memory is
     unlocked before the channel is closed.
-
-    Args:
-        memory: 1-d host memory of any dtype, not empty.
-        channel: channel whose engine allocated the memory and frees it.
     """
     buffer = Buffer.of(memory)
     runtime: Any = torch.cuda.cudart()

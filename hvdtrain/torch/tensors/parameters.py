@@ -22,15 +22,7 @@ def rate_of(optimizer: torch.optim.Optimizer) -> float | None:
 
 
 def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.Parameter]) -> None:
-    """Check that the gradients of all trainable parameters are reduced.
-
-    Args:
-        optimizer: optimizer whose parameters are checked.
-        reduced: parameters whose gradients are reduced.
-
-    Raises:
-        RuntimeError: a parameter requires a gradient and is not one of `reduced`.
-    """
+    """Check that the gradients of all trainable parameters are reduced."""
     hooked = {id(parameter) for parameter in reduced}
     for number, parameter in enumerate(parameters_of(optimizer)):
         if parameter.requires_grad and id(parameter) not in hooked:
@@ -45,15 +37,7 @@ def name_parameters(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
 ) -> dict[int, str]:
-    """Return the names of the optimizer's parameters, by id(parameter).
-
-    Args:
-        optimizer: optimizer whose parameters are named.
-        named_parameters: `model.named_parameters()`; None to number the parameters.
-
-    Raises:
-        ValueError: a name is used twice, or a parameter has none.
-    """
+    """Return the names of the optimizer's parameters, by id(parameter)."""
     parameters = parameters_of(optimizer)
     if named_parameters is None:
         return {id(p): f"allreduce.noname.{number}" for number, p in enumerate(parameters)}

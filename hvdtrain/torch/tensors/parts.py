@@ -24,11 +24,7 @@ _WITHOUT_PICKLE = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def require_values(tensor: torch.Tensor, subject: str) -> None:
-    """Check that a tensor has elements (local).
-
-    Raises:
-        UnsupportedError: it is that of a lazy module, or on the meta device.
-    """
+    """Check that a tensor has elements (local)."""
     if is_lazy(tensor):
         raise UnsupportedError(
             f"{subject} has no values yet, because its module is lazy: run one batch through the "
@@ -42,11 +38,7 @@ def require_values(tensor: torch.Tensor, subject: str) -> None:
 
 
 def describe_tensor(tensor: torch.Tensor, subject: str) -> str:
-    """Return what must be equal in tensors that overwrite each other (local).
-
-    Raises:
-        UnsupportedError: the tensor has no values, or cannot be overwritten in place.
-    """
+    """Return what must be equal in tensors that overwrite each other (local)."""
     require_values(tensor, subject)
     wrapped = is_traceable_wrapper_subclass(tensor)
     if wrapped or tensor.layout not in _LAYOUTS or tensor.is_nested:

@@ -26,24 +26,14 @@ __all__ = ["Route", "StagingRoute", "order", "route_of"]
 
 
 class Route:
-    """Passes tensors to an engine that supports memory of their device.
-
-    Args:
-        streams: order of work on the device.
-        halves: whether half types are reduced in their own dtype.
-    """
+    """Passes tensors to an engine that supports memory of their device."""
 
     def __init__(self, streams: Streams, halves: bool) -> None:
         self.streams = streams
         self._halves = halves
 
     def wire_type(self, dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
-        """Return the dtype in which tensors of a dtype are reduced; for Adasum at least float32.
-
-        Args:
-            dtype: dtype of the tensors.
-            op: reduction.
-        """
+        """Return the dtype in which tensors of a dtype are reduced; for Adasum at least float32."""
         if self._halves and dtype.is_floating_point and op is not ReduceOp.ADASUM:
             return dtype
         return wire_type(dtype)
@@ -53,22 +43,12 @@ class Route:
         return is_plain(tensor)
 
     def reduces(self, tensor: torch.Tensor, op: ReduceOp) -> bool:
-        """Return whether the engine can reduce a tensor in its own memory and dtype.
-
-        Args:
-            tensor: tensor to reduce.
-            op: reduction.
-        """
+        """Return whether the engine can reduce a tensor in its own memory and dtype."""
         dtype = tensor.dtype
         return self.wire_type(dtype, op) is dtype and self.takes(tensor)
 
     def sent(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a contiguous tensor for the engine to read, the given one if possible.
-
-        Args:
-            tensor: tensor to send.
-            dtype: required dtype; by default that of the tensor.
-        """
+        """Return a contiguous tensor for the engine to read, the given one if possible."""
         if (dtype is None or dtype == tensor.dtype) and self.takes(tensor):
             return self.own(tensor)
         return self.copied(tensor, dtype)
@@ -85,57 +65,29 @@ class Route:
         return result
 
     def copied(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a contiguous copy for the engine to read and write.
-
-        Args:
-            tensor: dense tensor of any strides.
-            dtype: dtype of the copy; by default that of the tensor.
-
-        Raises:
-            ValueError: the tensor is sparse.
-        """
+        """Return a contiguous copy for the engine to read and write."""
         copy = contiguous_copy(tensor, dtype)
         self.streams.keep(copy)
         return copy
 
     def returned(self, copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the contents of a copy with the dtype and device of the original.
-
-        Args:
-            copy: result of `copied`.
-            tensor: original.
-        """
+        """Return the contents of a copy with the dtype and device of the original."""
         return copy.to(tensor.dtype)
 
     def write_back(self, copy: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor with the copy that was made from it.
-
-        Args:
-            copy: result of `copied`.
-            tensor: original.
-        """
+        """Overwrite a tensor with the copy that was made from it."""
         with torch.no_grad():
             tensor.copy_(copy)
 
     def received(self, buffer: Buffer, tensor: torch.Tensor) -> torch.Tensor:
-        """Return memory that the operation allocated, as a 1-d tensor.
-
-        Args:
-            buffer: memory on the route's device, or the host's if the route stages.
-            tensor: tensor whose dtype and device the result gets.
-        """
+        """Return memory that the operation allocated, as a 1-d tensor."""
         made = from_buffer(buffer)
         self.streams.hand_over(made)
         return made.to(tensor.dtype)
 
 
 class StagingRoute(Route):
-    """Copies a device's tensors through host memory, for an engine that supports no other.
-
-    Args:
-        streams: order of the copies.
-        pinned: whether the host memory is page-locked.
-    """
+    """Copies a device's tensors through host memory, for an engine that supports no other."""
 
     def __init__(self, streams: Streams, pinned: bool) -> None:
         super().__init__(streams, halves=False)
@@ -174,15 +126,7 @@ _HOST_ROUTE = Route(HOST, halves=False)
 
 
 def route_of(channel: Channel, tensor: torch.Tensor) -> Route:
-    """Return the route of a tensor to a channel's engine.
-
-    Args:
-        channel: channel of the operation.
-        tensor: tensor to send or receive.
-
-    Raises:
-        UnsupportedError: the tensor's device is capturing a graph.
-    """
+    """Return the route of a tensor to a channel's engine."""
     if tensor.is_cpu:
         return _HOST_ROUTE
     device = tensor.device
@@ -204,12 +148,7 @@ def _make(channel: Channel, device: torch.device) -> Route:
 
 
 def order(submitted: Submission, routes: Sequence[Route]) -> Submission:
-    """Make an operation wait for the work that the calling thread has enqueued on its devices.
-
-    Args:
-        submitted: operation on tensors of these routes.
-        routes: route of each tensor.
-    """
+    """Make an operation wait for the work that the calling thread has enqueued on its devices."""
     found = [route.streams for route in routes if route.streams is not HOST]
     if found:
         streams = list(dict.fromkeys(found))

@@ -44,12 +44,7 @@ class DeviceApi(Protocol):
         """Return whether the calling thread's current stream is capturing a graph."""
 
     def record(self, memory: object, stream: Stream) -> None:
-        """Keep a tensor's memory from being reused until a stream has finished its work so far.
-
-        Args:
-            memory: tensor on the device.
-            stream: stream that uses it.
-        """
+        """Keep a tensor's memory from being reused until a stream has finished its work so far."""
 
 
 class _Module(Protocol):
@@ -66,11 +61,7 @@ class _Module(Protocol):
 
 
 class TorchDevice:
-    """A PyTorch device that has streams.
-
-    Args:
-        device: device with its index.
-    """
+    """A PyTorch device that has streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -109,11 +100,7 @@ class TorchDevice:
 
 
 class _DeviceStreams(Streams):
-    """What both subclasses share: events on the program's streams.
-
-    Args:
-        api: operations on the device.
-    """
+    """What both subclasses share: events on the program's streams."""
 
     def __init__(self, api: DeviceApi) -> None:
         self._api = api
@@ -217,10 +204,6 @@ def streams_of(device: torch.device | str, capabilities: Capabilities) -> Stream
 
     A device without streams completes work before a call returns, or before its memory is copied
     to the host.
-
-    Args:
-        device: device of the program's tensors.
-        capabilities: capabilities of the channel's communicator.
     """
     device = torch.device(device)
     module = getattr(torch, device.type, None)

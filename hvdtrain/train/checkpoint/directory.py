@@ -26,13 +26,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint and its content.
-
-    Attributes:
-        path: file of the newest good checkpoint; None if there is none.
-        content: its content.
-        bad: message about each newer file that is damaged.
-    """
+    """A checkpoint and its content."""
 
     path: Path | None = None
     content: dict[str, Any] = field(default_factory=dict)
@@ -40,36 +34,19 @@ class LoadedCheckpoint:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run except the best, newest first; none if there is no directory.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Return the checkpoints of a run except the best, newest first; none if there is no directory."""
     return [path for path, name in _files(directory) if name.kind == CHECKPOINT]
 
 
 def best_file(directory: Path) -> Path | None:
-    """Return the best checkpoint of a run, or None.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Return the best checkpoint of a run, or None."""
     return next((path for path, name in _files(directory) if name.kind == BEST), None)
 
 
 def newest_good(
     directory: Path, library: TensorLibrary, later_than: tuple[int, int] = NO_POSITION
 ) -> LoadedCheckpoint:
-    """Read the newest checkpoint that is not damaged, which may be the best one (rank 0 only).
-
-    Args:
-        directory: directory of the run.
-        library: library that its tensors are read as.
-        later_than: epochs and samples; only checkpoints after them count.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Read the newest checkpoint that is not damaged, which may be the best one (rank 0 only)."""
     found = LoadedCheckpoint()
     for path, name in _files(directory):
         if name.position <= later_than:
@@ -82,11 +59,7 @@ def newest_good(
 
 
 def mark_best(path: Path) -> Path:
-    """Give a checkpoint the name of the best one as well, and remove the best one before it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Give a checkpoint the name of the best one as well, and remove the best one before it."""
     name = CheckpointName.of(path)
     assert name is not None
     best = path.with_name(str(replace(name, kind=BEST)))
@@ -109,13 +82,6 @@ def remove_old(written: Path, keep: int) -> None:
 
     Checkpoints later than the new one are removed as well: they were damaged, and the run was
     resumed from one before them.
-
-    Args:
-        written: the new checkpoint, which stays.
-        keep: number of checkpoints that stay, including the new one; the best one also stays.
-
-    Raises:
-        OSError: one cannot be removed.
     """
     name = CheckpointName.of(written)
     assert name is not None

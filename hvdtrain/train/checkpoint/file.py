@@ -23,23 +23,7 @@ _ABOUT, _VERSION = "hvdtrain", 1
 def write_checkpoint(
     directory: Path, epoch: int, samples: int, content: Mapping[str, Any], library: TensorLibrary
 ) -> Path:
-    """Write a checkpoint and flush it to the disk; if it fails, no part of it stays (local).
-
-    Args:
-        directory: directory of the run.
-        epoch: epochs done.
-        samples: samples done of the next epoch.
-        content: tensors, numbers, strings, and lists and dicts of them; "model" holds tensors by
-            name, and "epoch" is a number.
-        library: library of the tensors.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        OSError: it cannot be written.
-        TypeError: the content holds something else.
-    """
+    """Write a checkpoint and flush it to the disk; if it fails, no part of it stays (local)."""
     tensors, skeleton = flatten(content)
     about = json.dumps({"version": _VERSION, "content": skeleton}, allow_nan=False)
     with unfinished_file(directory) as file:
@@ -50,16 +34,7 @@ def write_checkpoint(
 
 
 def load_checkpoint(path: Path, library: TensorLibrary) -> dict[str, Any]:
-    """Read a checkpoint into CPU memory; no code in it is run (rank 0 only).
-
-    Args:
-        path: file of the checkpoint; if it was renamed, only its structure is verified, because
-            its name no longer holds the digest.
-        library: library that the tensors are read as.
-
-    Raises:
-        UsageError: it is missing, unreadable, damaged, or not a checkpoint; the message names it.
-    """
+    """Read a checkpoint into CPU memory; no code in it is run (rank 0 only)."""
     try:
         if path.is_dir():
             raise UsageError(

@@ -26,14 +26,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """The name of a checkpoint file, parsed.
-
-    Attributes:
-        kind: CHECKPOINT or BEST.
-        epoch: epochs done.
-        samples: samples done of the next epoch.
-        digest: start of the SHA-256 of the file.
-    """
+    """The name of a checkpoint file, parsed."""
 
     kind: str
     epoch: int

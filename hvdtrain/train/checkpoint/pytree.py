@@ -22,33 +22,13 @@ _RESERVED = "__metadata__"
 
 
 def flatten(content: Any) -> tuple[dict[str, Any], Any]:
-    """Separate content into its tensors and a skeleton.
-
-    Args:
-        content: dicts with strings or integers as keys, lists, tuples, numbers, strings, None, and
-            tensors of torch or numpy. Scalars of numpy become Python's.
-
-    Returns:
-        The tensors, by names made of the keys that lead to them ("model/0.weight"), and the
-        skeleton.
-
-    Raises:
-        TypeError: the content holds something else; the message says where.
-    """
+    """Separate content into its tensors and a skeleton."""
     tensors: dict[str, Any] = {}
     return tensors, _flatten(content, (), tensors)
 
 
 def unflatten(skeleton: Any, tensors: Mapping[str, Any]) -> Any:
-    """Rebuild the content that flatten() has separated.
-
-    Args:
-        skeleton: skeleton of the content.
-        tensors: its tensors by name.
-
-    Raises:
-        ValueError, KeyError, TypeError: they do not belong together.
-    """
+    """Rebuild the content that flatten() has separated."""
     if isinstance(skeleton, list):
         return [unflatten(item, tensors) for item in skeleton]
     if not isinstance(skeleton, dict):

@@ -28,11 +28,7 @@ class Snapshot(Protocol):
 
 
 class Checkpointable(Protocol):
-    """State that can be saved.
-
-    Attributes:
-        tensor_library: library of its tensors.
-    """
+    """State that can be saved."""
 
     tensor_library: TensorLibrary
 
@@ -44,16 +40,6 @@ class Saver:
     """Writes checkpoints in the background, one after the other (rank 0 only).
 
     As a context manager it waits at the end for the checkpoint being written.
-
-    Args:
-        directory: existing directory of the run.
-        keep: number of checkpoints that stay, besides the best one.
-
-    Attributes:
-        newest: last checkpoint that was written completely; None before the first.
-
-    Raises:
-        ValueError: keep is less than 1.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -83,16 +69,6 @@ class Saver:
         """Start writing a checkpoint of the current state (local).
 
         It first waits for an earlier one that is still being written, because it reuses its memory.
-
-        Args:
-            epoch: epochs done.
-            samples: samples done of the next epoch.
-            state: state to take a snapshot of.
-            about: further content of the checkpoint, including "epoch".
-            best: whether it is the best one so far.
-
-        Raises:
-            TypeError: an earlier one held something that a checkpoint cannot hold.
         """
         self.wait()
         content, snapshot = copy.deepcopy(dict(about)), state.snapshot()
@@ -111,11 +87,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the checkpoint being written (local); problems() returns a failure.
-
-        Raises:
-            TypeError: it held something that a checkpoint cannot hold.
-        """
+        """Wait for the checkpoint being written (local); problems() returns a failure."""
         self._join()
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -132,11 +104,7 @@ class Saver:
         return found
 
     def finish(self) -> Path | None:
-        """Wait for the checkpoint being written, and return the newest one (local).
-
-        Raises:
-            UsageError: the last one could not be written.
-        """
+        """Wait for the checkpoint being written, and return the newest one (local)."""
         self.wait()
         if self._problem:
             raise UsageError(self._problem)

@@ -55,14 +55,6 @@ def write(file: BinaryIO, tensors: Mapping[str, Any], metadata: Mapping[str, str
 
     safetensors' own writer (0.8) releases the GIL and copies nothing, as this does, but it takes no
     open file and returns no digest: what it has written would have to be read again.
-
-    Args:
-        file: open file to write to.
-        tensors: tensors by name.
-        metadata: texts by name.
-
-    Raises:
-        TypeError: a tensor has a type that the format does not support.
     """
     # Larger elements first, so that each tensor is aligned for its type.
     names = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
@@ -82,16 +74,7 @@ def write(file: BinaryIO, tensors: Mapping[str, Any], metadata: Mapping[str, str
 
 
 def read(path: Path, library: TensorLibrary) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tensors, in CPU memory of their own, and the metadata.
-
-    Args:
-        path: file to read.
-        library: library that the tensors are read as.
-
-    Raises:
-        OSError, SafetensorError: the file cannot be read, or is malformed.
-        ModuleNotFoundError: safetensors is not installed.
-    """
+    """Return the tensors, in CPU memory of their own, and the metadata."""
     from safetensors import safe_open
 
     with safe_open(path, framework=library) as file:

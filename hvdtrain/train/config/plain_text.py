@@ -46,15 +46,7 @@ _READERS: Mapping[Any, Callable[[str], Any]] = {
 
 
 def read_text(kind: Any, text: str) -> Any:
-    """Return the value of a type that a text represents.
-
-    Args:
-        kind: bool, int, float, str or Path.
-        text: text to parse.
-
-    Raises:
-        ValueError: the text represents no such value.
-    """
+    """Return the value of a type that a text represents."""
     return _READERS[kind](text)
 
 
@@ -65,10 +57,5 @@ def shorten(value: Any) -> str:
 
 
 def counted(number: float, noun: str) -> str:
-    """Return a number with a noun that goes with it: "1 epoch", "2 epochs", "0.5 epochs".
-
-    Args:
-        number: number, which is rounded to five decimals.
-        noun: noun in the singular, whose plural ends in s.
-    """
+    """Return a number with a noun that goes with it: "1 epoch", "2 epochs", "0.5 epochs"."""
     return f"{round(number, 5):.15g} {noun}{'' if number == 1 else 's'}"

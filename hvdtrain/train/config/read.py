@@ -26,27 +26,14 @@ _TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in _NAMES)
 
 
 def resolve(given: Mapping[str, Any], config: Path | None) -> TrainOptions:
-    """Return the options: given ones override the file, and the file overrides the defaults.
-
-    Args:
-        given: options of the command line by name; recipe arguments override one by one.
-        config: file with options, or None.
-
-    Raises:
-        UsageError: the file cannot be used, or an option is invalid.
-    """
+    """Return the options: given ones override the file, and the file overrides the defaults."""
     values = {} if config is None else read_config(config)
     arguments = {**values.get("set", {}), **given.get("set", {})}
     return TrainOptions(**{**values, **given, "set": arguments})
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the options in a file by name.
-
-    Raises:
-        UsageError: the file is missing or not YAML, or holds an unknown option or an invalid value;
-            the message names the line.
-    """
+    """Return the options in a file by name."""
     values: dict[str, Any] = {}
     for name, entry in _entries(_root(path), str(path)):
         option = _BY_NAME.get(name)
@@ -60,12 +47,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """One `key: value`.
-
-    Attributes:
-        where: file and line.
-        node: PyYAML's node of the value.
-    """
+    """One `key: value`."""
 
     where: str
     node: Any
@@ -102,11 +84,7 @@ def _root(path: Path) -> Any:
 
 
 def _entries(mapping: Any, path: str) -> Iterator[tuple[str, _Entry]]:
-    """Yield the entries of a mapping by name, with `_` for `-`.
-
-    Raises:
-        UsageError: a key is not a word, or occurs twice.
-    """
+    """Yield the entries of a mapping by name, with `_` for `-`."""
     seen: dict[str, int] = {}
     for key, node in mapping.value:
         line = key.start_mark.line + 1

@@ -32,10 +32,7 @@ class HeartbeatReport:
     """The result of one exchange.
 
     Attributes:
-        seconds: seconds since the exchange before, on this rank.
-        steps: number of steps since then.
         blocked: seconds in which each rank waited for communication, [N].
-        resources: ResourceUsage of each rank, in the order of its fields, [N, fields].
     """
 
     seconds: float
@@ -48,16 +45,7 @@ class Heartbeat:
     """Exchanges a few numbers between ranks after the same steps, about twice a second.
 
     Args:
-        world: the ranks.
-        signals: signals to this rank.
         timers: seconds of rank 0's clock after which something is due, by name.
-
-    Attributes:
-        stop_rank: first rank that was asked to stop; None as long as no rank was.
-        leaving: ranks that were asked to leave, while the others go on.
-        joins: whether another rank can join.
-        due: timers that have expired, the same on all ranks, until done() is called.
-        report: result of the last exchange; None before the first.
     """
 
     def __init__(self, world: Context, signals: StopSignals, timers: Mapping[str, float]) -> None:
@@ -88,12 +76,7 @@ class Heartbeat:
         return self.stop_rank is not None or bool(self.leaving) or self.joins
 
     def done(self, timer: str, seconds: float | None = None) -> None:
-        """Restart a timer (local).
-
-        Args:
-            timer: name of the timer; one that is not there is ignored.
-            seconds: seconds until it expires; None: as many as before. Only rank 0's count.
-        """
+        """Restart a timer (local)."""
         self.due.discard(timer)
         if timer in self._timers:
             if seconds is not None:

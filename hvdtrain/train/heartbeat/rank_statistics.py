@@ -23,9 +23,6 @@ class RankStatistics:
 
     Args:
         sent_bytes_per_step: bytes that each rank sends per step.
-
-    Attributes:
-        slowest: rank that computed longest since the last line, and its share of the time.
     """
 
     def __init__(self, sent_bytes_per_step: int) -> None:
@@ -51,13 +48,7 @@ class RankStatistics:
         self.slowest = (rank, float(compute[rank]) / self._seconds)
 
     def line(self, step: int, seconds: float, at_once: bool = False) -> dict[str, Any] | None:
-        """Return a line of ranks.jsonl and start the next one; None if too little time has passed.
-
-        Args:
-            step: number of steps done.
-            seconds: seconds since the very first start of the run.
-            at_once: whether to return a line however little time has passed.
-        """
+        """Return a line of ranks.jsonl and start the next one; None if too little time has passed."""
         if self._last is None or (self._seconds < _EVERY_SECONDS and not at_once):
             return None
         blocked = np.asarray(self._blocked)

@@ -14,13 +14,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class ResourceUsage:
-    """Resources used by one process.
-
-    Attributes:
-        cpu_percent: percent of one core since the last reading; 200 is two cores.
-        memory_bytes: resident memory, shared memory included.
-        gpu_memory_bytes: memory that torch has reserved on its GPU; None if it uses none.
-    """
+    """Resources used by one process."""
 
     cpu_percent: float
     memory_bytes: int

@@ -21,9 +21,6 @@ def stop_signals(environ: Mapping[str, str]) -> tuple[signal.Signals, ...]:
     """Return the signals that ask a rank to stop: SIGUSR1, and SIGTERM if there is time.
 
     Open MPI's mpirun leaves its ranks a second, or a quarter of one, between SIGTERM and SIGKILL.
-
-    Args:
-        environ: environment variables of the rank.
     """
     promised = promised_world(environ)
     if promised is not None and promised.launcher == OPEN_MPI:
@@ -32,12 +29,7 @@ def stop_signals(environ: Mapping[str, str]) -> tuple[signal.Signals, ...]:
 
 
 class StopSignals:
-    """Records signals to this process during a `with` block; does nothing in other threads.
-
-    Attributes:
-        asked: whether a stop signal has arrived.
-        leaves: whether this rank was asked to leave, while the others go on.
-    """
+    """Records signals to this process during a `with` block; does nothing in other threads."""
 
     def __init__(self) -> None:
         self.asked = self.leaves = False

@@ -20,13 +20,7 @@ __all__ = ["compile_model", "distributed_optimizer", "plain_optimizer", "sample_
 def plain_optimizer(
     recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
 ) -> Any:
-    """Return the optimizer of a recipe or of the options (local).
-
-    Args:
-        recipe: recipe of this rank.
-        options: options of the run.
-        schedule: learning rates of the steps.
-    """
+    """Return the optimizer of a recipe or of the options (local)."""
     if recipe.optimizer is None:
         return keras_optimizer(options, schedule)
     return recipe.optimizer(schedule)
@@ -35,16 +29,7 @@ def plain_optimizer(
 def distributed_optimizer(
     recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
 ) -> Any:
-    """Return the optimizer of a recipe or of the options, distributed and built (local).
-
-    Args:
-        recipe: recipe of this rank.
-        options: options of the run.
-        schedule: learning rates of the steps.
-
-    Raises:
-        UsageError: the exchange, or shared work, does not go with the optimizer.
-    """
+    """Return the optimizer of a recipe or of the options, distributed and built (local)."""
     plain = plain_optimizer(recipe, options, schedule)
     exchange = options.make_exchange()
     try:
@@ -69,23 +54,12 @@ def sample_scale(optimizer: Any, size: int) -> float | None:
 
     The average over ranks is the gradient of the mean, to which every rank adds the same gradient
     of the regularizers. An exchange of weights takes the gradient of a rank's own mean.
-
-    Args:
-        optimizer: result of distributed_optimizer().
-        size: number of ranks.
     """
     return None if optimizer.hvdtrain_reduction.settings.weights else float(size)
 
 
 def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:
-    """Compile the model of a run (local).
-
-    Args:
-        model: model of the recipe.
-        optimizer: result of distributed_optimizer().
-        loss: loss that sums over samples.
-        sums: metric that adds up losses.
-    """
+    """Compile the model of a run (local)."""
     model.compile(optimizer, loss, weighted_metrics=[sums])
     exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
     if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:

@@ -19,17 +19,7 @@ __all__ = ["BatchDataset", "StepCallback", "StepPlanSchedule", "counted_samples"
 
 
 class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
-    """The batches of this rank in one epoch, padded to one length and read one by one.
-
-    Args:
-        reader: reads the training samples.
-        step_plan: steps of the run.
-        batches: global batches that are left of the epoch, each the numbers of its samples.
-        rows: samples in each batch of this rank, padding included.
-        epoch: epoch, counted from 0.
-        scale: factor of the weights of samples, which are otherwise one over the number of samples
-            of all ranks in their batch; None for one over that of this rank alone.
-    """
+    """The batches of this rank in one epoch, padded to one length and read one by one."""
 
     def __init__(
         self,
@@ -78,17 +68,7 @@ def counted_samples(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 
 
 class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Seeds the random generators before each step, and asks after it whether to continue.
-
-    Args:
-        step_plan: steps of the run.
-        first: number of the first step, over all epochs.
-        note: called before each step with its number within this call of `fit`.
-        go_on: called after each step; False ends `fit` after that step.
-
-    Attributes:
-        taken: number of steps taken.
-    """
+    """Seeds the random generators before each step, and asks after it whether to continue."""
 
     def __init__(
         self,
@@ -102,23 +82,13 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.taken = 0
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
-        """Seed for this step and rank: on torch, Dropout draws from torch's own generator.
-
-        Args:
-            batch: number of the step within this call of `fit`.
-            logs: unused.
-        """
+        """Seed for this step and rank: on torch, Dropout draws from torch's own generator."""
         seed, rank = self._step_plan.options.seed, self._step_plan.topology.rank
         seed_generators(step_seed(seed, self._first + batch, rank))
         self._note(batch)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
-        """Stop `fit` after this step if `go_on` returns False.
-
-        Args:
-            batch: unused.
-            logs: unused.
-        """
+        """Stop `fit` after this step if `go_on` returns False."""
         self.taken += 1
         if not self._go_on():
             self.model.stop_training = True
@@ -127,15 +97,7 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
 class StepPlanSchedule(
     keras.optimizers.schedules.LearningRateSchedule  # type: ignore[misc]
 ):
-    """The learning rates of a step plan, as part of the compiled step.
-
-    Args:
-        step_plan: steps of the run.
-
-    Attributes:
-        ahead: number of steps that the plan is ahead of the optimizer's own count, because an
-            epoch had more or fewer steps on another number of ranks; None until it is known.
-    """
+    """The learning rates of a step plan, as part of the compiled step."""
 
     def __init__(self, step_plan: StepPlan) -> None:
         self.ahead: int | None = None

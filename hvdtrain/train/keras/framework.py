@@ -45,14 +45,7 @@ def _device_module(backend: str) -> _DeviceModule:
 
 
 class KerasFramework:
-    """Trains with `compile` and `fit` of Keras.
-
-    Args:
-        options: options of the run.
-
-    Raises:
-        UsageError: Keras already runs on another backend.
-    """
+    """Trains with `compile` and `fit` of Keras."""
 
     tensor_library: Literal["np"] = "np"
 
@@ -68,26 +61,11 @@ class KerasFramework:
         self.title = f"keras on {self._backend}"
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores (local).
-
-        Args:
-            topology: ranks and hosts of the job.
-
-        Raises:
-            UsageError: there is no such device.
-        """
+        """Pin one GPU per local rank, or take a share of the cores (local)."""
         self._device = _device_module(self._backend).prepare(topology, self._options)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it (local).
-
-        Args:
-            make_recipe: returns the recipe.
-            topology: ranks and hosts of the job.
-
-        Raises:
-            UsageError: its model or its loss is not a Keras one.
-        """
+        """Call a recipe with this rank's random generators seeded, and check it (local)."""
         return build_recipe(make_recipe, self._options, topology)
 
     def device(self) -> Device:
@@ -102,12 +80,7 @@ class KerasFramework:
         """Ignore the number of threads: the backend has decided (local)."""
 
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> KerasLoop:
-        """Prepare the optimizer and return the loop (collective with a parameter server).
-
-        Args:
-            recipe: recipe of this rank.
-            step_plan: steps of the run.
-        """
+        """Prepare the optimizer and return the loop (collective with a parameter server)."""
         server = self._options.parameter_server
         if server is not None:
             return ServedKerasLoop(recipe, step_plan, server)
@@ -124,15 +97,6 @@ def build_recipe(
 
     Rank 0's weights are broadcast. The others start from different ones, so that a broadcast that
     failed shows in the digests.
-
-    Args:
-        make_recipe: returns the recipe.
-        options: options of the run.
-        topology: ranks and hosts of the job.
-
-    Raises:
-        UsageError: its model or its loss is not a Keras one, or a metric cannot be summed over
-            ranks.
     """
     # Checkpoints identify variables by paths, which contain a count of the process's layers.
     keras.utils.clear_session(free_memory=False)

@@ -13,12 +13,7 @@ __all__ = ["prepare"]
 
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device and return it; JAX cannot be limited to a share of the cores (local).
-
-    Args:
-        topology: ranks and hosts of the job.
-        options: options of the run.
-    """
+    """Pin a device and return it; JAX cannot be limited to a share of the cores (local)."""
     index = pin_device(topology, options.device_wish)
     if options.dtype == "float64":
         jax.config.update("jax_enable_x64", True)

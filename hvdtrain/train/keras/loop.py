@@ -42,16 +42,6 @@ class KerasLoop:
     has weight 0. The other samples weigh the number of ranks over the number of samples of all
     ranks in their step, so that the average over ranks is the gradient of the mean. If ranks
     exchange weights, a rank steps on the mean of its own samples, and counts with their number.
-
-    Args:
-        recipe: model, data, loss, optimizer and metrics.
-        step_plan: steps of the run.
-
-    Attributes:
-        state: weights and optimizer, as checkpoints hold them.
-        metrics: metrics by name.
-        test_metrics: the same metrics.
-        gradient_bytes: bytes of gradients that a step reduces.
     """
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan) -> None:
@@ -84,14 +74,7 @@ class KerasLoop:
         return distributed_optimizer(self._recipe, self._step_plan.options, self._schedule)
 
     def _compile(self, loss: Any) -> float | None:
-        """Compile the model (local).
-
-        Args:
-            loss: loss that sums over samples.
-
-        Returns:
-            The factor of sample weights that BatchDataset takes.
-        """
+        """Compile the model (local)."""
         compile_model(self._model, self._optimizer, loss, self._sums)
         return sample_scale(self._optimizer, self._step_plan.topology.size)
 
@@ -152,17 +135,7 @@ class KerasLoop:
         """Ignore the plan; see bucket_plan()."""
 
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective).
-
-        Args:
-            epoch: epoch, counted from 0.
-            done: number of its samples that were used before.
-            go_on: called after each optimizer step; False, on all ranks at the same step, ends the
-                call after that step.
-
-        Returns:
-            The sums over the samples that were used, on all ranks.
-        """
+        """Train on the samples that are left of an epoch (collective)."""
         first = self._step_plan.position(epoch, done)
         batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
         counts = accumulate((len(batch) for batch in batches), initial=done)
@@ -206,11 +179,7 @@ class KerasLoop:
         return []
 
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank (collective).
-
-        Returns:
-            Values by name; empty if the recipe has no test samples.
-        """
+        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
         if self._test_reader is None:
             return {}
         samples, topology = len(self._test_reader), self._step_plan.topology
@@ -229,9 +198,6 @@ class KerasLoop:
 
         Args:
             inputs: samples, [n, ...].
-
-        Raises:
-            UsageError: the model does not accept them.
         """
         dtype = self._step_plan.options.dtype
         cast = inputs.astype(dtype) if inputs.dtype.kind == "f" else inputs

@@ -35,15 +35,7 @@ _SUMMABLE = (
 
 
 def require_adding_metrics(metrics: Mapping[str, Any]) -> None:
-    """Check that the variables of metrics can be summed over ranks (local).
-
-    Args:
-        metrics: Keras metrics by name. A metric of the user's own declares with the attribute
-            `adds_up = True` that each update adds sums over the batch to variables that start at 0.
-
-    Raises:
-        UsageError: the variables of a metric are not known to add up.
-    """
+    """Check that the variables of metrics can be summed over ranks (local)."""
     for name, metric in metrics.items():
         if not isinstance(metric, _SUMMABLE) and not getattr(metric, "adds_up", False):
             raise UsageError(
@@ -62,13 +54,6 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
     """Adds up the losses of samples with a weight, their number, and metrics of them.
 
     A sample with a weight counts once, whatever the weight is.
-
-    Args:
-        loss: loss that sums over samples.
-        metrics: Keras metrics by name.
-
-    Raises:
-        UsageError: the variables of a metric are not known to add up.
     """
 
     def __init__(self, loss: Any, metrics: Mapping[str, Any]) -> None:
@@ -114,14 +99,7 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
 
 
 class KerasMetricValue:
-    """Computes a Keras metric from the sums of its variables.
-
-    Args:
-        metric: metric whose variables add up.
-
-    Attributes:
-        higher_is_better: whether higher values are better.
-    """
+    """Computes a Keras metric from the sums of its variables."""
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric

@@ -19,12 +19,6 @@ class SampleReader:
 
     Args:
         data: Samples, or a data set with len() and [index].
-        dtype: element type of floating-point values.
-        seed: seed of the run.
-        augment: changes the input of a sample; None: inputs stay as they are.
-
-    Raises:
-        UsageError: the data set has no [index].
     """
 
     def __init__(self, data: Any, dtype: str, seed: int, augment: Any = None) -> None:
@@ -43,7 +37,6 @@ class SampleReader:
 
         Args:
             rows: int64 numbers of the samples, [n].
-            epoch: epoch, counted from 0; random changes depend on it.
         """
         if isinstance(self._data, Samples) and self._augment is None:
             inputs, targets = self._data.inputs[rows], self._data.labels[rows]

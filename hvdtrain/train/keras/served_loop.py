@@ -36,14 +36,6 @@ class ServedKerasLoop(KerasLoop):
     pulls weights before each step, and pushes the gradients after it. The recipe's own optimizer
     steps on the servers. Servers and workers hold the same model after each call of train(), with
     the weights and the optimizer state of the servers.
-
-    Args:
-        recipe: model, data, loss, optimizer and metrics.
-        step_plan: steps of the run.
-        settings: options of the parameter server.
-
-    Raises:
-        UsageError: the optimizer or the model needs whole parameters on the servers.
     """
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan, settings: ParameterServer) -> None:
@@ -155,13 +147,7 @@ class ServedKerasLoop(KerasLoop):
 
 
 class _RoundCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Pulls weights before each step of a worker, and pushes the gradients after it.
-
-    Args:
-        rounds: connection to the servers.
-        first: number of the first step, over all epochs.
-        samples: number of samples of this worker in each step.
-    """
+    """Pulls weights before each step of a worker, and pushes the gradients after it."""
 
     def __init__(
         self, rounds: ServedRounds[KerasShard], first: int, samples: Sequence[int]
@@ -171,21 +157,11 @@ class _RoundCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._is_open = False
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
-        """Overwrite the model's weights with those of the servers.
-
-        Args:
-            batch: number of the step within this call of `fit`.
-            logs: unused.
-        """
+        """Overwrite the model's weights with those of the servers."""
         self._is_open = self._rounds.pull(self._samples[batch])
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
-        """Send the gradients to the servers, unless the round was over before the step.
-
-        Args:
-            batch: number of the step within this call of `fit`.
-            logs: unused.
-        """
+        """Send the gradients to the servers, unless the round was over before the step."""
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()  # makes variables current, so that they can be read and set
         if self._is_open:

@@ -22,11 +22,7 @@ _GENERATOR = "seed_generator_state"
 
 @dataclass(frozen=True)
 class KerasSnapshot:
-    """The state at one moment.
-
-    Attributes:
-        saved: copies of its arrays, by name.
-    """
+    """The state at one moment."""
 
     saved: dict[str, Any]
 
@@ -36,12 +32,7 @@ class KerasSnapshot:
 
 
 class KerasTrainingState:
-    """A Keras model and its optimizer, which is built.
-
-    Args:
-        model: model whose weights are saved.
-        optimizer: optimizer of its trainable weights.
-    """
+    """A Keras model and its optimizer, which is built."""
 
     tensor_library: TensorLibrary = "np"
 
@@ -70,11 +61,7 @@ class KerasTrainingState:
         """Do nothing: a snapshot is complete when it is made."""
 
     def average_statistics(self, ranks: int | None = None) -> None:
-        """Average the weights that are not trained, such as running means (collective).
-
-        Args:
-            ranks: number of ranks, the first of the world, whose weights count; None: all.
-        """
+        """Average the weights that are not trained, such as running means (collective)."""
         ranks = hvd.size() if ranks is None else ranks
         for number, variable in enumerate(self._model.non_trainable_weights):
             array = keras.ops.convert_to_numpy(variable)
@@ -87,9 +74,6 @@ class KerasTrainingState:
         """Return the checksums of trained weights and optimizer variables by name (local).
 
         Others, such as the statistics of batch normalization, differ between ranks.
-
-        Args:
-            with_optimizer: False if ranks have different optimizer states.
         """
         parts = {"weight": self._model.trainable_variables}
         if with_optimizer:
@@ -109,14 +93,7 @@ class KerasTrainingState:
         self._set_counters(broadcast_object(self.counters(), name="counters"))
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot (local).
-
-        Args:
-            content: content of a snapshot.
-
-        Raises:
-            ValueError, KeyError: a variable of the optimizer is missing, or has another shape.
-        """
+        """Restore the state from the content of a snapshot (local)."""
         saved, counters = content["optimizer"], content["counters"]
         if len(counters) != len(self._generators()):
             raise ValueError(f"it has {len(counters)} random generators")
@@ -134,11 +111,7 @@ class KerasTrainingState:
         return _arrays(self._optimizer.variables)
 
     def load_optimizer(self, saved: Mapping[str, Array]) -> None:
-        """Restore the variables of the optimizer (local).
-
-        Args:
-            saved: result of optimizer_arrays().
-        """
+        """Restore the variables of the optimizer (local)."""
         for variable in self._optimizer.variables:
             variable.assign(saved[variable.path])
 

@@ -22,10 +22,6 @@ def prepare(topology: Topology, options: TrainOptions) -> Device:
     """Pin a device or take a share of the cores, and return the device (local).
 
     TensorFlow has begun where ranks were lost: the others then keep what they have.
-
-    Args:
-        topology: ranks and hosts of the job.
-        options: options of the run.
     """
     if context.current().changed and _prepared:
         return _prepared[-1]

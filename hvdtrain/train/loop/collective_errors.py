@@ -20,14 +20,7 @@ _OPTIONS = "options"
 
 
 def call_everywhere(function: Callable[[], T]) -> T:
-    """Call a function on every rank and return each rank's own result (collective).
-
-    Args:
-        function: function to call.
-
-    Raises:
-        UsageError: on every rank, the error of the first rank whose call raised one.
-    """
+    """Call a function on every rank and return each rank's own result (collective)."""
     results: list[T] = []
     problem: str | None = None
     try:
@@ -42,12 +35,7 @@ def call_everywhere(function: Callable[[], T]) -> T:
 
 @contextmanager
 def on_this_rank() -> Iterator[None]:
-    """Treat a UsageError raised in the block as this rank's alone (local).
-
-    Raises:
-        OneRankError: in place of the UsageError, if there are several ranks; uncaught, it ends the
-            job.
-    """
+    """Treat a UsageError raised in the block as this rank's alone (local)."""
     try:
         yield
     except OneRankError:
@@ -59,14 +47,7 @@ def on_this_rank() -> Iterator[None]:
 
 
 def require_same_options(options: TrainOptions) -> None:
-    """Check that all ranks were given the same options (collective).
-
-    Args:
-        options: options of this rank.
-
-    Raises:
-        UsageError: on every rank, they differ, or a rank has called refuse_options() instead.
-    """
+    """Check that all ranks were given the same options (collective)."""
     gathered: list[TrainOptions | str] = allgather_object(options, _OPTIONS)
     options_by_rank: list[TrainOptions] = []
     for rank, options_or_error in enumerate(gathered):
@@ -86,8 +67,5 @@ def refuse_options(message: str) -> None:
     """Make require_same_options() raise on the other ranks, because this one's options are invalid.
 
     Collective, together with require_same_options() on the other ranks.
-
-    Args:
-        message: description of the error in this rank's options.
     """
     allgather_object(message, _OPTIONS)

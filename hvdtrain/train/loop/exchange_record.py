@@ -30,26 +30,14 @@ OptimizerState: TypeAlias = Mapping[Any, Any]
 
 
 class RankState(TypedDict):
-    """What belongs to one rank alone.
-
-    Attributes:
-        own: arrays of the exchange, by name.
-        optimizer: state of the rank's optimizer; empty if it is equal on all ranks.
-    """
+    """What belongs to one rank alone."""
 
     own: dict[str, HostArray]
     optimizer: OptimizerState
 
 
 class ExchangeRecord(TypedDict):
-    """The state of an exchange on all ranks, as a checkpoint holds it.
-
-    Attributes:
-        spec: description of the exchange.
-        steps: number of steps that the program has completed.
-        shared: arrays that are equal on all ranks, by name.
-        ranks: state of each rank, by rank.
-    """
+    """The state of an exchange on all ranks, as a checkpoint holds it."""
 
     spec: str
     steps: int
@@ -74,16 +62,7 @@ class ExchangingOptimizer(Protocol):
 def exchange_record(
     exchange: Exchange | None, optimizer: ExchangingOptimizer, state: Callable[[], OptimizerState]
 ) -> ExchangeRecord | None:
-    """Return the state of an exchange on all ranks (collective).
-
-    Args:
-        exchange: exchange of the run; None for the plain average of gradients.
-        optimizer: optimizer of this rank; all ranks have equal weights.
-        state: returns the state of this rank's optimizer.
-
-    Returns:
-        The state, on rank 0; None on the other ranks, and for the plain average of gradients.
-    """
+    """Return the state of an exchange on all ranks (collective)."""
     if exchange is None:
         return None
     saved = optimizer.exchange_state()
@@ -98,13 +77,7 @@ def exchange_record(
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """A record without the states of the ranks.
-
-    Attributes:
-        saved: state of the exchange, without arrays of a rank.
-        own: whether any rank has arrays of its own.
-        optimizers: whether any rank has the state of an optimizer of its own.
-    """
+    """A record without the states of the ranks."""
 
     saved: SavedExchange
     own: bool
@@ -117,17 +90,7 @@ def restore_exchange(
     optimizer: ExchangingOptimizer,
     load: Callable[[OptimizerState], None],
 ) -> str:
-    """Restore the state of an exchange (collective).
-
-    Args:
-        record: content of a checkpoint on rank 0, None if it holds none; ignored on other ranks.
-        exchange: exchange of the run; None for the plain average of gradients.
-        optimizer: optimizer of this rank.
-        load: restores the state of this rank's optimizer.
-
-    Returns:
-        One line on what starts anew; "" if nothing does.
-    """
+    """Restore the state of an exchange (collective)."""
     topology, spec = context.current().topology, None if exchange is None else exchange.spec
     header: RecordHeader | None = broadcast_object(record and _header(record), name="exchange")
     lost = lost_text(header, spec, topology.size)
@@ -145,13 +108,7 @@ def restore_exchange(
 
 
 def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
-    """Return one line on what of an exchange a resumed run does not carry over; "" if nothing.
-
-    Args:
-        header: description of what the checkpoint holds; None if it holds nothing.
-        spec: description of the exchange of this run; None for one without state.
-        size: number of ranks of this run.
-    """
+    """Return one line on what of an exchange a resumed run does not carry over; "" if nothing."""
     before = None if header is None else header.saved["spec"]
     if before != spec:
         begins = f"exchange {spec!r} begins anew" if spec else "its state is not used"

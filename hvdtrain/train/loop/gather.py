@@ -31,9 +31,6 @@ def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
 
     Returns:
         For each of `arrays` the rows of all ranks, [all rows, ...].
-
-    Raises:
-        HvdtrainError: on every rank, two rows belong to the same sample.
     """
     parts = allgather_object((indices, list(arrays)), "rows")
     numbers = np.concatenate([theirs for theirs, _ in parts])
@@ -47,13 +44,8 @@ def gathered_value(metric: Gathered, indices: Indices, outputs: Array, targets: 
     """Return a metric of the rows of all ranks, computed by rank 0 (collective).
 
     Args:
-        metric: metric to compute.
-        indices: numbers of this rank's samples, as for gather_rows().
         outputs: outputs for this rank's samples, [rows, ...].
         targets: targets of this rank's samples, [rows, ...].
-
-    Raises:
-        HvdtrainError: on every rank, two rows belong to the same sample.
     """
     everything = gather_rows(indices, [outputs, targets])
     # One rank computes it: another processor may round differently.
@@ -79,11 +71,7 @@ def predict_on_all_ranks(
     """Return the outputs for all samples, in order, on every rank (collective).
 
     Args:
-        chunks: int64 numbers of this rank's samples in chunks; each sample is on one rank only.
         outputs_of: returns the outputs for a chunk, [samples, ...].
-
-    Raises:
-        UsageError: on every rank, the model does not accept the inputs.
     """
     parts = call_everywhere(partial(_compute, chunks, outputs_of))
     indices = np.concatenate([np.zeros(0, np.int64), *chunks])
@@ -97,7 +85,6 @@ def split_samples(samples: Indices, size: int) -> list[Indices]:
 
     Args:
         samples: int64 numbers of the samples, [n].
-        size: maximum number of samples in a chunk.
     """
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 

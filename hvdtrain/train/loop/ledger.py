@@ -22,8 +22,6 @@ def note_samples(epoch: int, done: int, own: Indices) -> None:
     that is killed after it has no time to.
 
     Args:
-        epoch: epoch, counted from 0.
-        done: number of its samples that were used before, by all ranks.
         own: numbers of the samples of this rank, int64 [n].
     """
     path = os.environ.get(_VARIABLE)

@@ -33,14 +33,7 @@ class TrainingState(Checkpointable, Protocol):
         """Allocate the memory of snapshots; call it after the first step, on rank 0 (local)."""
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot (local).
-
-        Args:
-            content: content of a snapshot, whose "model" fits the model by name and shape.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError, RuntimeError: something is missing.
-        """
+        """Restore the state from the content of a snapshot (local)."""
 
 
 class TrainingLoop(Protocol):
@@ -94,60 +87,28 @@ class TrainingLoop(Protocol):
         """
 
     def exchange_record(self) -> ExchangeRecord | None:
-        """Return the state of the exchange on all ranks, after synchronize() (collective).
-
-        Returns:
-            The state, on rank 0; None on the other ranks, and for the plain average of gradients.
-        """
+        """Return the state of the exchange on all ranks, after synchronize() (collective)."""
 
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, after broadcast() (collective).
-
-        Args:
-            record: content of a checkpoint, on rank 0; None if it holds none.
-
-        Returns:
-            One line on what could not be restored; "" if all was.
-        """
+        """Restore the state of the exchange, after broadcast() (collective)."""
 
     def use_bucket_plan(self, plan: Any) -> None:
-        """Reduce gradients in the order of a checkpoint (collective, before the first step).
-
-        Args:
-            plan: result of bucket_plan() in the run that wrote the checkpoint.
-        """
+        """Reduce gradients in the order of a checkpoint (collective, before the first step)."""
 
     def bucket_plan(self) -> Any:
         """Return the order of gradients as plain data; None if there is none (local)."""
 
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective).
-
-        Args:
-            epoch: epoch, counted from 0.
-            done: number of its samples that were used before.
-            go_on: called after each optimizer step; False, on all ranks at the same step, ends the
-                call after that step.
-
-        Returns:
-            The sums over the samples that were used, on all ranks.
-        """
+        """Train on the samples that are left of an epoch (collective)."""
 
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank (collective).
-
-        Returns:
-            Values by name; empty if the recipe has no test samples.
-        """
+        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
 
     def predict(self, inputs: Array) -> Array:
         """Return the outputs of the model, the same on every rank (collective).
 
         Args:
             inputs: samples, [n, ...].
-
-        Raises:
-            UsageError: the model does not accept them.
         """
 
     def checksums(self) -> Mapping[str, int]:
@@ -166,22 +127,10 @@ class Framework(Protocol):
         """The library whose tensors checkpoints are read as."""
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores (local).
-
-        Raises:
-            UsageError: the device does not exist, or an option does not fit the number of ranks.
-        """
+        """Pin one GPU per local rank, or take a share of the cores (local)."""
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it (local).
-
-        Args:
-            make_recipe: returns the recipe.
-            topology: ranks and hosts of the job.
-
-        Raises:
-            UsageError: the recipe does not fit the framework.
-        """
+        """Call a recipe with this rank's random generators seeded, and check it (local)."""
 
     def device(self) -> Device:
         """Return the device that this rank computes on; call it after build() (local)."""
@@ -193,9 +142,4 @@ class Framework(Protocol):
         """Set the number of threads, unless the user has set it (local)."""
 
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TrainingLoop:
-        """Prepare the optimizer and return the loop; may be collective.
-
-        Args:
-            recipe: recipe of this rank.
-            step_plan: steps of the run.
-        """
+        """Prepare the optimizer and return the loop; may be collective."""

@@ -24,14 +24,6 @@ def replica_difference(checksums: Mapping[str, int]) -> str | None:
     """Return the difference between the ranks' checksums, None if all are equal (collective).
 
     If all are equal, it costs one reduction of 16 bytes.
-
-    Args:
-        checksums: checksums by name, in the order in which differences are looked for; the names
-            are the same on every rank, unless the ranks differ in them.
-
-    Returns:
-        The same text on every rank, without the step: "weight 'fc.weight' on rank 1 is not that of
-        the other 3 ranks (2 of 9 checksums differ)".
     """
     own = _combined(checksums)
     extremes = np.array(
@@ -50,16 +42,7 @@ def replica_difference(checksums: Mapping[str, int]) -> str | None:
 
 
 def require_finite(learned: Totals, steps: int, last: int) -> None:
-    """Check the loss of some steps; torch's loop checks each step itself and reports more.
-
-    Args:
-        learned: sums of these steps, over all ranks.
-        steps: number of steps.
-        last: number of the last step.
-
-    Raises:
-        TrainingError: on every rank, the loss is not finite.
-    """
+    """Check the loss of some steps; torch's loop checks each step itself and reports more."""
     if not math.isfinite(learned.loss):
         raise TrainingError(
             f"steps {last - steps + 1} to {last}: the training loss is {learned.loss}. Lower --lr, "
@@ -68,11 +51,7 @@ def require_finite(learned: Totals, steps: int, last: int) -> None:
 
 
 def difference_text(checksums: Sequence[Mapping[str, int]]) -> str:
-    """Describe the first name whose checksums differ, and the ranks where they do.
-
-    Args:
-        checksums: checksums of each rank, by rank; not all are equal.
-    """
+    """Describe the first name whose checksums differ, and the ranks where they do."""
     names = list(dict.fromkeys(name for of_rank in checksums for name in of_rank))
     values = {name: [of_rank.get(name) for of_rank in checksums] for name in names}
     different = [name for name in names if len(set(values[name])) > 1]

@@ -31,24 +31,13 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def needs_snapshots(options: TrainOptions, loop: TrainingLoop) -> bool:
-    """Return whether ranks have a state that is lost with them, or may be torn (local).
-
-    Args:
-        options: options of the run.
-        loop: model in training.
-    """
+    """Return whether ranks have a state that is lost with them, or may be torn (local)."""
     replicated = options.framework == "torch" and options.parameter_server is None
     return not replicated or options.make_exchange() is not None or loop.shares_optimizer
 
 
 class Found:
-    """What the ranks that are left found of snapshots.
-
-    Args:
-        step: number of steps done in it; -1: there is none.
-        reached: number of steps done when ranks were lost.
-        payload: pickled content; on rank 0 only.
-    """
+    """What the ranks that are left found of snapshots."""
 
     def __init__(self, step: int, reached: int, payload: Bytes | None) -> None:
         self.step, self.reached, self._payload = step, reached, payload
@@ -64,9 +53,6 @@ class Snapshots:
     """Takes snapshots, and holds the newest one on rank 0 and on another rank.
 
     That is on another host if there is one. If the first is lost, all go on from the second.
-
-    Args:
-        every: interval that was asked for; None: as often as costs little.
     """
 
     def __init__(self, every: Interval | None) -> None:
@@ -94,14 +80,7 @@ class Snapshots:
         return {SNAPSHOT: 0.0} if self._every is None or self._every.seconds is not None else {}
 
     def due(self, step: int, epoch: int | None, timers: Collection[str], size: int) -> bool:
-        """Return whether one is due, until it is taken (the same on all ranks).
-
-        Args:
-            step: number of steps done.
-            epoch: number of epochs done, if one has just ended.
-            timers: timers that have expired.
-            size: number of ranks; one alone needs none.
-        """
+        """Return whether one is due, until it is taken (the same on all ranks)."""
         every = self._every
         if every is not None:
             self._waits |= every.after_step(step)
@@ -111,13 +90,7 @@ class Snapshots:
     def take(
         self, step: int, content: Callable[[], Mapping[str, Any]], leaving: Collection[int] = ()
     ) -> None:
-        """Take a snapshot (collective).
-
-        Args:
-            step: number of steps done.
-            content: returns the content; called on rank 0 only.
-            leaving: ranks that leave, and do not hold it.
-        """
+        """Take a snapshot (collective)."""
         topology = context.current().topology
         self._waits = False
         payload = np.empty(0, np.uint8)
@@ -141,11 +114,7 @@ class Snapshots:
         return max(_LEAST_SECONDS, taken / _SHARE)
 
     def find(self, reached: int) -> Found:
-        """Return the newest snapshot, and hold it twice again (collective over the ranks left).
-
-        Args:
-            reached: number of steps that this rank had done.
-        """
+        """Return the newest snapshot, and hold it twice again (collective over the ranks left)."""
         topology = context.current().topology
         rows = allgather_object((self._step, reached), "snapshots")
         steps = [step for step, _ in rows]
@@ -172,12 +141,7 @@ class Snapshots:
 
 
 def second_holder(topology: Topology, leaving: Collection[int]) -> int:
-    """Return the rank that holds snapshots besides rank 0; 0 if there is no other.
-
-    Args:
-        topology: ranks and hosts of the job.
-        leaving: ranks that leave.
-    """
+    """Return the rank that holds snapshots besides rank 0; 0 if there is no other."""
     others = [rank for rank in range(1, topology.size) if rank not in leaving]
     hosts = topology.hostnames
     elsewhere = [rank for rank in others if hosts[rank] != hosts[0]]

@@ -26,12 +26,7 @@ __all__ = ["Microbatch", "StepPlan", "padded"]
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Samples of this rank that go through the model together.
-
-    Attributes:
-        key: number among all ranks' microbatches of the step, which random numbers depend on.
-        samples: int64 numbers of the samples; may be empty.
-    """
+    """Samples of this rank that go through the model together."""
 
     key: int
     samples: Indices
@@ -39,15 +34,7 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of a run, the same for every framework.
-
-    Attributes:
-        options: options of the run.
-        topology: ranks and hosts of the job.
-        samples: number of training samples.
-        shuffled: whether each epoch has an order of its own; not for streams.
-        ranks: number of ranks that batch and learning rate are for, if others are left.
-    """
+    """The steps of a run, the same for every framework."""
 
     options: TrainOptions
     topology: Topology
@@ -93,21 +80,11 @@ class StepPlan:
         return learning_rate(step, self.schedule)
 
     def position(self, epoch: int, done: int) -> int:
-        """Return the number, over all epochs, of the step after `done` samples of an epoch.
-
-        Args:
-            epoch: epoch, counted from 0.
-            done: number of its samples that are done.
-        """
+        """Return the number, over all epochs, of the step after `done` samples of an epoch."""
         return epoch * self.steps_per_epoch + done // self.global_batch_size
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
-        """Yield the steps of an epoch: the number of each over all epochs, and its global batch.
-
-        Args:
-            epoch: epoch, counted from 0.
-            done: number of its samples that were used before.
-        """
+        """Yield the steps of an epoch: the number of each over all epochs, and its global batch."""
         batch_size = self.global_batch_size
         order = self._order(epoch)[done:]
         first = self.position(epoch, done)
@@ -146,7 +123,6 @@ def padded(own: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
 
     Args:
         own: int64 numbers of the samples of this rank, [n].
-        rows: length, at least n.
 
     Returns:
         Numbers of samples, int64 [rows], and whether each counts, bool [rows].

@@ -18,15 +18,7 @@ _LOG_STEPS, _WATCH_STEPS = 50, 100
 
 @dataclass(frozen=True)
 class Triggers:
-    """When a run pauses to log, compare the ranks, evaluate or save.
-
-    Attributes:
-        log_steps: steps between lines of steps.jsonl; 0: no lines.
-        watch_steps: steps between comparisons of the ranks' weights; 0: no comparisons.
-        watch_epochs: whether to compare them after each epoch.
-        evaluate: interval between evaluations.
-        save: interval between checkpoints.
-    """
+    """When a run pauses to log, compare the ranks, evaluate or save."""
 
     log_steps: int
     watch_steps: int
@@ -68,11 +60,6 @@ class Triggers:
         return self.log_steps > 0 and step % self.log_steps == 0
 
     def watches(self, step: int, whole: bool) -> bool:
-        """Return whether the ranks' weights are to be compared.
-
-        Args:
-            step: number of steps done.
-            whole: whether an epoch has just ended.
-        """
+        """Return whether the ranks' weights are to be compared."""
         every = self.watch_steps
         return (every > 0 and step % every == 0) or (whole and self.watch_epochs)

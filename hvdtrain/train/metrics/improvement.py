@@ -18,12 +18,6 @@ def improved(
 
     Lower is better for the loss, and for metrics whose higher_is_better is False. A value that is
     not finite is never better.
-
-    Args:
-        value: value of the new evaluation.
-        best: best value so far; None if there is none, and then any finite value is better.
-        name: name of the value: "loss" or a metric.
-        metrics: metrics of the evaluation by name.
     """
     if not math.isfinite(value):
         return False
@@ -33,31 +27,14 @@ def improved(
 
 
 def require_known(name: str, metrics: Mapping[str, RatedMetric]) -> None:
-    """Check, before the first evaluation, that it will have the value that decides.
-
-    Args:
-        name: name of the value: "loss" or a metric.
-        metrics: metrics of the evaluation by name.
-
-    Raises:
-        UsageError: there is no such value, or its values cannot be compared.
-    """
+    """Check, before the first evaluation, that it will have the value that decides."""
     known = [one for one in ("loss", *metrics) if _higher_is_better(one, metrics) is not None]
     if name not in known:
         raise _unknown(name, known)
 
 
 def require_number(values: Values, name: str, metrics: Mapping[str, RatedMetric]) -> float:
-    """Return the value that decides which evaluation is best.
-
-    Args:
-        values: values of an evaluation by name.
-        name: name of the value that decides.
-        metrics: metrics of the evaluation by name.
-
-    Raises:
-        UsageError: there is no such value, or it is not a number.
-    """
+    """Return the value that decides which evaluation is best."""
     numbers = {
         known: float(value)
         for known, value in values.items()

@@ -39,13 +39,7 @@ class SummedMetric(RatedMetric, Protocol):
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over samples of all ranks.
-
-    Attributes:
-        samples: number of samples.
-        loss: sum of their losses.
-        counts: sum of the counts() of each metric, by name.
-    """
+    """Sums over samples of all ranks."""
 
     samples: int = 0
     loss: float = 0.0

@@ -19,17 +19,7 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step (local).
-
-        Args:
-            closure: computes the gradients again and returns the loss; None: gradients are there.
-
-        Returns:
-            The result of `closure`.
-
-        Raises:
-            RuntimeError: a gradient is sparse.
-        """
+        """Take one step (local)."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

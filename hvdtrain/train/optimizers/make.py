@@ -20,14 +20,6 @@ def torch_optimizer(
 
     As in torch, sgd and adam add the weight decay to the gradient of every parameter, and adamw
     subtracts it from every parameter; lars and lamb decay layers only.
-
-    Args:
-        options: options of the run; clip_norm is ignored, because torch's loop clips gradients.
-        parameters: parameters of the model.
-        lr: initial learning rate.
-
-    Raises:
-        ValueError: there is no such optimizer.
     """
     decay, parameters = weight_decay_of(options), list(parameters)
     # Fused steps read and write each value once: on a CPU Adam takes a fifth of the time. With

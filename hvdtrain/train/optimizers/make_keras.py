@@ -21,13 +21,6 @@ def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
     All of them clip the gradient by its global norm and, as Keras does, subtract the weight decay
     times the learning rate from the weights before the step. LAMB's decay is outside its ratio, and
     excludes biases and normalization.
-
-    Args:
-        options: options of the run.
-        lr: learning rate, or a Keras schedule.
-
-    Raises:
-        UsageError: Keras has no such optimizer.
     """
     optimizers, decay = keras.optimizers, weight_decay_of(options)
     common = {

@@ -67,10 +67,6 @@ def learning_rate(step: int, settings: ScheduleSettings) -> float:
 
     Milestones are epochs of the run, so a warm-up does not move them. If the warm-up is as long as
     the run, nothing decays.
-
-    Args:
-        step: step, counted from 0 over all epochs.
-        settings: settings of the schedule.
     """
     s = settings
     warm = warmup_lr(step, s.steps_per_epoch, s.base_lr, s.target_lr, s.warmup_epochs)
@@ -98,11 +94,7 @@ def _part_done(step: int, settings: ScheduleSettings) -> float:
 
 
 def parse_milestones(text: str) -> tuple[float, ...]:
-    """Return the epochs in a text such as "30,60,80"; none for an empty text.
-
-    Raises:
-        UsageError: it is not a list of ascending positive numbers.
-    """
+    """Return the epochs in a text such as "30,60,80"; none for an empty text."""
     try:
         milestones = tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:
@@ -121,11 +113,6 @@ def scaled_lr(base_lr: float, size: int, scaling: str) -> float:
     linear: base * N, for SGD while N steps of base are close to one step of N * base;
     sqrt: base * sqrt(N), which keeps the covariance of the update, usual for Adam;
     none: base.
-
-    Args:
-        base_lr: learning rate for one rank.
-        size: number of ranks N.
-        scaling: one of SCALINGS.
     """
     factors = {"linear": float(size), "sqrt": math.sqrt(size), "none": 1.0}
     return base_lr * factors[scaling]
@@ -142,13 +129,6 @@ def warmup_lr(
 
     The last step of the warm-up has exactly the target; without scaling k is 1 and the rate
     is constant.
-
-    Args:
-        step: step, counted from 0 over all epochs.
-        steps_per_epoch: optimizer steps in one epoch.
-        base_lr: learning rate that the warm-up starts near.
-        target_lr: learning rate at the end of the warm-up.
-        warmup_epochs: length of the warm-up.
     """
     epochs_done = (step + 1) / steps_per_epoch
     if epochs_done >= warmup_epochs or base_lr == target_lr:

@@ -45,66 +45,29 @@ def one_of(choices: Sequence[str]) -> Check:
 
 
 def positive(label: str, value: float) -> None:
-    """Require a finite number above 0.
-
-    Args:
-        label: label of the option.
-        value: value to check.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Require a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
         raise UsageError(f"{label} must be a positive number, got {value}")
 
 
 def not_negative(label: str, value: float) -> None:
-    """Require a finite number of at least 0.
-
-    Args:
-        label: label of the option.
-        value: value to check.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Require a finite number of at least 0."""
     if not (math.isfinite(value) and value >= 0):
         raise UsageError(f"{label} must be 0 or more, got {value}")
 
 
 def between_0_and_1(label: str, value: float) -> None:
-    """Require a number from 0 to below 1.
-
-    Args:
-        label: label of the option.
-        value: value to check.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Require a number from 0 to below 1."""
     if not 0 <= value < 1:
         raise UsageError(f"{label} must be 0 or more and less than 1, got {value}")
 
 
 def not_empty(label: str, value: str) -> None:
-    """Require text that is not empty.
-
-    Args:
-        label: label of the option.
-        value: value to check.
-
-    Raises:
-        UsageError: it is empty.
-    """
+    """Require text that is not empty."""
     if not value.strip():
         raise UsageError(f"{label} must not be empty, got {value!r}")
 
 
 def every(label: str, value: str) -> None:
-    """Require an interval; see Interval.parse.
-
-    Args:
-        label: label of the option.
-        value: value to check.
-    """
+    """Require an interval; see Interval.parse."""
     Interval.parse(value, label)

@@ -72,11 +72,7 @@ class DataOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
         if self.batch_size is not None and self.global_batch_size is not None:
             raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
         if self.virtual_shards is None:

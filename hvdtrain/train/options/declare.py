@@ -38,15 +38,7 @@ _KINDS: Mapping[Any, tuple[str, type]] = {
 
 @dataclass(frozen=True)
 class Declaration:
-    """What an option declares besides its name, its type and its default.
-
-    Attributes:
-        text: purpose, in one sentence, without the default.
-        metavar: placeholder of the value; empty: its type.
-        choices: allowed values; empty: any.
-        unset: description of the default if its value does not say it.
-        check: raises UsageError if a value is invalid by itself.
-    """
+    """What an option declares besides its name, its type and its default."""
 
     text: str
     metavar: str
@@ -57,16 +49,7 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of `train`.
-
-    Attributes:
-        name: attribute of TrainOptions.
-        kind: bool, int, float, str, Path, or Mapping for names with values.
-        may_be_unset: whether None is allowed.
-        default: default value.
-        group: title of the topic.
-        declaration: everything else that is declared.
-    """
+    """One option of `train`."""
 
     name: str
     kind: Any
@@ -100,15 +83,7 @@ class Option:
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
     def require(self, value: Any, label: str = "") -> None:
-        """Check a value by itself.
-
-        Args:
-            value: value to check.
-            label: name of the option in the error; empty: as on the command line.
-
-        Raises:
-            UsageError: the value has another type, or is invalid.
-        """
+        """Check a value by itself."""
         label = label or self.label
         if value is None and self.may_be_unset:
             return
@@ -121,12 +96,7 @@ class Option:
 
 
 def as_given(name: str, value: object) -> str:
-    """Return an option and its value as they are given on the command line.
-
-    Args:
-        name: name of the field.
-        value: value of the option.
-    """
+    """Return an option and its value as they are given on the command line."""
     flag = f"--{name.replace('_', '-')}"
     return flag if value is True else f"{flag} {value}"
 
@@ -137,11 +107,7 @@ class OptionGroup:
     title: ClassVar[str]
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
 
 
 def option(
@@ -153,16 +119,7 @@ def option(
     unset: str = "",
     check: Check | None = None,
 ) -> T:
-    """Return a field of an OptionGroup; see Declaration.
-
-    Args:
-        default: default value; a mapping is empty by default.
-        text: purpose, in one sentence, without the default.
-        metavar: placeholder of the value; empty: its type.
-        choices: allowed values; empty: any.
-        unset: description of the default if its value does not say it.
-        check: raises UsageError if a value is invalid by itself; by default it must be a choice.
-    """
+    """Return a field of an OptionGroup; see Declaration."""
     if choices:
         metavar, check = f"[{'|'.join(choices)}]", check or one_of(choices)
     metadata = {_METADATA: Declaration(text, metavar, tuple(choices), unset, check)}

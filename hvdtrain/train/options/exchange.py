@@ -83,15 +83,7 @@ _NO_WEIGHTS = (
 def require_exchange_takes(
     exchange: Exchange | None, values: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """Check that options go with an exchange.
-
-    Args:
-        exchange: exchange of the run; None for the plain average of gradients.
-        values: value and default of each option by name.
-
-    Raises:
-        UsageError: one does not go with the exchange.
-    """
+    """Check that options go with an exchange."""
     if exchange is None:
         return
     weights, name = exchange.kind is Kind.WEIGHTS, values["exchange"][0]
@@ -118,15 +110,7 @@ _REFUSED: tuple[tuple[str, tuple[str | bool, ...], str], ...] = (
 
 
 def require_strategy_has(strategy: str, values: Mapping[str, tuple[Any, Any]]) -> None:
-    """Check that the strategy supports the options.
-
-    Args:
-        strategy: value of the option.
-        values: value and default of each option by name.
-
-    Raises:
-        UsageError: it does not support one.
-    """
+    """Check that the strategy supports the options."""
     if strategy == ALLREDUCE:
         return
     for name, refused, reason in _REFUSED:

@@ -28,7 +28,6 @@ class Interval:
     """An interval of a run.
 
     Attributes:
-        amount: number of units, more than 0; steps and epochs are whole.
         unit: "steps" (of the optimizer), "epochs" or "seconds".
     """
 
@@ -37,15 +36,7 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str, option: str = "an interval") -> Self:
-        """Return the interval that a text such as "5 steps" or "1.5 hours" names.
-
-        Args:
-            text: number followed by step, epoch, second, minute or hour, or its plural.
-            option: option named in the message ("--checkpoint-every").
-
-        Raises:
-            UsageError: the text names no interval.
-        """
+        """Return the interval that a text such as "5 steps" or "1.5 hours" names."""
         match = _TEXT.fullmatch(text.strip().lower())
         word = match[2].removesuffix("s") if match else ""
         if match is None or word not in _UNITS:

@@ -55,11 +55,7 @@ class OptimisationOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
         if self.momentum != SGD_MOMENTUM and self.optimizer not in _WITH_MOMENTUM:
             raise UsageError(
                 f"--momentum goes with --optimizer {' or '.join(_WITH_MOMENTUM)} only, got "

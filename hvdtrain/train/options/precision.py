@@ -32,10 +32,6 @@ class PrecisionOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
         if self.amp != "none" and self.dtype != "float32":
             raise UsageError(f"--amp {self.amp} goes with --dtype float32 only, got {self.dtype}")

@@ -40,10 +40,6 @@ class SavingOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
         if self.resume == "auto" and self.out is None:
             raise UsageError("--resume auto needs --out DIR, the directory to go on in")

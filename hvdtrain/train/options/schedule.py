@@ -45,11 +45,7 @@ class ScheduleOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
         for name, schedules in _GO_WITH.items():
             if (
                 getattr(self, name) != getattr(ScheduleOptions, name)

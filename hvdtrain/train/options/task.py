@@ -34,12 +34,7 @@ def _check_framework(label: str, value: str) -> None:
 
 @dataclass(frozen=True)
 class RecipeLocation:
-    """Where the function of a recipe is.
-
-    Attributes:
-        path: user's file; None for a built-in recipe.
-        function: name of the function in the file.
-    """
+    """Where the function of a recipe is."""
 
     path: Path | None
     function: str = _DEFAULT_FUNCTION
@@ -73,11 +68,7 @@ class TaskOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
         if self.backend is not None and self.framework != "keras":
             raise UsageError(f"--backend {self.backend} goes with --framework keras only")
         location = self.recipe_location

@@ -53,11 +53,7 @@ class TrackingOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together.
-
-        Raises:
-            UsageError: they do not.
-        """
+        """Check that the options of this group go together."""
         named = tracker_names(self.track)
         for name, trackers in _GO_WITH.items():
             if getattr(self, name) is not None and not set(trackers) & set(named):

@@ -46,9 +46,6 @@ class TrainOptions(
     """Options of one training run; the same on every rank.
 
     Each base class declares the options of one topic.
-
-    Raises:
-        UsageError: a value is invalid, or two do not go together; the message names the option.
     """
 
     def __post_init__(self) -> None:
@@ -117,15 +114,7 @@ _TORCH_ONLY: tuple[tuple[str, Any, str], ...] = (
 
 
 def require_framework_has(framework: str, values: dict[str, tuple[Any, Any]]) -> None:
-    """Check that the framework supports the options.
-
-    Args:
-        framework: one of FRAMEWORKS.
-        values: value and default of each option by name.
-
-    Raises:
-        UsageError: it does not support one.
-    """
+    """Check that the framework supports the options."""
     if framework == "torch":
         return
     for name, refused, reason in _TORCH_ONLY:

@@ -13,12 +13,7 @@ __all__ = ["Answer", "AsynchronousProtocol", "Protocol", "SynchronousProtocol", 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a worker's pull.
-
-    Attributes:
-        worker: number of the worker.
-        late: whether the round is over: the worker gets no weights, and pushes no gradient.
-    """
+    """The answer to a worker's pull."""
 
     worker: int
     late: bool = False
@@ -26,12 +21,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Update:
-    """One step of the optimizer.
-
-    Attributes:
-        round: round of the gradients.
-        weights: factor of each worker's gradient, by worker in ascending order; they add up to 1.
-    """
+    """One step of the optimizer."""
 
     round: int
     weights: Mapping[int, float]
@@ -42,13 +32,6 @@ class Protocol(ABC):
 
     Each worker repeats: pull the weights of a round, compute, push the gradient. Rounds are counted
     from 0, separately for each worker.
-
-    Args:
-        workers: number of workers.
-
-    Attributes:
-        version: number of updates so far.
-        pushes: statistics.
     """
 
     def __init__(self, workers: int) -> None:
@@ -62,12 +45,7 @@ class Protocol(ABC):
         return min(self._rounds)
 
     def pull(self, worker: int, samples: int) -> None:
-        """Take a worker's request for weights.
-
-        Args:
-            worker: number of the worker.
-            samples: number of its samples in the round.
-        """
+        """Take a worker's request for weights."""
         self._pulls[worker] = samples
 
     def answers(self) -> list[Answer]:
@@ -82,13 +60,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def push(self, worker: int, samples: int, version: int) -> Update | None:
-        """Take a worker's gradient; return the update to make now, if any.
-
-        Args:
-            worker: number of the worker.
-            samples: number of samples of the gradient; 0: the worker has none in this round.
-            version: version of the weights that it was computed from.
-        """
+        """Take a worker's gradient; return the update to make now, if any."""
 
     @abstractmethod
     def _may_answer(self, worker: int) -> bool:
@@ -105,10 +77,6 @@ class AsynchronousProtocol(Protocol):
     A worker begins round c only when every worker has pushed its round c - staleness - 1: no worker
     is more than `staleness` rounds ahead of the slowest one (stale synchronous parallel). Between a
     worker's pull and its push, each other worker pushes at most 2 staleness + 1 times.
-
-    Args:
-        workers: number of workers.
-        staleness: maximum number of rounds between the fastest and the slowest worker.
     """
 
     def __init__(self, workers: int, staleness: int) -> None:
@@ -132,10 +100,6 @@ class SynchronousProtocol(Protocol):
 
     A round is over when all workers, or all but `backup`, have pushed. Gradients that come later
     are dropped. A worker whose round is over before it has the weights goes on with the next round.
-
-    Args:
-        workers: number of workers.
-        backup: number of workers that a round does not wait for.
     """
 
     def __init__(self, workers: int, backup: int) -> None:

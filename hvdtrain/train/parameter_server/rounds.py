@@ -42,20 +42,7 @@ S = TypeVar("S", bound=ServedShard)
 
 
 class ServedRounds(Generic[S]):
-    """A rank's part in the rounds of a parameter server (collective to make).
-
-    Args:
-        settings: options of the parameter server.
-        row: trained parameters of this rank.
-        make_shard: returns the shard of a server from its pieces of the parameters and their part
-            of the row's weights.
-
-    Attributes:
-        workers: number of workers, the first ranks of the world.
-        shard: shard of this rank; None on a worker.
-        pushes: gradients that servers have received in this start, over all shards; those since
-            the last collect() are missing.
-    """
+    """A rank's part in the rounds of a parameter server (collective to make)."""
 
     def __init__(
         self,
@@ -79,30 +66,14 @@ class ServedRounds(Generic[S]):
         self._received = Pushes()
 
     def pull(self, samples: int) -> bool:
-        """Begin a round of a worker: overwrite the parameters with the servers' weights.
-
-        Args:
-            samples: number of samples of this worker in the round.
-
-        Returns:
-            Whether the round is still open: if not, the parameters are unchanged, and push() is not
-            to be called.
-        """
+        """Begin a round of a worker: overwrite the parameters with the servers' weights."""
         is_open = self._worker.pull(self._row.weights, samples)
         if is_open:
             self._row.write_weights()
         return is_open
 
     def push(self, step: int, samples: int) -> None:
-        """End a round of a worker: send the gradients to the servers.
-
-        Args:
-            step: number of the round over all epochs, counted from 0.
-            samples: number of samples of this worker in the round.
-
-        Raises:
-            OneRankTrainingError: the gradient is not finite.
-        """
+        """End a round of a worker: send the gradients to the servers."""
         self._row.read_gradients()
         if samples and not np.isfinite(self._row.gradients).all():
             raise OneRankTrainingError(
@@ -112,15 +83,7 @@ class ServedRounds(Generic[S]):
         self._worker.push(self._row.gradients, samples)
 
     def serve(self, shard: S, first: int, rounds: int, after_round: Callable[[], bool]) -> None:
-        """Serve the rounds of all workers.
-
-        Args:
-            shard: shard of this rank.
-            first: number of the first round over all epochs, counted from 0.
-            rounds: number of rounds.
-            after_round: called once for each round that all workers are done with, as by each
-                worker after its own; False ends the call after that round.
-        """
+        """Serve the rounds of all workers."""
         server = Server(self._messages, shard, self._protocol(), self._blocked, first)
         self._received = server.serve(rounds, after_round)
 
@@ -131,11 +94,7 @@ class ServedRounds(Generic[S]):
         return SynchronousProtocol(self.workers, settings.backup)
 
     def collect(self) -> list[State]:
-        """Overwrite the parameters of all ranks with the servers' weights (collective).
-
-        Returns:
-            The optimizer's state of each parameter.
-        """
+        """Overwrite the parameters of all ranks with the servers' weights (collective)."""
         outline = [] if self.shard is None else self.shard.outline()
         gathered = allgather_object((outline, self._received), name="shards")
         self._received = Pushes()

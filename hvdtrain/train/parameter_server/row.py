@@ -18,17 +18,9 @@ _TYPES = ("float32", "float64")
 class ParameterRow(ABC):
     """Copies of a model's trained parameters and their gradients in host memory.
 
-    Args:
-        sizes: number of elements of each trained parameter.
-        types: name of the type of each.
-
     Attributes:
-        sizes: number of elements of each.
         weights: memory for their values, one after the other, [n].
         gradients: memory for their gradients, [n].
-
-    Raises:
-        UsageError: there are none, their types differ, or they are not float32 or float64.
     """
 
     def __init__(self, sizes: Sequence[int], types: Sequence[str]) -> None:

@@ -35,25 +35,11 @@ class Shard(Interface):
         """The current weights; steps change them in place."""
 
     def step(self, gradient: Flat, number: int) -> None:
-        """Step the optimizer.
-
-        Args:
-            gradient: gradient of the shard; it may be overwritten.
-            number: number of the gradient's round over all epochs, counted from 0, which the
-                learning rate depends on.
-        """
+        """Step the optimizer."""
 
 
 class Server:
-    """A server between two pauses of the run.
-
-    Args:
-        messages: messages between the ranks; those of workers come before those of servers.
-        shard: shard to serve.
-        protocol: what to do with requests, from the first round on.
-        blocked: returns a context that measures the time of waiting.
-        first: number of the first round over all epochs, counted from 0.
-    """
+    """A server between two pauses of the run."""
 
     def __init__(
         self,
@@ -70,16 +56,7 @@ class Server:
         self._sends: dict[int, list[Pending]] = {}
 
     def serve(self, rounds: int, go_on: Callable[[], bool]) -> Pushes:
-        """Serve until all workers are done (collective, with the workers' rounds).
-
-        Args:
-            rounds: number of rounds.
-            go_on: called once for each round that all workers are done with, as by each worker
-                after its own; False ends the call after that round.
-
-        Returns:
-            The gradients received.
-        """
+        """Serve until all workers are done (collective, with the workers' rounds)."""
         done, goes_on = 0, True
         while done < rounds and goes_on:
             self._take_request()

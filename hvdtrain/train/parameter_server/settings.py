@@ -16,14 +16,7 @@ ASYNC, SYNC = "async", "sync"
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """The options of the parameter server.
-
-    Attributes:
-        servers: number of ranks that hold the weights: the last ones of the world.
-        mode: "async": each gradient is an update; "sync": the mean of a round is one.
-        staleness: of async: rounds that the fastest worker may be ahead of the slowest one.
-        backup: of sync: workers whose gradients a round does not wait for.
-    """
+    """The options of the parameter server."""
 
     servers: int = 1
     mode: str = ASYNC
@@ -37,18 +30,7 @@ class ParameterServer:
 
 
 def parse_strategy(label: str, text: str) -> ParameterServer | None:
-    """Return the parameter server that a text such as "ps:servers=2,mode=sync" describes.
-
-    Args:
-        label: label of the option.
-        text: "allreduce", or "ps" with options.
-
-    Returns:
-        None for all-reduce.
-
-    Raises:
-        UsageError: the text describes no strategy.
-    """
+    """Return the parameter server that a text such as "ps:servers=2,mode=sync" describes."""
     if text == ALLREDUCE:
         return None
     name, _, given = text.partition(":")

@@ -15,14 +15,7 @@ _CUT_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of one parameter that is in a shard.
-
-    Attributes:
-        parameter: number of the parameter.
-        start: its first element in the shard.
-        begin: its first element in the flat parameter.
-        count: number of elements.
-    """
+    """The part of one parameter that is in a shard."""
 
     parameter: int
     start: int
@@ -31,12 +24,7 @@ class Piece:
 
 
 def shard_bounds(sizes: Sequence[int], servers: int) -> list[tuple[int, int]]:
-    """Return where each shard begins and ends in the row of all parameters.
-
-    Args:
-        sizes: number of elements of each parameter.
-        servers: number of shards, whose sizes differ by less than 128 elements.
-    """
+    """Return where each shard begins and ends in the row of all parameters."""
     elements = sum(sizes)
     cuts = [_cut_before(sizes, elements * server // servers) for server in range(servers)]
     return list(pairwise([*cuts, elements]))
@@ -49,12 +37,7 @@ def _cut_before(sizes: Sequence[int], position: int) -> int:
 
 
 def pieces(sizes: Sequence[int], bounds: tuple[int, int]) -> Iterator[Piece]:
-    """Yield the pieces of a shard in the order of the parameters.
-
-    Args:
-        sizes: number of elements of each parameter.
-        bounds: where the shard begins and ends in the row of all parameters.
-    """
+    """Yield the pieces of a shard in the order of the parameters."""
     first, end = bounds
     for parameter, (start, size) in enumerate(zip(accumulate([0, *sizes]), sizes, strict=False)):
         begin, stop = max(first, start), min(end, start + size)

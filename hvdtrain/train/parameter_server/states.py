@@ -34,18 +34,12 @@ class ShardState(Protocol):
         """Write a state with an element for each element of all pieces (local).
 
         Args:
-            name: name of the state.
             flat: memory for the shard's state, [n]; pieces without the state are left as they are.
         """
 
 
 def collect_weights(weights: Flat, bounds: Bounds) -> None:
-    """Overwrite weights with those of the servers (collective).
-
-    Args:
-        weights: weights of all shards; on a server those of its own shard are valid.
-        bounds: bounds of the servers' shards.
-    """
+    """Overwrite weights with those of the servers (collective)."""
     _broadcast_shards(weights, bounds, "weights")
 
 
@@ -55,14 +49,7 @@ def collect_states(
     outlines: Mapping[int, Outline],
     shard: ShardState | None,
 ) -> list[State]:
-    """Return the optimizer's state of each whole parameter (collective).
-
-    Args:
-        sizes: number of elements of each parameter.
-        bounds: bounds of the servers' shards.
-        outlines: outline of each server's shard, by the server's rank.
-        shard: shard of this rank; None on a worker.
-    """
+    """Return the optimizer's state of each whole parameter (collective)."""
     pieces = [pair for outline in outlines.values() for pair in outline]
     types = {n: v for _, state in pieces for n, v in state.items() if isinstance(v, np.dtype)}
     memory = {name: np.zeros(sum(sizes), types[name]) for name in sorted(types)}

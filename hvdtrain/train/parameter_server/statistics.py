@@ -11,31 +11,17 @@ __all__ = ["Pushes"]
 
 @dataclass
 class Pushes:
-    """Gradients that servers have received.
-
-    Attributes:
-        staleness: number of applied gradients by staleness: the number of updates between the
-            weights that a gradient was computed from, and those that it was applied to.
-        dropped: number of gradients that came too late, or were not computed for that reason.
-    """
+    """Gradients that servers have received."""
 
     staleness: Counter[int] = field(default_factory=Counter)
     dropped: int = 0
 
     def apply(self, staleness: int) -> None:
-        """Count a gradient that is applied.
-
-        Args:
-            staleness: its staleness.
-        """
+        """Count a gradient that is applied."""
         self.staleness[staleness] += 1
 
     def drop(self, samples: int) -> None:
-        """Count a gradient that is dropped.
-
-        Args:
-            samples: number of its samples; one without samples does not count.
-        """
+        """Count a gradient that is dropped."""
         self.dropped += samples > 0
 
     def add(self, other: Pushes) -> None:

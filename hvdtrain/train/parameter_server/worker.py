@@ -23,13 +23,7 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """A worker's connections to the servers.
-
-    Args:
-        messages: messages between the ranks.
-        bounds: where each server's shard begins and ends, by its rank.
-        blocked: returns a context that measures the time of waiting.
-    """
+    """A worker's connections to the servers."""
 
     def __init__(
         self,
@@ -41,16 +35,7 @@ class Worker:
         self._versions = dict.fromkeys(bounds, 0)
 
     def pull(self, weights: Flat, samples: int) -> bool:
-        """Overwrite the weights with those of the servers, once the servers allow it.
-
-        Args:
-            weights: memory for the weights of all shards.
-            samples: number of samples of this worker in the round.
-
-        Returns:
-            Whether the round is still open: if not, the weights are unchanged, and the worker goes
-            on with the next round.
-        """
+        """Overwrite the weights with those of the servers, once the servers allow it."""
         answers = {server: empty_answer() for server in self._bounds}
         with self._blocked():
             pending = [
@@ -70,12 +55,7 @@ class Worker:
         return True
 
     def push(self, gradient: Flat, samples: int) -> None:
-        """Send the gradient to the servers, each its part.
-
-        Args:
-            gradient: gradient of all shards; with 0 samples it is not sent.
-            samples: number of samples of this worker in the round.
-        """
+        """Send the gradient to the servers, each its part."""
         with self._blocked():
             pending = self._request(PUSH, samples)
             if samples:

@@ -25,17 +25,7 @@ _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Return a value converted to an annotation.
-
-    Args:
-        value: text, None, a list of these, or a Python value.
-        hint: bool, int, float, str, Path, None, a union or Literal of these, list[T],
-            tuple[T, ...], tuple[T, U], or Any, which leaves the value as it is.
-
-    Raises:
-        ValueError: the value does not fit the annotation.
-        TypeError: the annotation cannot be written as text.
-    """
+    """Return a value converted to an annotation."""
     if hint is Any:
         return value
     if hint in _SIMPLE:

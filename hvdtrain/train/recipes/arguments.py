@@ -21,18 +21,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def recipe_arguments(
     function: Callable[..., Any], title: str, values: Mapping[str, Any], data_dir: Path | None
 ) -> dict[str, Any]:
-    """Return the arguments to call a recipe's function with.
-
-    Args:
-        function: function of the recipe.
-        title: name of the function in errors.
-        values: values of --set by name: text, or other values that convert() accepts.
-        data_dir: value of --data-dir, or None.
-
-    Raises:
-        UsageError: the function has no such argument, requires another one, or does not accept a
-            value.
-    """
+    """Return the arguments to call a recipe's function with."""
     parameters = inspect.signature(function).parameters
     known = {name: one for name, one in parameters.items() if one.kind in _BY_NAME}
     hints = _hints(function, known)

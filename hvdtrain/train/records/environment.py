@@ -33,10 +33,6 @@ def describe_environment(options: TrainOptions, hosts: Sequence[str]) -> dict[st
     """Return the environment of this process, for JSON (local; takes at most half a minute).
 
     Versions of frameworks and of the MPI library are included if they are loaded.
-
-    Args:
-        options: options of the run; the repository of its recipe's file is inspected.
-        hosts: host name of each rank, by rank.
     """
     recipe = options.recipe_location.path
     return {
@@ -55,11 +51,6 @@ def write_environment(directory: Path, options: TrainOptions, hosts: Sequence[st
     """Write all options, without passwords, and the environment (rank 0 only).
 
     config.yaml is in the format that --config reads.
-
-    Args:
-        directory: directory of the run.
-        options: options of the run.
-        hosts: host name of each rank, by rank.
     """
     facts = describe_environment(options, hosts)
     _write(directory / CONFIG, masked(config_text(options)))
@@ -93,17 +84,7 @@ _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
 
 def git_state(folder: Path, file: Path | None = None) -> dict[str, Any] | None:
-    """Return the commit of the repository that a folder is in, and whether files differ from it.
-
-    Args:
-        folder: folder in the repository.
-        file: file that must be tracked for the state to be clean; other untracked files do not
-            matter.
-
-    Returns:
-        "commit", and "dirty": whether files differ from it (None: git did not answer in time). None
-        if there is no git, no repository, or no commit.
-    """
+    """Return the commit of the repository that a folder is in, and whether files differ from it."""
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None

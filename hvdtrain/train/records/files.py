@@ -30,11 +30,7 @@ _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 def prepare_directory(directory: Path) -> None:
-    """Create the directory, check that it is writable, and remove leftovers of killed runs.
-
-    Raises:
-        UsageError: it is a file, or cannot be created or written.
-    """
+    """Create the directory, check that it is writable, and remove leftovers of killed runs."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with unfinished_file(directory) as file:
@@ -49,15 +45,7 @@ def prepare_directory(directory: Path) -> None:
 
 
 def new_directory(parent: Path, name: str) -> Path:
-    """Create a new directory parent/name-DATE-TIME, with a number if needed.
-
-    Args:
-        parent: directory to create it in.
-        name: start of its name.
-
-    Raises:
-        UsageError: it cannot be created or written.
-    """
+    """Create a new directory parent/name-DATE-TIME, with a number if needed."""
     prepare_directory(parent)
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     number = 1
@@ -72,14 +60,7 @@ def new_directory(parent: Path, name: str) -> Path:
 
 @contextmanager
 def usage_errors(directory: Path) -> Iterator[None]:
-    """Turn an OSError in the block into a UsageError about the files of a run.
-
-    Args:
-        directory: directory that the message names if the error names no file.
-
-    Raises:
-        UsageError: in place of an OSError.
-    """
+    """Turn an OSError in the block into a UsageError about the files of a run."""
     try:
         yield
     except OSError as error:
@@ -105,12 +86,7 @@ def unfinished_file(directory: Path) -> Iterator[BinaryIO]:
 
 
 def publish(file: BinaryIO, path: Path) -> None:
-    """Flush an unfinished file to the disk, then rename it, replacing `path` atomically.
-
-    Args:
-        file: file opened by unfinished_file().
-        path: final path.
-    """
+    """Flush an unfinished file to the disk, then rename it, replacing `path` atomically."""
     file.flush()
     os.fsync(file.fileno())
     os.replace(file.name, path)
@@ -118,11 +94,7 @@ def publish(file: BinaryIO, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk, if the file system supports it (local).
-
-    Raises:
-        OSError: the file system supports it, but fails.
-    """
+    """Flush the names in a directory to the disk, if the file system supports it (local)."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

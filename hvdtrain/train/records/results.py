@@ -40,17 +40,7 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True)
 class MetricsRecord:
-    """One line of metrics.jsonl or steps.jsonl.
-
-    Attributes:
-        epoch: epochs done, fractions included.
-        step: optimizer steps done.
-        split: "train" or "test"; "step" in steps.jsonl.
-        values: the mean loss and the metrics.
-        lr: learning rate of the last step.
-        samples_per_second: samples per second of this split, over all ranks.
-        seconds: seconds of training since the very first start.
-    """
+    """One line of metrics.jsonl or steps.jsonl."""
 
     epoch: float
     step: int
@@ -88,29 +78,8 @@ class Summary:
     """The content of summary.json.
 
     Attributes:
-        world_size: number of ranks.
-        hosts: number of host names of the ranks.
-        host_names: these names.
-        engine: name of the engine.
-        framework: name of the framework.
-        exchange: what ranks sent one another, as --exchange names it.
-        global_batch_size: samples of all ranks per step.
-        base_lr: learning rate for one rank.
-        scaled_lr: learning rate for all ranks.
-        epochs: epochs done, including those before a resume.
-        final: loss and metrics on the test samples; empty if there are none.
-        samples: training samples used in these epochs.
         samples_per_second: samples / seconds.total.
         seconds: times of all epochs, including evaluation and checkpoints.
-        weights_sha256: digest of each rank's own parameters and buffers, by rank.
-        steps: optimizer steps done.
-        best: name and best value of the metric that decides, with its epoch and step.
-        ended: "epochs", or "early stop".
-        parameter_server: settings of the parameter server (the bound of the staleness is
-            "max_staleness"), and the gradients that it has received
-            in this start, as Pushes.record(); None without one.
-        failures: ranks that ended while the others went on, in this start.
-        joins: ranks that joined while the others trained, in this start.
     """
 
     world_size: int
@@ -139,17 +108,7 @@ class Summary:
 def append_lines(
     directory: Path, name: str, lines: Iterable[Mapping[str, Any]], sync: bool = True
 ) -> None:
-    """Append lines to a JSON lines file, all or none.
-
-    Args:
-        directory: directory of the run.
-        name: name of the file.
-        lines: content of the lines.
-        sync: whether to flush the file to the disk.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Append lines to a JSON lines file, all or none."""
     data = "".join(json_text(line) + "\n" for line in lines).encode()
     with open(directory / name, "ab", buffering=0) as file:
         before = file.tell()
@@ -164,12 +123,7 @@ def append_lines(
 
 
 def drop_lines_after(directory: Path, step: int) -> None:
-    """Remove the lines of steps after `step` from all such files; the run writes them again.
-
-    Args:
-        directory: directory of the run.
-        step: last step whose lines are kept.
-    """
+    """Remove the lines of steps after `step` from all such files; the run writes them again."""
     for name in (METRICS, STEPS, RANKS):
         path = directory / name
         if not path.exists():
@@ -182,12 +136,7 @@ def drop_lines_after(directory: Path, step: int) -> None:
 
 
 def write_summary(directory: Path, summary: Summary) -> None:
-    """Write summary.json, replacing an older one.
-
-    Args:
-        directory: directory of the run.
-        summary: summary of the run.
-    """
+    """Write summary.json, replacing an older one."""
     with unfinished_file(directory) as file:
         file.write((json_text(asdict(summary), indent=2) + "\n").encode())
         publish(file, directory / SUMMARY)
@@ -221,12 +170,7 @@ MARKER = "requeue"
 
 
 def leave_marker(directory: Path, text: str) -> None:
-    """Write the `requeue` file, after the checkpoint that it promises (rank 0 only).
-
-    Args:
-        directory: directory of the run.
-        text: content of the file.
-    """
+    """Write the `requeue` file, after the checkpoint that it promises (rank 0 only)."""
     (directory / MARKER).write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -27,12 +27,6 @@ def torch_checksums(
     Buffers are excluded: the running statistics of batch normalization depend on a rank's own
     samples, and differ. So is the state of an optimizer whose work ranks share: each element has
     one owner.
-
-    Args:
-        model: model, which also names the parameters.
-        optimizer: optimizer of its parameters, distributed or not; None if ranks have different
-            optimizer states.
-        numbers: other numbers that must be equal, such as the step, by name.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors: dict[str, torch.Tensor] = {

@@ -17,28 +17,12 @@ __all__ = ["describe_device", "limit_threads", "move_to", "prepare", "select_dev
 
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device or take a share of the cores, and return the device (local).
-
-    Args:
-        topology: ranks and hosts of the job.
-        options: options of the run.
-
-    Raises:
-        UsageError: there is no such device.
-    """
+    """Pin a device or take a share of the cores, and return the device (local)."""
     return describe_device(select_device(topology, options))
 
 
 def select_device(topology: Topology, options: TrainOptions) -> torch.device:
-    """Pin a device or take a share of the cores, and return the torch device (local).
-
-    Args:
-        topology: ranks and hosts of the job.
-        options: options of the run.
-
-    Raises:
-        UsageError: there is no such device.
-    """
+    """Pin a device or take a share of the cores, and return the torch device (local)."""
     device = pin_device(topology, options.device_wish)
     threads = thread_share(topology)
     if threads is not None:
@@ -61,13 +45,7 @@ def describe_device(device: torch.device) -> Device:
 
 
 def move_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Move tensors in nested containers to a device, floating-point ones converted to one type.
-
-    Args:
-        value: tensor, or mappings, lists and tuples that may hold tensors.
-        device: device to move to.
-        dtype: element type of floating-point tensors.
-    """
+    """Move tensors in nested containers to a device, floating-point ones converted to one type."""
     if isinstance(value, torch.Tensor):
         kind = dtype if value.is_floating_point() else value.dtype
         return value.to(device, kind, non_blocking=True)

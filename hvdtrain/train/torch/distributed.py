@@ -18,13 +18,7 @@ __all__ = ["distributed_optimizer", "plain_optimizer"]
 def plain_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a recipe or of the options (local).
-
-    Args:
-        recipe: recipe of this rank.
-        model: its model, on its device.
-        options: options of the run.
-    """
+    """Return the optimizer of a recipe or of the options (local)."""
     if recipe.optimizer is None:
         return torch_optimizer(options, model.parameters(), options.base_lr)
     own: torch.optim.Optimizer = recipe.optimizer(model.parameters(), options.base_lr)
@@ -34,17 +28,7 @@ def plain_optimizer(
 def distributed_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
 ) -> hvd.DistributedOptimizer:
-    """Return the optimizer of a recipe or of the options, distributed (collective).
-
-    Args:
-        recipe: recipe of this rank.
-        model: its model, on its device.
-        options: options of the run.
-
-    Raises:
-        UsageError: the exchange does not take the parameters of the model, or the work on them
-            cannot be shared.
-    """
+    """Return the optimizer of a recipe or of the options, distributed (collective)."""
     own = plain_optimizer(recipe, model, options)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange, sharded = options.make_exchange(), options.shard_optimizer

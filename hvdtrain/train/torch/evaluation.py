@@ -29,12 +29,7 @@ Forward = Callable[[Any], Any]
 
 
 def call_model(model: Any, inputs: Any) -> Any:
-    """Call a model with one tensor, a tuple of arguments, or a mapping of keyword arguments.
-
-    Args:
-        model: model to call.
-        inputs: its arguments.
-    """
+    """Call a model with one tensor, a tuple of arguments, or a mapping of keyword arguments."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):
@@ -48,12 +43,7 @@ def chunk_count(samples: int) -> int:
 
 
 def own_chunks(samples: int, topology: Topology) -> list[Step]:
-    """Return the chunks of this rank; each chunk is on one rank.
-
-    Args:
-        samples: number of samples of all ranks.
-        topology: ranks and hosts of the job.
-    """
+    """Return the chunks of this rank; each chunk is on one rank."""
     own = range(topology.rank, chunk_count(samples), topology.size)
     rows = [np.arange(n * _CHUNK, min((n + 1) * _CHUNK, samples)) for n in own]
     return [Step(n, part, [Microbatch(n, part)]) for n, part in zip(own, rows, strict=True)]
@@ -61,16 +51,7 @@ def own_chunks(samples: int, topology: Topology) -> list[Step]:
 
 @dataclass(frozen=True)
 class TorchEvaluation:
-    """The test samples and what is measured on them.
-
-    Attributes:
-        source: reads the test samples.
-        samples: number of test samples.
-        topology: ranks and hosts of the job.
-        loss: returns the mean loss of outputs and targets.
-        metrics: metrics by name.
-        device: device of the model.
-    """
+    """The test samples and what is measured on them."""
 
     source: Source
     samples: int
@@ -80,11 +61,7 @@ class TorchEvaluation:
     device: torch.device
 
     def values(self, forward: Forward) -> Values:
-        """Return the mean loss and the metrics of all samples, each seen by one rank (collective).
-
-        Args:
-            forward: returns the outputs of the model in evaluation mode for inputs.
-        """
+        """Return the mean loss and the metrics of all samples, each seen by one rank (collective)."""
         additive = {n: m for n, m in self.metrics.items() if not isinstance(m, Gathered)}
         sums = TorchMetricSums(additive, self.device)
         losses = torch.zeros(self._chunks, dtype=torch.float64)

@@ -18,16 +18,7 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """Mixed precision: the types of operations; weights, gradients and optimizer state keep theirs.
-
-    Args:
-        amp: "none", "bf16" or "fp16".
-        device: device of the model.
-
-    Attributes:
-        scaler: scales losses, so that gradients do not underflow in float16; None except for fp16.
-        losses: losses that were scaled since the list was last cleared.
-    """
+    """Mixed precision: the types of operations; weights, gradients and optimizer state keep theirs."""
 
     def __init__(self, amp: str, device: torch.device) -> None:
         self._device, self._type = device.type, _TYPES.get(amp)
@@ -50,17 +41,7 @@ class Precision:
 
 
 class ForwardPass:
-    """The forward pass of a model and its loss.
-
-    Args:
-        model: model that is trained.
-        loss: returns the mean loss of outputs and targets.
-        precision: types of operations.
-        compiler: backend of torch.compile; None to leave the model as it is.
-
-    Raises:
-        UsageError: torch has no such backend.
-    """
+    """The forward pass of a model and its loss."""
 
     def __init__(
         self,
@@ -77,11 +58,7 @@ class ForwardPass:
         return self._outputs(self._call, inputs)
 
     def in_evaluation(self, averaged: torch.nn.Module | None) -> Callable[[Any], Any]:
-        """Return the forward pass in evaluation mode (local).
-
-        Args:
-            averaged: model with averaged weights, which then replaces the model.
-        """
+        """Return the forward pass in evaluation mode (local)."""
         (self._model if averaged is None else averaged).eval()
         return partial(self._outputs, self._call if averaged is None else averaged)
 
@@ -90,11 +67,7 @@ class ForwardPass:
             return call_model(model, inputs)
 
     def mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss over a batch, [] (local).
-
-        Raises:
-            UsageError: the loss is not one number.
-        """
+        """Return the mean loss over a batch, [] (local)."""
         with self._precision.autocast():
             loss: torch.Tensor = self._loss(outputs, targets)
         require_scalar(loss)

@@ -26,11 +26,7 @@ __all__ = ["TorchFramework"]
 
 
 class TorchFramework:
-    """Trains with torch; gradients are reduced during the backward pass.
-
-    Args:
-        options: options of the run.
-    """
+    """Trains with torch; gradients are reduced during the backward pass."""
 
     title = "torch"
     tensor_library: Literal["pt"] = "pt"
@@ -40,14 +36,7 @@ class TorchFramework:
         self._device = torch.device("cpu")
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores (local).
-
-        Args:
-            topology: ranks and hosts of the job.
-
-        Raises:
-            UsageError: there is no such device, or virtual shards do not fit the number of ranks.
-        """
+        """Pin one GPU per local rank, or take a share of the cores (local)."""
         shards = self._options.virtual_shards
         if shards is not None:
             own_shards(shards)
@@ -56,16 +45,7 @@ class TorchFramework:
             limit_threads(1)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it (local).
-
-        Args:
-            make_recipe: returns the recipe.
-            topology: ranks and hosts of the job.
-
-        Raises:
-            UsageError: its model is not a torch.nn.Module, part of it is one of Keras, or a
-                checkpoint cannot hold its state.
-        """
+        """Call a recipe with this rank's random generators seeded, and check it (local)."""
         # Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
         # that failed shows in the digests.
         seed_generators(self._options.seed + topology.rank)
@@ -95,12 +75,7 @@ class TorchFramework:
             torch.set_num_threads(threads)
 
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TorchLoop:
-        """Prepare the optimizer and return the loop (collective).
-
-        Args:
-            recipe: recipe of this rank.
-            step_plan: steps of the run.
-        """
+        """Prepare the optimizer and return the loop (collective)."""
         server = self._options.parameter_server
         if server is not None:
             return ServedLoop(recipe, step_plan, self._device, server)

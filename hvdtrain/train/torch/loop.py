@@ -39,17 +39,6 @@ class TorchLoop:
     """A torch model in training: its weights, its optimizer and this rank's share of the data.
 
     Making one is local, up to the DistributedOptimizer's agreement on the model (collective).
-
-    Args:
-        recipe: model, data, loss, optimizer and metrics.
-        step_plan: steps of the run.
-        device: device of the model and the batches.
-
-    Attributes:
-        state: weights, optimizer and averaged weights, as checkpoints hold them.
-        metrics: metrics that are summed while training, by name.
-        test_metrics: metrics of evaluations, by name.
-        gradient_bytes: bytes of gradients that a step reduces.
     """
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan, device: torch.device) -> None:
@@ -115,17 +104,7 @@ class TorchLoop:
         self._updater.broadcast()
 
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective).
-
-        Args:
-            epoch: epoch, counted from 0.
-            done: number of its samples that were used before.
-            go_on: called after each optimizer step; False, on all ranks at the same step, ends the
-                call after that step.
-
-        Returns:
-            The sums over the samples that were used, on all ranks.
-        """
+        """Train on the samples that are left of an epoch (collective)."""
         self._model.train()
         if self._position != (epoch, done):
             steps = (
@@ -224,9 +203,6 @@ class TorchLoop:
 
         Args:
             inputs: samples, [n, ...].
-
-        Raises:
-            UsageError: the model does not accept them.
         """
         tensor = self._move(torch.from_numpy(inputs))
         forward = self._forward.in_evaluation(self._updater.averaged)

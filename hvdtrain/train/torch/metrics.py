@@ -15,12 +15,7 @@ __all__ = ["TorchMetricSums"]
 
 
 class TorchMetricSums:
-    """Adds up the samples, losses and metric counts of this rank.
-
-    Args:
-        metrics: metrics by name, whose counts() add up.
-        device: device of the sums.
-    """
+    """Adds up the samples, losses and metric counts of this rank."""
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._metrics, self._device = metrics, device
@@ -38,8 +33,6 @@ class TorchMetricSums:
         Args:
             outputs: outputs of the model, [samples, ...].
             targets: targets, [samples, ...].
-            mean_loss: mean loss of the batch, [].
-            samples: number of samples in the batch.
         """
         self._samples += samples
         self._loss.add_(mean_loss.detach(), alpha=samples)

@@ -21,16 +21,7 @@ _COMPILERS_OF_INDUCTOR = ("g++",)
 
 
 def compile_model(model: torch.nn.Module, backend: str) -> Any:
-    """Return the model compiled by torch.compile when it is first called (local).
-
-    Args:
-        model: model to compile.
-        backend: name of the backend of torch.compile.
-
-    Raises:
-        UsageError: torch has no such backend, or what it compiles needs a compiler of C++, and
-            there is none.
-    """
+    """Return the model compiled by torch.compile when it is first called (local)."""
     if backend not in torch.compiler.list_backends(exclude_tags=None):
         known: list[str] = torch.compiler.list_backends()
         near = did_you_mean(backend, known)
@@ -46,11 +37,7 @@ def compile_model(model: torch.nn.Module, backend: str) -> Any:
 
 
 def require_scalar(loss: Any) -> None:
-    """Check that the loss of a recipe is one number.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Check that the loss of a recipe is one number."""
     if isinstance(loss, torch.Tensor) and not loss.ndim:
         return
     shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
@@ -66,10 +53,6 @@ def average_model_buffers(model: torch.nn.Module, ranks: int | None = None) -> N
     Floating-point buffers of 16 bits and more are averaged; others are copied from rank 0. Batch
     normalization keeps running means and variances of the samples that a rank has seen; they do
     not change what is learned, but they change the results of an evaluation.
-
-    Args:
-        model: model of this rank.
-        ranks: number of ranks, the first of the world, whose buffers count; None: all.
     """
     ranks = hvd.size() if ranks is None else ranks
     buffers = list(model.buffers())

@@ -23,13 +23,7 @@ Loss = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class NonFiniteValue:
-    """The first value that is not finite on one rank.
-
-    Attributes:
-        what: "weight", "loss" or "gradient"; "" if everything is finite.
-        name: name of the parameter; "" for a loss.
-        value: value of the loss.
-    """
+    """The first value that is not finite on one rank."""
 
     what: str = ""
     name: str = ""
@@ -41,26 +35,12 @@ def non_finite_cause(step: int, model: torch.nn.Module, losses: Iterable[Loss]) 
 
     The gradients are computed again, each rank's own, before they are reduced. They are discarded,
     and buffers are left unchanged.
-
-    Args:
-        step: number of the step for people.
-        model: model with the weights from the start of the step.
-        losses: functions that return the loss of each microbatch of this rank again: for the
-            same samples, with the same random numbers, in the same types.
-
-    Returns:
-        The same text on every rank; ADVICE says what to do about it.
     """
     return non_finite_text(step, allgather_object(_find(model, losses), "not finite"))
 
 
 def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
-    """Return the message about the values that are not finite.
-
-    Args:
-        step: number of the step for people.
-        findings: finding of each rank, by rank.
-    """
+    """Return the message about the values that are not finite."""
     ranks: dict[str, list[int]] = {}
     for rank, finding in enumerate(findings):
         if finding.what:
@@ -75,12 +55,7 @@ def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
 
 
 def left_out_text(step: int, counts: Sequence[int]) -> str:
-    """Return the message about updates that ranks have left out; "" if there are none.
-
-    Args:
-        step: number of steps done.
-        counts: number of updates that each rank has left out, by rank.
-    """
+    """Return the message about updates that ranks have left out; "" if there are none."""
     ranks = [rank for rank, count in enumerate(counts) if count]
     if not ranks:
         return ""

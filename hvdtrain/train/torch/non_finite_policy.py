@@ -15,26 +15,14 @@ __all__ = ["NonFinitePolicy"]
 
 
 class NonFinitePolicy:
-    """Stops the run, or warns of steps and updates that are left out, as --non-finite asks for.
-
-    Args:
-        action: "stop" or "skip".
-        rank: this rank; rank 0 prints the warnings.
-    """
+    """Stops the run, or warns of steps and updates that are left out, as --non-finite asks for."""
 
     def __init__(self, action: str, rank: int) -> None:
         self._stops, self._rank = action == "stop", rank
         self._left_out = 0
 
     def handle(self, step: int, model: torch.nn.Module, losses: Iterable[Loss]) -> None:
-        """Find what is not finite, and raise an error or warn (collective).
-
-        Args:
-            step, model, losses: as in `non_finite_cause`.
-
-        Raises:
-            TrainingError: on every rank, --non-finite is "stop".
-        """
+        """Find what is not finite, and raise an error or warn (collective)."""
         self._stop_or_warn(non_finite_cause(step, model, losses), "; the step is left out")
 
     def count_left_out(self, skipped: bool) -> None:
@@ -42,14 +30,7 @@ class NonFinitePolicy:
         self._left_out += skipped
 
     def report_left_out(self, step: int) -> None:
-        """Report the updates that ranks have left out since the last call (collective).
-
-        Args:
-            step: number of steps done.
-
-        Raises:
-            TrainingError: on every rank, there are any, and --non-finite is "stop".
-        """
+        """Report the updates that ranks have left out since the last call (collective)."""
         text = left_out_text(step, allgather_object(self._left_out, name="skips"))
         self._left_out = 0
         if text:

@@ -31,15 +31,6 @@ class ServedLoop(TorchLoop):
 
     Servers and workers hold the same model after each call of train(), with the weights and the
     optimizer state of the servers.
-
-    Args:
-        recipe: model, data, loss, optimizer and metrics.
-        step_plan: steps of the run.
-        device: device of the model and the batches; servers step on the host.
-        settings: options of the parameter server.
-
-    Raises:
-        UsageError: the optimizer cannot step on parts of parameters.
     """
 
     def __init__(

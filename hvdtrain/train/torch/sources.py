@@ -30,9 +30,7 @@ class Step:
     """What the ranks do in one step.
 
     Attributes:
-        number: number of the step over all epochs, from 0.
         samples: int64 numbers of the samples of all ranks, [n].
-        microbatches: microbatches of this rank.
     """
 
     number: int
@@ -58,12 +56,7 @@ class Source(Protocol):
     """Reads the samples of this rank."""
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with the batches of its microbatches.
-
-        Args:
-            steps: steps in order; they may start in the middle of an epoch.
-            epoch: epoch, counted from 0; random changes of samples depend on it.
-        """
+        """Yield each step with the batches of its microbatches."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +83,6 @@ class SeededRows:
 
     Args:
         dataset: data set with [index].
-        augment: changes an input; None: inputs stay as they are.
-        seed: seed of the run.
-        epoch: epoch, counted from 0.
     """
 
     def __init__(self, dataset: Any, augment: Augment | None, seed: int, epoch: int) -> None:
@@ -114,11 +104,6 @@ class LoaderSource:
 
     Attributes:
         dataset: data set with [index].
-        augment: changes an input; None: inputs stay as they are.
-        collate: makes a batch from a list of samples; None: torch's default.
-        workers: number of processes that read ahead; 0: none.
-        seed: seed of the run.
-        move: moves a batch to the device.
     """
 
     dataset: Any
@@ -165,13 +150,6 @@ class StreamSource:
 
     The generators of Python, numpy and torch are seeded before each sample is read, as for
     map-style data, so that what is drawn for it is the same on every rank.
-
-    Attributes:
-        stream: iterable of samples; iter() starts an epoch, after set_epoch() if it has that.
-        augment: changes an input; None: inputs stay as they are.
-        collate: makes a batch from a list of samples.
-        seed: seed of the run.
-        move: moves a batch to the device.
     """
 
     stream: Any
@@ -181,11 +159,7 @@ class StreamSource:
     move: Move
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with its batches; see Source.batches.
-
-        Raises:
-            UsageError: the stream ends before the epoch does.
-        """
+        """Yield each step with its batches; see Source.batches."""
         if hasattr(self.stream, "set_epoch"):
             self.stream.set_epoch(epoch)
         stream, at = self._seeded(epoch), 0
@@ -237,16 +211,7 @@ def make_source(
     augment: Augment | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Source:
-    """Return a source that reads Samples, map-style data, or an iterable.
-
-    Args:
-        data: the samples.
-        move: moves a batch to the device.
-        seed: seed of the run.
-        workers: number of processes that read ahead; 0: none.
-        augment: changes an input; None: inputs stay as they are.
-        collate: makes a batch from a list of samples; None: torch's default.
-    """
+    """Return a source that reads Samples, map-style data, or an iterable."""
     if isinstance(data, Samples) and augment is None:
         inputs, targets = (torch.from_numpy(array) for array in (data.inputs, data.labels))
         return ArraySource(move(inputs), move(targets))

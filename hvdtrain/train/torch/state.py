@@ -20,14 +20,7 @@ __all__ = ["TorchSnapshot", "TorchTrainingState", "copy_tensor", "require_savabl
 
 
 class TorchTrainingState:
-    """A model, its optimizer, and what else belongs to the state of a run.
-
-    Args:
-        model: model whose parameters and buffers are saved.
-        optimizer: optimizer of its parameters.
-        extras: further objects with state_dict() and load_state_dict() by name: a GradScaler, an
-            AveragedModel.
-    """
+    """A model, its optimizer, and what else belongs to the state of a run."""
 
     tensor_library: TensorLibrary = "pt"
 
@@ -51,9 +44,6 @@ class TorchTrainingState:
 
         It needs as much memory as weights, optimizer state and extras. Call it on the rank that
         saves, once the optimizer has taken a step.
-
-        Raises:
-            UsageError: the state holds what a checkpoint does not.
         """
         content = self._content()
         require_savable(content)
@@ -89,14 +79,7 @@ class TorchTrainingState:
             self._snapshot = None
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot (local).
-
-        Args:
-            content: content of a snapshot.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError, RuntimeError: something is missing.
-        """
+        """Restore the state from the content of a snapshot (local)."""
         _require_optimizer(content["optimizer"], self._optimizer)
         saved = content["extras"]
         if saved.keys() != self._extras.keys():
@@ -130,11 +113,7 @@ class TorchTrainingState:
         return self._memory
 
     def _unchanged_until_step(self, states: Mapping[Any, Any]) -> set[int]:
-        """Return the addresses of tensors in host memory that only optimizer steps change.
-
-        Args:
-            states: the optimizer's state, which may be that of more than parameters.
-        """
+        """Return the addresses of tensors in host memory that only optimizer steps change."""
         averages = [e for e in self._extras.values() if isinstance(e, AveragedModel)]
         tensors = chain(
             (p for p in self._model.parameters() if p.requires_grad),
@@ -155,11 +134,7 @@ def _array(tensor: torch.Tensor) -> Array:
 
 
 def require_savable(content: Mapping[str, Any]) -> None:
-    """Check that a checkpoint can hold a state (local).
-
-    Raises:
-        UsageError: it holds something else, which the message names.
-    """
+    """Check that a checkpoint can hold a state (local)."""
     try:
         _require_values(content, ())
         tensors, _ = flatten(content)
@@ -196,12 +171,7 @@ def _elementwise(states: Mapping[Any, Any]) -> Iterator[torch.Tensor]:
 
 
 def _require_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check what load_state_dict() does not check, and the next step needs.
-
-    Raises:
-        ValueError: a group lacks a setting, or has one of another type.
-        KeyError, TypeError: the state has another structure.
-    """
+    """Check what load_state_dict() does not check, and the next step needs."""
     own = optimizer.state_dict()["param_groups"]
     for group, expected in zip(saved["param_groups"], own, strict=True):
         for name, value in expected.items():
@@ -225,13 +195,7 @@ def _is_like(value: object, expected: object) -> bool:
 
 
 class TorchSnapshot:
-    """The state at one moment.
-
-    Args:
-        skeleton: skeleton returned by pytree.flatten().
-        copies: copies of its tensors, by name.
-        waiting: pairs of copy and tensor that are still to be copied.
-    """
+    """The state at one moment."""
 
     def __init__(
         self,
@@ -257,12 +221,7 @@ class TorchSnapshot:
 
 
 def copy_tensor(copy: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy a tensor into contiguous memory; waits for the device (local).
-
-    Args:
-        copy: destination, of the same shape and type.
-        tensor: tensor to copy.
-    """
+    """Copy a tensor into contiguous memory; waits for the device (local)."""
     if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
         # torch would start a thread pool for each new thread that calls it.
         flat = tensor.detach().reshape(-1).view(torch.uint8)

@@ -21,13 +21,7 @@ _SMALLEST_SCALE = 1.0
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step, the same on every rank, unless ranks exchange weights.
-
-    Attributes:
-        norm: norm of the gradient before clipping; inf or nan if it is not finite.
-        skipped: whether this update was left out because the gradient was not finite.
-        fault: whether that was not because of a too large loss scale, which fp16 causes at times.
-    """
+    """The result of a step, the same on every rank, unless ranks exchange weights."""
 
     norm: float
     skipped: bool = False
@@ -52,17 +46,6 @@ class Updater:
     If the optimizer exchanges weights, the gradient is that of the rank's own mean loss, and so is
     its norm. A rank whose gradient is not finite leaves out its update, and takes part in the
     exchange.
-
-    Args:
-        model: model whose parameters the optimizer has, as it was before torch.compile().
-        optimizer: with op=Average, or with any op if gradients are computed otherwise.
-        precision: types of operations.
-        clip_norm: maximum norm of the reduced gradient; None: no clipping.
-        ema: decay of an exponential moving average of the weights; None: no average.
-
-    Attributes:
-        precision: types of operations.
-        averaged: model with averaged weights and the newest buffers; None without `ema`.
     """
 
     def __init__(
@@ -83,12 +66,7 @@ class Updater:
         self._samples = 0
 
     def begin(self, sizes: Sequence[int]) -> None:
-        """Begin a step (local).
-
-        Args:
-            sizes: number of samples of each of this rank's microbatches, of which there may be
-                none; backward() is called for those that have samples.
-        """
+        """Begin a step (local)."""
         self._optimizer.zero_grad()
         self._samples = sum(sizes)
         exchange = self._optimizer.exchange
@@ -99,12 +77,7 @@ class Updater:
             self._optimizer.set_backward_passes_per_step(passes)
 
     def backward(self, loss: torch.Tensor, samples: int) -> None:
-        """Add the gradient of one microbatch; the last one starts the reduction (collective).
-
-        Args:
-            loss: mean loss over the microbatch, [].
-            samples: number of its samples, at least 1.
-        """
+        """Add the gradient of one microbatch; the last one starts the reduction (collective)."""
         weighted = loss if samples == self._samples else loss * (samples / self._samples)
         self.precision.scaled(weighted).backward()
 
@@ -203,12 +176,6 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def clip_gradients(gradients: list[torch.Tensor], norm: float, largest: float) -> None:
-    """Scale gradients in place so that their norm does not exceed a maximum (local).
-
-    Args:
-        gradients: gradients of all parameters.
-        norm: their total_norm().
-        largest: maximum norm.
-    """
+    """Scale gradients in place so that their norm does not exceed a maximum (local)."""
     if norm > largest:
         torch._foreach_mul_(gradients, largest / norm)

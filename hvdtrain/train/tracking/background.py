@@ -18,9 +18,6 @@ class BackgroundWorker:
 
     A job that fails does not prevent the next from running. The thread does not prevent the process
     from exiting.
-
-    Args:
-        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,11 +27,7 @@ class BackgroundWorker:
         self._thread.start()
 
     def put(self, job: Job) -> None:
-        """Queue a job, which runs when those before it have run.
-
-        Raises:
-            queue.Full: too many jobs are waiting; this one is lost.
-        """
+        """Queue a job, which runs when those before it have run."""
         self._jobs.put_nowait(job)
 
     def take_error(self) -> Exception | None:

@@ -21,12 +21,6 @@ class CsvFile:
 
     Rows after the step that a run is resumed from are dropped. A cell is empty if the row has no
     such value.
-
-    Args:
-        info: name, directory and parameters of the run.
-
-    Raises:
-        OSError: the file cannot be written.
     """
 
     def __init__(self, info: RunInfo) -> None:
@@ -44,13 +38,7 @@ class CsvFile:
         return str(self._path)
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Append a row; see Tracker.log.
-
-        Args:
-            values: values by name.
-            step: optimizer steps done.
-            seconds: seconds since the very first start of the run.
-        """
+        """Append a row; see Tracker.log."""
         new = [name for name in values if name not in self._columns]
         if new:
             self._grow(new)

@@ -15,9 +15,6 @@ class AppendFile:
     """A file that records are appended to, each in one write: a kill tears at most the last one.
 
     A record that does not fit on the disk leaves nothing behind: others may follow.
-
-    Args:
-        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,11 +22,7 @@ class AppendFile:
         self._bytes = os.fstat(self._file.fileno()).st_size
 
     def write(self, record: bytes) -> None:
-        """Append a record (local).
-
-        Raises:
-            OSError: it could not be written.
-        """
+        """Append a record (local)."""
         try:
             written = self._file.write(record)
             while written < len(record):  # a partial write
@@ -45,15 +38,7 @@ class AppendFile:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of a file atomically: a reader sees the old or the new content.
-
-    Args:
-        path: path of the file.
-        content: new content.
-
-    Raises:
-        OSError: it could not be written; the file is unchanged.
-    """
+    """Replace the content of a file atomically: a reader sees the old or the new content."""
     new = path.with_name(f"{path.name}.new")
     try:
         new.write_bytes(content)
@@ -64,25 +49,12 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def save_json(path: Path, content: dict[str, str]) -> None:
-    """Write a small JSON file, replacing an older one.
-
-    Args:
-        path: path of the file.
-        content: content of the file.
-    """
+    """Write a small JSON file, replacing an older one."""
     replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def load_json(path: Path, key: str) -> dict[str, str] | None:
-    """Return what save_json() has written, or None if there is no file.
-
-    Args:
-        path: path of the file.
-        key: key that the content must have.
-
-    Raises:
-        UsageError: the file is damaged, or lacks `key`.
-    """
+    """Return what save_json() has written, or None if there is no file."""
     try:
         content: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
         content[key]

@@ -46,16 +46,6 @@ class Mlflow:
     The run is a child of the active run of this process, or else of the one that MLFLOW_RUN_ID
     names. Its id is saved in the directory, where a resume finds it. Values that a server rejects
     are sent again with the next ones.
-
-    Args:
-        info: name, directory and parameters of the training run.
-        uri: address of the store; None: MLFLOW_TRACKING_URI, or MLflow's default.
-        experiment: name of the experiment; None: the parent's, or that of MLflow's variables, or
-            "hvdtrain".
-        run_name: name of the run; None: that of `info`.
-
-    Raises:
-        UsageError: the store cannot be opened, or lacks the run to resume or its parent.
     """
 
     def __init__(
@@ -85,13 +75,7 @@ class Mlflow:
         return f"run {self._run_id} in {self._store.uri}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Send values, with the time of this call; see Tracker.log.
-
-        Args:
-            values: values by name.
-            step: optimizer steps done.
-            seconds: seconds since the very first start of the run.
-        """
+        """Send values, with the time of this call; see Tracker.log."""
         now = int(time.time() * 1000)
         self._waiting.extend(Metric(_name(key), value, now, step) for key, value in values.items())
         self._sender.put(self._send_metrics)
@@ -105,11 +89,7 @@ class Mlflow:
         self._raise_error()
 
     def end(self, status: Status) -> None:
-        """Wait until everything is sent: minutes after a finished run, else seconds.
-
-        Raises:
-            RuntimeError: the store did not accept everything in time.
-        """
+        """Wait until everything is sent: minutes after a finished run, else seconds."""
         client = self._store.client
         self._sender.put(self._send_metrics)
         self._sender.put(partial(client.set_terminated, self._run_id, _STATUS[status]))

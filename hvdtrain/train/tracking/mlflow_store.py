@@ -28,12 +28,7 @@ _TIMEOUT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Store:
-    """An open store.
-
-    Attributes:
-        client: client of MLflow.
-        uri: address without user and password.
-    """
+    """An open store."""
 
     client: MlflowClient
     uri: str
@@ -53,12 +48,6 @@ def open_store(uri: str | None) -> Store:
 
     Until it is closed, the environment holds variables that give MLflow user and password and keep
     it from printing an address.
-
-    Args:
-        uri: address; None: MLFLOW_TRACKING_URI, or MLflow's default.
-
-    Raises:
-        UsageError: it cannot be opened.
     """
     uri, variables = _without_credentials(uri or mlflow.get_tracking_uri())
     _require_reachable(uri)

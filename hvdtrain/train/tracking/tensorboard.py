@@ -27,14 +27,7 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Tracker that writes an event file in the run's folder `tensorboard`; a resume adds another.
-
-    Args:
-        info: name, directory and parameters of the run.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Tracker that writes an event file in the run's folder `tensorboard`; a resume adds another."""
 
     def __init__(self, info: RunInfo) -> None:
         self._folder = info.directory / FOLDER
@@ -53,13 +46,7 @@ class TensorBoard:
         return f"tensorboard --logdir {self._folder}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Add one event with all values; see Tracker.log.
-
-        Args:
-            values: values by name.
-            step: optimizer steps done.
-            seconds: seconds since the very first start of the run.
-        """
+        """Add one event with all values; see Tracker.log."""
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(step=step, summary=Summary(value=scalars))
 

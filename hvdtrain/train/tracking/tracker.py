@@ -14,15 +14,7 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Information about a run for trackers.
-
-    Attributes:
-        name: name of the run, unless --run-name gives another.
-        directory: directory of the run; trackers save there what a resume needs.
-        parameters: options and properties of the job, flat.
-        resumed_step: steps done in the checkpoint that the run is resumed from; None: a new run.
-        tags: what has happened to the run, by name; those of earlier starts remain.
-    """
+    """Information about a run for trackers."""
 
     name: str
     directory: Path
@@ -43,13 +35,7 @@ class Tracker(Protocol):
         """Where the values can be found, without passwords."""
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Record values.
-
-        Args:
-            values: values by name, which need not be finite.
-            step: optimizer steps done.
-            seconds: seconds since the very first start of the run.
-        """
+        """Record values."""
 
     def artifact(self, path: Path) -> None:
         """Record a file, which must not change until end() has returned."""

@@ -21,11 +21,7 @@ Warn = Callable[[str], None]
 
 
 def tracker_names(names: str) -> tuple[str, ...]:
-    """Return the trackers that a comma-separated list names, each once.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
+    """Return the trackers that a comma-separated list names, each once."""
     found = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     for name in found:
         if name not in TRACKERS:
@@ -37,10 +33,6 @@ class Trackers:
     """The trackers of a run; used on rank 0 only.
 
     Nothing is raised: a tracker that fails is reported once, and tried again the next time.
-
-    Args:
-        trackers: trackers by name.
-        warn: receives a line when a tracker fails.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], warn: Warn) -> None:
@@ -54,13 +46,7 @@ class Trackers:
         return {name: tracker.location for name, tracker in self._trackers.items()}
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Pass values on to all trackers; see Tracker.log.
-
-        Args:
-            values: values by name.
-            step: optimizer steps done.
-            seconds: seconds since the very first start of the run.
-        """
+        """Pass values on to all trackers; see Tracker.log."""
         plain = {name: float(value) for name, value in values.items()}
         self._each(lambda tracker: tracker.log(plain, int(step), float(seconds)))
 
@@ -95,20 +81,7 @@ def open_trackers(
     run_name: str | None = None,
     warn: Warn | None = None,
 ) -> Trackers:
-    """Open metrics.csv and the trackers that a comma-separated list names (rank 0 only).
-
-    Args:
-        names: names from TRACKERS.
-        info: name, directory and parameters of the run.
-        tracking_uri: address of MLflow's store.
-        experiment: experiment of MLflow, and project of wandb.
-        run_name: name of the run; None: info.name.
-        warn: receives a line when a tracker fails later; None: prints it on stderr.
-
-    Raises:
-        UsageError: a name is unknown, a package is missing, or a tracker cannot be opened.
-        OSError: metrics.csv cannot be written.
-    """
+    """Open metrics.csv and the trackers that a comma-separated list names (rank 0 only)."""
     wanted = tracker_names(names)
     for name in wanted:
         _require_package(name)

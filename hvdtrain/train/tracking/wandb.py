@@ -22,16 +22,7 @@ _PROJECT = "hvdtrain"
 
 
 class Wandb:
-    """Tracker that passes values on to the process that wandb starts.
-
-    Args:
-        info: name, directory and parameters of the training run.
-        project: name of the project; None: "hvdtrain".
-        run_name: name of the run; None: that of `info`.
-
-    Raises:
-        UsageError: nobody is logged in and it is not offline, or the run cannot be opened.
-    """
+    """Tracker that passes values on to the process that wandb starts."""
 
     def __init__(self, info: RunInfo, project: str | None, run_name: str | None) -> None:
         path = info.directory / KEPT
@@ -61,13 +52,7 @@ class Wandb:
         return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Pass values on; see Tracker.log.
-
-        Args:
-            values: values by name.
-            step: optimizer steps done.
-            seconds: seconds since the very first start of the run.
-        """
+        """Pass values on; see Tracker.log."""
         self._run.log({**values, "step": step, "seconds": seconds})
 
     def artifact(self, path: Path) -> None:

@@ -13,25 +13,14 @@ __all__ = ["GradientCollector"]
 
 
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Keeps the gradients of a step, and leaves the variables as they are.
-
-    Args:
-        variables: variables that are trained.
-
-    Attributes:
-        gradients: a variable for the gradient of each, zero where a step had none.
-    """
+    """Keeps the gradients of a step, and leaves the variables as they are."""
 
     def __init__(self, variables: Sequence[Variable]) -> None:
         super().__init__(learning_rate=0.0, name="gradients")
         self.build(list(variables))
 
     def build(self, variables: list[Variable]) -> None:
-        """Make the variables for the gradients (local).
-
-        Args:
-            variables: variables that are trained.
-        """
+        """Make the variables for the gradients (local)."""
         super().build(variables)
         self.gradients: list[Any] = [
             self.add_variable_from_reference(variable, name="gradient") for variable in variables
@@ -42,11 +31,6 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
         grads: Sequence[Tensor | None],
         trainable_variables: Iterable[Variable] | None = None,
     ) -> None:
-        """Keep gradients (local).
-
-        Args:
-            grads: the gradient of each variable.
-            trainable_variables: unused.
-        """
+        """Keep gradients (local)."""
         for kept, gradient in zip(self.gradients, grads, strict=True):
             kept.assign(keras.ops.zeros_like(kept) if gradient is None else gradient)

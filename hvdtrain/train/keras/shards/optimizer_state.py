@@ -28,11 +28,7 @@ _REFUSED = (
 
 
 def require_elementwise(optimizer: Any) -> None:
-    """Check that an optimizer can step on parts of variables.
-
-    Raises:
-        UsageError: it is not known to be able to.
-    """
+    """Check that an optimizer can step on parts of variables."""
     kind = type(optimizer)
     # On the torch backend Keras makes an optimizer of a subclass of its own.
     if not (isinstance(optimizer, _ELEMENTWISE) and kind.__module__.startswith("keras.src.")):
@@ -51,18 +47,7 @@ def require_elementwise(optimizer: Any) -> None:
 
 
 class BuiltOptimizer:
-    """A Keras optimizer, built for variables.
-
-    Args:
-        optimizer: optimizer that is not built yet.
-        variables: variables to step on.
-
-    Attributes:
-        optimizer: the optimizer.
-        variables: the variables.
-        slots: variables of the optimizer that belong to each of them, by name; they have its shape.
-        others: all other variables of the optimizer, such as the number of steps.
-    """
+    """A Keras optimizer, built for variables."""
 
     def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
         self.optimizer, self.variables = optimizer, list(variables)
@@ -86,11 +71,7 @@ class BuiltOptimizer:
         del self.optimizer.add_variable_from_reference
 
     def load(self, states: Sequence[State]) -> None:
-        """Overwrite the state of the optimizer (local).
-
-        Args:
-            states: state of each variable, with that of `others` by their numbers.
-        """
+        """Overwrite the state of the optimizer (local)."""
         for slots, state in zip(self.slots, states, strict=True):
             for name, slot in slots.items():
                 if name in state:

@@ -18,18 +18,7 @@ __all__ = ["KerasShard"]
 
 
 class KerasShard:
-    """A shard whose variables are pieces of the model's, in host memory.
-
-    Args:
-        optimizer: optimizer like that of the model's variables, not built yet, on the CPU.
-        set_step: makes its learning rate that of a step, counted over all epochs.
-        whole: optimizer of the model's variables.
-        pieces: pieces of them in the shard.
-        flat: weights of the shard.
-
-    Attributes:
-        weights: the current weights.
-    """
+    """A shard whose variables are pieces of the model's, in host memory."""
 
     def __init__(
         self,

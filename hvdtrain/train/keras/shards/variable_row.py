@@ -15,15 +15,7 @@ __all__ = ["VariableRow"]
 
 
 class VariableRow(ParameterRow):
-    """Copies of variables and gradients in host memory.
-
-    Args:
-        variables: trained variables, of one type.
-        gradients: variables that hold their gradients after a step.
-
-    Raises:
-        UsageError: there are none, or their types differ.
-    """
+    """Copies of variables and gradients in host memory."""
 
     def __init__(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
         sizes = [int(np.prod(variable.shape)) for variable in variables]

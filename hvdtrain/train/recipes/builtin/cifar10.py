@@ -22,14 +22,7 @@ _PADDING = 4
 def recipe(
     data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 16, blocks: int = 3
 ) -> Recipe:
-    """Return a network for images [n, 3, 32, 32], which are shifted and flipped in training.
-
-    Args:
-        data_dir: directory with the batches, binary or pickled.
-        label_smoothing: label smoothing, see losses.
-        width: channels of the first of three stages.
-        blocks: blocks per stage; 3 make 20 layers.
-    """
+    """Return a network for images [n, 3, 32, 32], which are shifted and flipped in training."""
     data = load_cifar10(data_dir)
     return Recipe(
         model=resnet(len(CLASSES), width, stages=3, blocks=blocks),

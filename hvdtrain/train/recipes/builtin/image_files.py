@@ -20,15 +20,7 @@ __all__ = ["check_pixels", "photograph_recipe", "read_batch_of_one"]
 
 
 def check_pixels(size: int, crop: int) -> None:
-    """Check sizes in pixels, and that images can be read.
-
-    Args:
-        size: pixels of the shorter side after resizing.
-        crop: pixels of the square that is cropped from it.
-
-    Raises:
-        UsageError: a size is invalid, or Pillow is not installed.
-    """
+    """Check sizes in pixels, and that images can be read."""
     require_pillow()
     if not 1 <= crop <= size:
         raise UsageError(f"crop must be from 1 to size, got crop {crop} and size {size}")
@@ -37,15 +29,7 @@ def check_pixels(size: int, crop: int) -> None:
 def photograph_recipe(
     train: ImageFiles, test: ImageFiles, label_smoothing: float, width: int, blocks: int
 ) -> Recipe:
-    """Return a residual network for photographs, which are cropped and flipped in training.
-
-    Args:
-        train: training images, uncropped.
-        test: test images, cropped to the size used in training.
-        label_smoothing: label smoothing, see losses.
-        width: channels of the first of four stages.
-        blocks: blocks per stage.
-    """
+    """Return a residual network for photographs, which are cropped and flipped in training."""
     crop = test.crop or test.size
     return Recipe(
         model=resnet(len(train.classes), width, stages=4, blocks=blocks, large=True),
@@ -60,11 +44,5 @@ def photograph_recipe(
 
 
 def read_batch_of_one(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np.float32]:
-    """Return read_image() as a batch, float32 [1, 3, pixels, pixels].
-
-    Args:
-        path: image file.
-        size: pixels of the shorter side after resizing.
-        crop: pixels of the square that is cropped from it; None: no cropping.
-    """
+    """Return read_image() as a batch, float32 [1, 3, pixels, pixels]."""
     return read_image(path, size, crop)[None]

@@ -19,16 +19,7 @@ def recipe(
     size: int = 144,
     crop: int = 128,
 ) -> Recipe:
-    """Return a network for color images [n, 3, crop, crop].
-
-    Args:
-        data_dir: directory with train/CLASS/ and test/CLASS/ (or val/), which hold images.
-        label_smoothing: label smoothing, see losses.
-        width: channels of the first of four stages.
-        blocks: blocks per stage; 2 make 18 layers.
-        size: pixels of the shorter side after resizing, before cropping.
-        crop: pixels that the network sees: cropped at random in training, from the center else.
-    """
+    """Return a network for color images [n, 3, crop, crop]."""
     check_pixels(size, crop)
     train, test = load_image_folders(data_dir, size, crop)
     return photograph_recipe(train, test, label_smoothing, width, blocks)

@@ -13,14 +13,7 @@ __all__ = ["cross_entropy"]
 
 
 def cross_entropy(label_smoothing: float) -> Callable[..., torch.Tensor]:
-    """Return the mean cross entropy of scores [n, classes, ...] and labels [n, ...].
-
-    Args:
-        label_smoothing: share of each target that is spread over all classes, from 0 to below 1.
-
-    Raises:
-        UsageError: label_smoothing is out of range.
-    """
+    """Return the mean cross entropy of scores [n, classes, ...] and labels [n, ...]."""
     if not 0 <= label_smoothing < 1:
         raise UsageError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
     return partial(torch.nn.functional.cross_entropy, label_smoothing=label_smoothing)

@@ -12,14 +12,7 @@ __all__ = ["cross_entropy"]
 
 
 def cross_entropy(label_smoothing: float) -> Any:
-    """Return the cross entropy of labels [n] and scores [n, classes], summed over samples.
-
-    Args:
-        label_smoothing: share of each target that is spread over all classes, from 0 to below 1.
-
-    Raises:
-        UsageError: label_smoothing is out of range.
-    """
+    """Return the cross entropy of labels [n] and scores [n, classes], summed over samples."""
     if not 0 <= label_smoothing < 1:
         raise UsageError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")
     if label_smoothing:

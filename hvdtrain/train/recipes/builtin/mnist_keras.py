@@ -14,13 +14,7 @@ __all__ = ["recipe"]
 
 
 def recipe(data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 32) -> Recipe:
-    """Return the network for images [n, 1, 28, 28].
-
-    Args:
-        data_dir: directory with the four IDX files of MNIST.
-        label_smoothing: label smoothing, see losses_keras.
-        width: channels of the first convolution; the second has twice as many.
-    """
+    """Return the network for images [n, 1, 28, 28]."""
     data = load_mnist(data_dir)
     layers = keras.layers
     model = keras.Sequential(

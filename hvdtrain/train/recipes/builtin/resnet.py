@@ -19,18 +19,7 @@ _GROUPS = 8
 def resnet(
     classes: int, width: int, stages: int, blocks: int, channels: int = 3, large: bool = False
 ) -> nn.Module:
-    """Return a network that maps images [n, channels, height, width] to scores [n, classes].
-
-    Args:
-        classes: number of scores.
-        width: channels of the first stage; each further stage has twice as many, at half the
-            resolution.
-        stages: number of stages.
-        blocks: blocks of two convolutions per stage.
-        channels: channels of the images.
-        large: start with a strided convolution and pooling, which quarter the resolution, as for
-            photographs.
-    """
+    """Return a network that maps images [n, channels, height, width] to scores [n, classes]."""
     if large:
         stem = [_convolution(channels, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
     else:

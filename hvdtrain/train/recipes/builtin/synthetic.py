@@ -22,16 +22,7 @@ def recipe(
     width: int = 16,
     label_smoothing: float = 0.0,
 ) -> Recipe:
-    """Return a network for inputs [n, *shape], and synthetic data.
-
-    Args:
-        shape: shape of one input, such as 3x32x32 (an image) or 100 (a vector).
-        classes: number of classes.
-        samples: number of training samples; there are a tenth as many test samples.
-        data_seed: seed of the data alone.
-        width: channels of the first of three stages, or a sixteenth of a dense layer.
-        label_smoothing: label smoothing, see losses.
-    """
+    """Return a network for inputs [n, *shape], and synthetic data."""
     numbers = _parsed(shape)
     data = make_synthetic(samples, numbers, classes, data_seed)
     if len(numbers) == 1:

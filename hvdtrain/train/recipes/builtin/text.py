@@ -22,17 +22,7 @@ def recipe(
     heads: int = 4,
     label_smoothing: float = 0.0,
 ) -> Recipe:
-    """Return a network that maps characters [n, context] to scores of the character after each.
-
-    Args:
-        data_dir: folder that holds the text, or the file itself.
-        file: name of the file in the folder; empty: the only one that ends in .txt.
-        context: number of characters that the network sees.
-        width: numbers per character.
-        layers: layers of the transformer.
-        heads: attention heads.
-        label_smoothing: label smoothing, see losses.
-    """
+    """Return a network that maps characters [n, context] to scores of the character after each."""
     text = load_text(data_dir, context, file)
     return Recipe(
         model=Transformer(len(text.vocabulary), context, width, layers, heads),

@@ -12,18 +12,7 @@ __all__ = ["Transformer"]
 
 
 class Transformer(nn.Module):
-    """Predicts scores for the token that follows each token of a window.
-
-    Args:
-        vocabulary: number of tokens.
-        context: maximum number of tokens of a window.
-        width: numbers per token.
-        layers: number of layers.
-        heads: attention heads.
-
-    Raises:
-        UsageError: the width is not a multiple of the number of heads.
-    """
+    """Predicts scores for the token that follows each token of a window."""
 
     def __init__(self, vocabulary: int, context: int, width: int, layers: int, heads: int) -> None:
         super().__init__()

@@ -12,17 +12,7 @@ __all__ = ["FlatParameters"]
 
 
 class FlatParameters(ParameterRow):
-    """Copies of parameters and gradients in host memory.
-
-    Args:
-        parameters: trained parameters, of one type.
-
-    Attributes:
-        parameters: the parameters.
-
-    Raises:
-        UsageError: there are none, or their types differ.
-    """
+    """Copies of parameters and gradients in host memory."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self.parameters = list(parameters)

@@ -26,11 +26,7 @@ _OF_PARAMETER = ("step", "mu_product", "eta", "mu")
 
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Check that an optimizer can step on parts of parameters.
-
-    Raises:
-        UsageError: it is not known to be able to.
-    """
+    """Check that an optimizer can step on parts of parameters."""
     if type(optimizer) not in _ELEMENTWISE:
         names = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
         raise UsageError(
@@ -40,16 +36,7 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
 
 class TorchShard:
-    """A shard whose parameters are pieces of the model's.
-
-    Args:
-        optimizer: optimizer of the model's parameters, in the groups in which they are stepped on;
-            it becomes that of the pieces.
-        parameters: the model's trained parameters.
-        pieces: pieces of them in the shard.
-        flat: weights of the shard; steps change them in place.
-        set_rate: sets the learning rates of an optimizer for a step, counted over all epochs.
-    """
+    """A shard whose parameters are pieces of the model's."""
 
     def __init__(
         self,
@@ -123,13 +110,7 @@ def load_states(
     parameters: Sequence[torch.nn.Parameter],
     states: Sequence[State],
 ) -> None:
-    """Overwrite the state of the optimizer of the whole parameters (local).
-
-    Args:
-        optimizer: optimizer of the whole parameters.
-        parameters: the parameters.
-        states: state of each.
-    """
+    """Overwrite the state of the optimizer of the whole parameters (local)."""
     for parameter, state in zip(parameters, states, strict=True):
         for name, value in state.items():
             own = optimizer.state[parameter]
