@@ -8,8 +8,6 @@ from difflib import get_close_matches
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["did_you_mean", "nearest_name", "require_version"]
-
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ": did you mean NAME?" for the nearest known name; "" if none is near."""

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_default_arithmetic"]
-
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -27,7 +25,7 @@ _LIBM = ctypes.PyDLL(None)
 
 
 def in_default_arithmetic(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Return a function that runs in the default floating-point mode (local).
+    """Return a function that runs in the default floating-point mode.
 
     Subnormal numbers are kept, and rounding is to nearest, also in threads that it starts. The
     caller's mode is restored when the function returns.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from hvdtrain.advice import nearest_name
 from hvdtrain.errors import UsageError
 
-__all__ = ["DEFAULT_BUCKET_BYTES", "Config"]
-
 # Used if no measurement is made.
 DEFAULT_BUCKET_BYTES = 25 << 20
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["cpu_limit", "memory_limit", "memory_room", "own_groups", "read_file"]
-
 Read = Callable[[Path], str | None]
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -21,7 +19,7 @@ _NO_LIMIT_BYTES = 1 << 60
 
 
 def own_groups() -> str:
-    """Return the text of /proc/self/cgroup (local)."""
+    """Return the text of /proc/self/cgroup."""
     return read_file(Path("/proc/self/cgroup")) or ""
 
 

@@ -9,16 +9,6 @@ from dataclasses import dataclass
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 
-__all__ = [
-    "MASKS",
-    "Device",
-    "DeviceWish",
-    "device_index",
-    "no_gpus",
-    "parse_gpu_map",
-    "require_own_devices",
-]
-
 _INDEX = re.compile("[0-9]{1,4}")
 # One for each layer of GPU software; each counts among the GPUs that the layer below shows.
 MASKS = (

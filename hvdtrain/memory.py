@@ -7,8 +7,6 @@ from pathlib import Path
 
 from hvdtrain.control_groups import memory_limit, memory_room, own_groups, read_file
 
-__all__ = ["Memory", "find_memory"]
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -20,7 +18,7 @@ class Memory:
 
 
 def find_memory() -> Memory:
-    """Return the memory of the machine and of this process's control groups (local)."""
+    """Return the memory of the machine and of this process's control groups."""
     text = Path("/proc/meminfo").read_text(encoding="ascii")
     fields = dict(line.split(":", 1) for line in text.splitlines())
     machine, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))

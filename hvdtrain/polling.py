@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["poll_until"]
-
 _SPIN_SECONDS = 100e-6
 _SHORTEST_SLEEP_SECONDS = 50e-6
 _LONGEST_SLEEP_SECONDS = 5e-3

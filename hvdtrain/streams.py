@@ -6,8 +6,6 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
-__all__ = ["HOST", "Event", "Mark", "Movable", "Place", "Several", "Streams"]
-
 _Result = TypeVar("_Result")
 _Memory = TypeVar("_Memory", bound="Movable")
 

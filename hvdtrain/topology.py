@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from types import ModuleType
 
-__all__ = ["Topology", "count_threads", "cpu_threads", "format_by_rank", "format_ranks"]
-
 
 @dataclass(frozen=True)
 class Topology:

@@ -7,8 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-__all__ = ["DType", "ReduceOp"]
-
 
 class ReduceOp(Enum):
     """Reduction operations."""

@@ -8,19 +8,6 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import HvdtrainError
 
-__all__ = [
-    "OPEN_MPI",
-    "SRUN",
-    "TORCHRUN",
-    "TORCHRUN_MARKER",
-    "PromisedWorld",
-    "discover",
-    "idle_tasks",
-    "parse_slots",
-    "promised_world",
-    "under_launcher",
-]
-
 
 @dataclass(frozen=True)
 class PromisedWorld:
@@ -91,7 +78,7 @@ _LIMIT_SECONDS = 30.0
 
 
 def discover(program: str) -> dict[str, int]:
-    """Run a program that prints the hosts of a job, and return the slots of each (local)."""
+    """Run a program that prints the hosts of a job, and return the slots of each."""
     import socket  # only here, as subprocess: this module is imported everywhere
     import subprocess
 

@@ -16,8 +16,6 @@ from hvdtrain.check.section import Section, guarded
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 
-__all__ = ["all_sections"]
-
 
 def all_sections(engines: Sequence[str]) -> Iterator[Section]:
     """Run all checks, and yield each section as soon as it is known."""

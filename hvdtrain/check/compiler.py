@@ -10,8 +10,6 @@ from hvdtrain.check.section import Section
 from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
 
-__all__ = ["check_compiler"]
-
 # The framework that each is for, or "".
 _NEEDED_BY = (
     ("torch", "the allocator of PyTorch's gradients, which are else copied into buckets"),

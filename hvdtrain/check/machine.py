@@ -11,15 +11,6 @@ from hvdtrain.check.section import Section
 from hvdtrain.control_groups import cpu_limit, own_groups, read_file
 from hvdtrain.memory import Memory, find_memory
 
-__all__ = [
-    "Cores",
-    "SharedMemory",
-    "check_cores",
-    "check_memory",
-    "find_cores",
-    "find_shared_memory",
-]
-
 _SHM = "/dev/shm"
 _TRIAL_BYTES = 1 << 20
 _LITTLE_SHM_BYTES = 64 << 20
@@ -50,7 +41,7 @@ class SharedMemory:
 
 
 def find_cores() -> Cores:
-    """Return the cores of this machine and this process (local)."""
+    """Return the cores of this machine and this process."""
     return Cores(
         machine=os.cpu_count() or 1,
         affinity=len(os.sched_getaffinity(0)),
@@ -59,7 +50,7 @@ def find_cores() -> Cores:
 
 
 def find_shared_memory() -> SharedMemory:
-    """Return the state of /dev/shm, and try a segment of the kind that ranks share (local)."""
+    """Return the state of /dev/shm, and try a segment of the kind that ranks share."""
     try:
         found = os.statvfs(_SHM)
     except OSError:

@@ -14,8 +14,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
 from hvdtrain.launch.mpirun import mpirun_command
 
-__all__ = ["check_engines", "check_mpi", "check_trial", "judge"]
-
 _TOO_FEW = ", but process sets need multiple: unset MPI4PY_RC_THREAD_LEVEL, or use another MPI"
 _RANKS = 2
 _TIMEOUT_SECONDS = 120

@@ -11,8 +11,6 @@ from typing import TypedDict
 from hvdtrain.check.probe import ProbeError, ask_python, finish
 from hvdtrain.check.section import Section
 
-__all__ = ["check_frameworks", "check_gpus", "check_packages"]
-
 # Modules, and the names of the distributions that install them.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "mpi4py": ("mpi4py",),

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-__all__ = ["Finished", "Json", "ProbeError", "ask_python", "finish"]
-
 # A JSON object; what is in it is up to the program that printed it.
 Json: TypeAlias = dict[str, Any]
 

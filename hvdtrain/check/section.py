@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Section", "guarded"]
-
 
 @dataclass(frozen=True)
 class Section:

@@ -16,8 +16,6 @@ from hvdtrain.horovod.build.stages import Stages
 from hvdtrain.horovod.build.workshop import open_workshop
 from hvdtrain.world import promised_world
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.option("--force", is_flag=True, help="Build even where the cache has a wheel.")

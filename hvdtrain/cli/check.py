@@ -15,8 +15,6 @@ from hvdtrain.engines.registry import ENGINES
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
 from hvdtrain.world import promised_world
 
-__all__ = ["command"]
-
 _MARGIN = 12
 _PAGE = "the page 'Something went wrong' of the documentation lists messages, with what to do"
 

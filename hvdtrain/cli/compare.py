@@ -14,8 +14,6 @@ from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
 from hvdtrain.train.options import BACKENDS, DTYPES, FRAMEWORKS
 from hvdtrain.world import promised_world
 
-__all__ = ["command"]
-
 _DEFAULTS = {"torch": ("hvdtrain,ddp",), "keras": ("hvdtrain,mirrored",)}
 _PYTHON_HELP = "Interpreter of another environment for a strategy; may be given several times."
 

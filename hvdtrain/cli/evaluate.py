@@ -9,8 +9,6 @@ import click
 
 from hvdtrain.cli.train import with_run_options
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("run", type=Path, metavar="RUN")

@@ -8,10 +8,9 @@ import textwrap
 
 import click
 
-from hvdtrain.core.exchanges.catalog import EXCHANGES, ExchangeOption, exchange_options
+from hvdtrain.core.exchanges.catalog import EXCHANGES, exchange_options
 from hvdtrain.core.gradients.exchange import Exchange
-
-__all__ = ["command"]
+from hvdtrain.core.gradients.exchange_text import ExchangeOption
 
 _WIDTH, _MARGIN = 100, 15
 

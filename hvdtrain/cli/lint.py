@@ -17,8 +17,6 @@ from hvdtrain.lint.running.start import run_script
 from hvdtrain.lint.source.finding import Finding
 from hvdtrain.world import promised_world
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument(

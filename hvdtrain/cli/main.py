@@ -21,8 +21,6 @@ from hvdtrain.errors import (
 from hvdtrain.supervision.milestones import begin
 from hvdtrain.world import promised_world
 
-__all__ = ["group", "main"]
-
 _COMMANDS = {
     "train": "Train a recipe on all ranks (the default: train digits).",
     "evaluate": "Evaluate a trained model on its test samples.",

@@ -6,8 +6,6 @@ import os
 
 import click
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("path", metavar="FILE")

@@ -17,8 +17,6 @@ from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import OPTIONS, RECIPES, Option, TrainOptions
 from hvdtrain.world import promised_world
 
-__all__ = ["OF_CONFIGURATION", "command", "read_options", "with_run_options"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 # Help of the options that only the command line has, by flag.

@@ -22,8 +22,6 @@ from hvdtrain.train.options.saving import RUNS
 from hvdtrain.train.records.files import new_directory, prepare_directory
 from hvdtrain.train.records.results import json_text
 
-__all__ = ["Request", "compare"]
-
 # Options that say what is trained; the others have no meaning for other libraries.
 _COMPARED = (
     *("recipe", "set", "data_dir", "framework", "backend", "dtype"),

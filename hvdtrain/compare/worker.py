@@ -13,8 +13,6 @@ from hvdtrain.compare.protocol.task import Place, Task
 from hvdtrain.compare.strategies.table import find_strategy
 from hvdtrain.world import promised_world
 
-__all__ = ["main"]
-
 
 def main(file: str) -> None:
     """Train, and write what was measured, or the error."""

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["COMPILERS", "find_compiler"]
-
 # Of C++, in the order in which they are looked for.
 COMPILERS = ("c++", "g++", "clang++")
 
 
 def find_compiler(environ: Mapping[str, str], names: Sequence[str] = COMPILERS) -> tuple[str, ...]:
-    """Return the command of the C++ compiler: that of CXX, else the first name on PATH (local)."""
+    """Return the command of the C++ compiler: that of CXX, else the first name on PATH."""
     named = shlex.split(environ.get("CXX", ""))
     for words in [named] if named else [[name] for name in names]:
         if path := shutil.which(words[0], path=environ.get("PATH", "")):

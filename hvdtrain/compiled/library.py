@@ -9,14 +9,6 @@ from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = [
-    "KernelError",
-    "find_library",
-    "load_or_report",
-    "open_library",
-    "report_missing",
-]
-
 _logger = logging.getLogger("hvdtrain")
 
 _HEADER = Path(__file__).with_name("kernel.h")
@@ -52,7 +44,7 @@ def load_or_report(
 
 
 def report_missing(path: Path | None, without: str, reason: object) -> None:
-    """Log why a library is not used: a missing one may be intended, an unusable one is a mistake."""
+    """Log why a library is not used: one may be missing on purpose, but not unusable."""
     level = logging.INFO if path is None else logging.WARNING
     _logger.log(level, "hvdtrain: %s, which is slower: no compiled kernel: %s", without, reason)
 

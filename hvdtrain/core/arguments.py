@@ -12,18 +12,6 @@ from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.types import ReduceOp
 
-__all__ = [
-    "Groups",
-    "check_groups",
-    "check_has_gradient",
-    "check_predivide",
-    "choose_exchange",
-    "choose_groups",
-    "choose_op",
-    "group_indices",
-    "op_on_wire",
-]
-
 # A number of groups in which gradients are reduced together, or lists of parameters.
 Groups = int | Sequence[Sequence[object]] | None
 
@@ -131,7 +119,7 @@ def group_indices(groups: Groups, parameters: Sequence[object]) -> tuple[tuple[i
 def choose_exchange(
     exchange: object, op: ReduceOp, predivide: float, compression: str = "none"
 ) -> Exchange | None:
-    """Return the exchange that was given or implied by another argument; None for the default one."""
+    """Return the exchange that is given, or implied by another argument; None for the default."""
     if exchange is None:
         if op is ReduceOp.ADASUM:
             return AdasumExchange()

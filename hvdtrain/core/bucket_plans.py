@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
@@ -29,16 +30,6 @@ from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.operations import Submission
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
-
-__all__ = [
-    "agree_on_bucket_size",
-    "agree_on_change",
-    "agree_on_plan",
-    "close_unused_plans",
-    "open_plan_channel",
-    "replan",
-    "take_layout",
-]
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -73,12 +64,13 @@ def _agree_on_bucket_size(channel: Channel) -> BucketSize:
     return size
 
 
+@collective
 def agree_on_plan(
     specs: list[ParameterSpec],
     channel: Channel,
     groups: Sequence[Sequence[int]] = (),
 ) -> BucketPlan:
-    """Return the bucket plan of the channel's first rank on every rank (collective).
+    """Return the bucket plan of the channel's first rank on every rank.
 
     The first rank logs it.
     """
@@ -102,8 +94,9 @@ def agree_on_plan(
     return plan
 
 
+@collective
 def take_layout(plan: BucketPlan, layout: Mapping[str, Any] | None, channel: Channel) -> BucketPlan:
-    """Return a plan with the layout that the channel's first rank gives (collective)."""
+    """Return a plan with the layout that the channel's first rank gives."""
     taken = broadcast_object(layout, channel.ranks[0], "bucket plan", channel)
     if taken is None:
         return plan
@@ -129,8 +122,9 @@ def replan(
     )
 
 
+@collective
 def open_plan_channel(parent: Channel) -> Channel:
-    """Open a channel with the members of `parent` for the steps of a plan (collective).
+    """Open a channel with the members of `parent` for the steps of a plan.
 
     Without threads this returns `parent`, because a rank that waits in one channel does not serve
     another one.
@@ -144,8 +138,9 @@ def open_plan_channel(parent: Channel) -> Channel:
     return channel
 
 
+@collective
 def close_unused_plans(parent: Channel) -> None:
-    """Close the channels of plans that no member of `parent` needs any more (collective).
+    """Close the channels of plans that no member of `parent` needs any more.
 
     A communicator can only be freed by all of its members together, and MPI has a limited number.
     """
@@ -168,6 +163,7 @@ class _PlanChange(Operation):
         pass
 
 
+@collective
 def agree_on_change(channel: Channel, name: str, change: str) -> None:
-    """Agree that the parameters no longer match their plan (collective, instead of a step)."""
+    """Agree that the parameters no longer match their plan (instead of a step)."""
     Submission(channel, _PlanChange(name, change)).run()

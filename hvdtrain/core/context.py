@@ -10,6 +10,7 @@ from functools import partial
 from typing import NoReturn
 
 from hvdtrain.arithmetic import in_default_arithmetic
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.membership.opening import open_context, start_watches
 from hvdtrain.core.membership.recovery import Recovery, open_next, open_of_newcomer, recruit
@@ -47,7 +48,7 @@ __all__ = [
 
 
 def _end_soon(reason: str) -> None:
-    """End the job, unless the program ends by itself (local)."""
+    """End the job, unless the program ends by itself."""
     if _guard is not None:
         _guard.end_soon(reason)
 
@@ -66,8 +67,9 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
+@collective
 def init(engine: str | None = None, deterministic: bool = False) -> None:
-    """Join the world of ranks that the launcher started (collective). A second call does nothing."""
+    """Join the world of ranks that the launcher started. A second call does nothing."""
     global _context
     if is_initialized():
         return
@@ -123,7 +125,7 @@ def _report_start(topology: Topology) -> None:
 
 
 def _guard_exits(config: Config, topology: Topology, communicator: Communicator) -> None:
-    """Have every exit of this rank pass through a guard (local)."""
+    """Have every exit of this rank pass through a guard."""
     global _guard
     if _guard is not None:
         _guard.uninstall()
@@ -132,6 +134,7 @@ def _guard_exits(config: Config, topology: Topology, communicator: Communicator)
     _guard.install()
 
 
+@collective
 def recover(leaving: Collection[int] = ()) -> Recovery:
     """Go on without the ranks that have ended (collective over those that are left).
 
@@ -163,7 +166,7 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
 
 @contextmanager
 def alone_if_newcomer() -> Iterator[None]:
-    """Let a rank that has joined prepare what the others have, in a world of its own (local).
+    """Let a rank that has joined prepare what the others have, in a world of its own.
 
     What is made there is made anew in the world of all with its next use, as after `recover`. It
     does nothing on other ranks, and after `accept_newcomers`.
@@ -201,7 +204,7 @@ def newcomer_waits() -> bool:
 
 
 def _abort(communicator: Communicator, code: int) -> None:
-    """End all ranks with an exit code, without waiting, and save the recording (local)."""
+    """End all ranks with an exit code, without waiting, and save the recording."""
     try:
         if _context is not None and _context.recording is not None:
             _context.recording.save()
@@ -215,7 +218,7 @@ def _end_excluded(error: ExcludedError) -> NoReturn:
 
 
 def end_alone() -> NoReturn:
-    """End this process with exit code 0, while the others go on as if it had been killed (local).
+    """End this process with exit code 0, while the others go on as if it had been killed.
 
     MPI is not finalized: that would wait for the others.
     """
@@ -227,6 +230,7 @@ def end_alone() -> NoReturn:
         os._exit(0)
 
 
+@collective
 def shutdown() -> None:
     """Leave the world together with all other ranks (collective). A second call does nothing."""
     global _context
@@ -246,7 +250,7 @@ def is_initialized() -> bool:
 
 
 def current() -> Context:
-    """Return the context (local)."""
+    """Return the context."""
     if _context is None:
         raise NotInitializedError("hvdtrain is not initialized: call init() first")
     if _context.process_id != _process_id:

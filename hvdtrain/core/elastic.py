@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.membership.world import Context
 from hvdtrain.core.objects import broadcast_object as _broadcast_object
@@ -53,11 +54,13 @@ class ObjectState:
         """Restore the values of the last commit() or sync(), or the initial ones (local)."""
         self._set(copy.deepcopy(self._saved))
 
+    @collective
     def sync(self) -> None:
         """Replace the values on every rank by rank 0's, and save them (collective)."""
         self._set(self._bcast_object(self._values()))
         self.save()
 
+    @collective
     def check_host_updates(self) -> None:
         """Interrupt the function that `run` calls if a rank waits to join (collective).
 
@@ -150,8 +153,9 @@ class _NewcomerWaits(HostsUpdatedInterrupt):
     """A rank waits to join, on all ranks."""
 
 
+@collective
 def require_all() -> None:
-    """Check that no rank has ended before all are through (collective).
+    """Check that no rank has ended before all are through.
 
     Another one may have met that in its last operation, and need this one to go on.
     """
@@ -160,6 +164,7 @@ def require_all() -> None:
         raise RanksLostError(f"{here.topology.title} a rank ended before all were through")
 
 
+@collective
 def _go_on_in_next_world(failed: Exception | None) -> None:
     """Recover, and exit if too few ranks are left (collective over them)."""
     recovery = context.recover()
@@ -183,7 +188,7 @@ def _go_on_in_next_world(failed: Exception | None) -> None:
 
 
 def tells_of_lost_ranks(error: Exception, world: Context) -> bool:
-    """Return whether an error means that ranks have ended, and the others can go on (local)."""
+    """Return whether an error means that ranks have ended, and the others can go on."""
     if world.failures is None:
         return False
     try:

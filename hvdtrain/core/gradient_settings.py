@@ -13,8 +13,6 @@ from hvdtrain.core.process_set import ProcessSet, global_process_set, require_pr
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["GradientSettings", "check_sharding"]
-
 
 @dataclass(frozen=True)
 class GradientSettings:
@@ -65,7 +63,7 @@ class GradientSettings:
 
 
 def check_sharding() -> None:
-    """Check that ranks may share the optimizer's work and its state (local)."""
+    """Check that ranks may share the optimizer's work and its state."""
     here = context.current() if context.is_initialized() else None
     if here is not None and here.failures is not None and not here.keeps_states:
         raise UnsupportedError(

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.process_set import Mpi4pyCommunicator, ProcessSet, add_process_set
 
@@ -44,6 +45,7 @@ def on_init(action: Callable[[], None]) -> None:
         action()
 
 
+@collective
 def init(
     comm: object = None,
     process_sets: Sequence[ProcessSet] | str | None = None,

@@ -16,19 +16,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.errors import HvdtrainError
-
-__all__ = [
-    "allgather_object",
-    "broadcast_object",
-    "call_on_root",
-    "gather_object",
-    "raise_together",
-    "reducers",
-    "scatter_object",
-]
 
 T = TypeVar("T")
 
@@ -49,10 +40,11 @@ class _Refusal:
     reason: str
 
 
+@collective
 def broadcast_object(
     obj: object, root_rank: int = 0, name: str | None = None, channel: Channel | None = None
 ) -> Any:
-    """Return rank `root_rank`'s object on every rank (collective, blocking)."""
+    """Return rank `root_rank`'s object on every rank."""
     here = context.current()
     channel, name = channel or here.world, name or "object"
     is_root = here.topology.rank == root_rank
@@ -69,10 +61,11 @@ def broadcast_object(
     return obj if is_root else _loaded(payload)
 
 
+@collective
 def allgather_object(
     obj: object, name: str | None = None, channel: Channel | None = None
 ) -> list[Any]:
-    """Return the objects of all ranks, by rank, on every rank (collective, blocking)."""
+    """Return the objects of all ranks, by rank, on every rank."""
     payload, _ = _packed(obj)
     channel = channel or context.current().world
     buffers, shapes = [Buffer.from_array(payload)], [payload.shape]
@@ -81,15 +74,17 @@ def allgather_object(
     return [_loaded(part) for part in parts]
 
 
+@collective
 def raise_together(problem: Exception | None, name: str, channel: Channel | None = None) -> None:
-    """Raise the problem of the first rank that has one on every rank (collective)."""
+    """Raise the problem of the first rank that has one on every rank."""
     for found in allgather_object(problem, f"problems of {name}", channel):
         if found is not None:
             raise found
 
 
+@collective
 def gather_object(obj: object, name: str) -> list[Any] | None:
-    """Return the objects of all ranks, by rank, on rank 0, and None elsewhere (collective).
+    """Return the objects of all ranks, by rank, on rank 0, and None elsewhere.
 
     They are sent one after the other, so that rank 0 holds the bytes of one at a time.
     """
@@ -107,8 +102,9 @@ def gather_object(obj: object, name: str) -> list[Any] | None:
     return gathered if rank == 0 else None
 
 
+@collective
 def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
-    """Return this rank's object of those of rank 0 (collective, blocking).
+    """Return this rank's object of those of rank 0.
 
     They are sent one after the other, so that rank 0 holds the bytes of one at a time.
     """
@@ -125,8 +121,9 @@ def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
     return own
 
 
+@collective
 def call_on_root(function: Callable[[], T]) -> T:
-    """Call `function` on rank 0 only; return its result on every rank (collective)."""
+    """Call `function` on rank 0 only; return its result on every rank."""
     result: T | HvdtrainError | None = None
     if context.current().topology.rank == 0:
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.decision import JoinOrder, last_to_join
@@ -18,18 +19,6 @@ from hvdtrain.core.collectives.reducescatter import ReduceScatter
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Streams
 from hvdtrain.types import DType, ReduceOp
-
-__all__ = [
-    "Submission",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "join",
-    "reducescatter",
-    "run_prepared",
-]
 
 _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
 
@@ -45,17 +34,18 @@ class Submission:
     operation: Operation
 
     def after(self, streams: Streams) -> Submission:
-        """Order it after the work on the current stream of a device (local)."""
+        """Order it after the work on the current stream of a device."""
         self.operation.streams, self.operation.mark = streams, streams.mark()
         return self
 
+    @collective
     def start(self) -> Submission:
-        """Submit the operation (collective, in any order)."""
+        """Submit the operation (in any order)."""
         self.channel.submit(self.operation)
         return self
 
     def done(self) -> bool:
-        """Return whether the operation is complete, including its work on a device (local)."""
+        """Return whether the operation is complete, including its work on a device."""
         operation = self.operation
         return self.channel.poll(operation) and operation.streams.done(operation.finished)
 
@@ -71,8 +61,9 @@ class Submission:
         operation.streams.wait(operation.finished)
         return operation.outcome()
 
+    @collective
     def run(self) -> Any:
-        """Submit the operation and wait for it (collective, blocking)."""
+        """Submit the operation and wait for it."""
         operation = self.operation
         with context.current().blocked.running():
             result = self.channel.run(operation)
@@ -80,8 +71,9 @@ class Submission:
         return result
 
 
+@collective
 def run_prepared(channel: Channel, prepared: Prepared, data: object) -> bool:
-    """Run a prepared operation if nothing else is pending (collective, blocking)."""
+    """Run a prepared operation if nothing else is pending."""
     if channel.track is not None:
         return False  # a timeline records each part of an operation
     with context.current().blocked.running():
@@ -188,13 +180,15 @@ def reducescatter(
     return Submission(channel, operation)
 
 
+@collective
 def barrier(channel: Channel) -> None:
-    """Wait until every rank of a channel has called this (collective, blocking)."""
+    """Wait until every rank of a channel has called this."""
     Submission(channel, Barrier(channel.name("barrier", None))).run()
 
 
+@collective
 def join() -> int:
-    """Contribute zeros to other ranks' reductions until all ranks have joined (collective)."""
+    """Contribute zeros to other ranks' reductions until all ranks have joined."""
     here = context.current()
     everywhere = [c for c in here.channels() if len(c.ranks) == here.topology.size]
     waits = [Submission(channel, channel.join()) for channel in everywhere]

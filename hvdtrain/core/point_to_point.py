@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.point_to_point import PointToPoint
 
-__all__ = ["open_point_to_point"]
 
-
+@collective
 def open_point_to_point(channel: Channel) -> PointToPoint:
-    """Return messages between pairs of a channel's members, until it is closed (collective)."""
+    """Return messages between pairs of a channel's members, until it is closed."""
     opened: PointToPoint = channel.run(_Open())
     channel.before_closing(opened.close)
     return opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol, cast, runtime_checkable
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.bucket_plans import close_unused_plans
@@ -122,7 +123,7 @@ class _GlobalProcessSet(ProcessSet):
         return [] if here is None else list(range(here.topology.size))
 
     def channel(self) -> Channel:
-        """Return the channel of the world (local)."""
+        """Return the channel of the world."""
         return context.current().world
 
     def _registered(self) -> list[int]:
@@ -134,7 +135,7 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 
 def require_process_set(process_set: object) -> ProcessSet:
-    """Return an argument of a user's program, after checking its type (local)."""
+    """Return an argument of a user's program, after checking its type."""
     if isinstance(process_set, ProcessSet):
         return process_set
     raise TypeError(
@@ -144,10 +145,11 @@ def require_process_set(process_set: object) -> ProcessSet:
 
 
 def channel_of(process_set: object) -> Channel:
-    """Return the channel of a process set (local)."""
+    """Return the channel of a process set."""
     return require_process_set(process_set).channel()
 
 
+@collective
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Register a set of ranks (collective over all ranks of the world).
 
@@ -182,6 +184,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return process_set
 
 
+@collective
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a set of ranks (collective over the world); return whether it was registered."""
     here = context.current()
@@ -227,5 +230,5 @@ def can_lose_ranks() -> bool:
 
 
 def stays_alone(process_set: ProcessSet) -> bool:
-    """Return whether this rank is the only one of a process set, and remains so (local)."""
+    """Return whether this rank is the only one of a process set, and remains so."""
     return process_set.size() == 1 and not can_lose_ranks()

@@ -17,15 +17,15 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import EXIT_USAGE, HvdtrainError
 
-__all__ = ["distinct_addresses", "main"]
 
-
+@collective
 def main() -> None:
-    """Join the world, and print the fields of cluster_environment.ClusterRank (collective)."""
+    """Join the world, and print the fields of cluster_environment.ClusterRank."""
     context.init()
     topology = context.current().topology
     error = sys.argv[2] if sys.argv[1] == "--error" else ""

@@ -7,13 +7,11 @@ from collections.abc import Container
 
 from hvdtrain.core import context
 
-__all__ = ["note_staging"]
-
 _logger = logging.getLogger("hvdtrain")
 
 
 def note_staging(what: str, device: str) -> None:
-    """Log on rank 0, once for each type of device, that data is copied through the host (local)."""
+    """Log on rank 0, once for each type of device, that data is copied through the host."""
     here = context.current()
     said: set[str] = here.kept.setdefault(here.world, {}).setdefault(note_staging, set())
     kind = device.partition(":")[0]

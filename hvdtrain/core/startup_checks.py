@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.process.exits import write_message
 from hvdtrain.engines.communicator import EngineWorld
@@ -17,29 +18,19 @@ from hvdtrain.errors import HvdtrainError, LauncherMismatchError, UsageError
 from hvdtrain.topology import Topology, count_threads, format_ranks
 from hvdtrain.world import SRUN, idle_tasks, promised_world
 
-__all__ = [
-    "RankCores",
-    "binding_warnings",
-    "check_world_size",
-    "delay_startup_error",
-    "is_child_process",
-    "warn_of_binding",
-    "warn_of_idle_tasks",
-]
-
 # How long other ranks wait while the promised rank 0 reports that there is no world.
 _REPORT_SECONDS = 5.0
 
 
 def is_child_process() -> bool:
-    """Return whether this process was started by multiprocessing (local)."""
+    """Return whether this process was started by multiprocessing."""
     # A spawned child imports the main script before it knows its parent; until then it is marked.
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     return inheriting or multiprocessing.parent_process() is not None
 
 
 def check_world_size(world: EngineWorld) -> None:
-    """Check that the world has as many ranks as the launcher has started (local)."""
+    """Check that the world has as many ranks as the launcher has started."""
     promised = promised_world(os.environ)
     size = world.communicator.size
     if promised is None or promised.size == size or world.joined:
@@ -71,7 +62,7 @@ def delay_startup_error(error: HvdtrainError) -> bool:
 
 
 def warn_of_idle_tasks(topology: Topology) -> None:
-    """Warn if the tasks of a Slurm job other than this rank do nothing (local)."""
+    """Warn if the tasks of a Slurm job other than this rank do nothing."""
     if idle := idle_tasks(os.environ):
         write_message(
             topology.title,
@@ -115,8 +106,9 @@ def binding_warnings(host: str, ranks: Sequence[RankCores]) -> list[str]:
     return found
 
 
+@collective
 def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
-    """Warn, on one rank of each node, of bad CPU binding (collective)."""
+    """Warn, on one rank of each node, of bad CPU binding."""
     cores = frozenset(os.sched_getaffinity(0))
     own = RankCores(topology.rank, cores, count_threads(os.environ, sys.modules))
     gathered = exchange(world.communicator, [own])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
@@ -31,6 +32,7 @@ class _Together(Operation):
         return self._function(communicator)
 
 
+@collective
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Start recording the waiting and communication times of all operations (collective).
 
@@ -54,6 +56,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     here.record(Submission(here.world, _Together(request, start)).run())
 
 
+@collective
 def stop_timeline() -> None:
     """Stop recording and write the file (collective); does nothing without a recording.
 

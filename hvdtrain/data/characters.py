@@ -12,8 +12,6 @@ import numpy.typing as npt
 from hvdtrain.data.files import data_folder, missing_files, read_text
 from hvdtrain.errors import UsageError
 
-__all__ = ["Characters", "Windows", "load_text"]
-
 _LAYOUT = "one file that ends in .txt, in UTF-8"
 _TEST_FRACTION = 0.1
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from hvdtrain.data.files import read_bytes
 from hvdtrain.errors import UsageError
 
-__all__ = ["read_python_batch"]
-
 _IMAGE_BYTES = 3 * 32 * 32
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["data_folder", "missing_files", "read_bytes", "read_text"]
-
 
 def data_folder(data_dir: Path | None, data_set: str, layout: str) -> Path:
     """Return the folder of a data set after checking that it exists."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["standardized", "standardized_colors"]
-
 # Per color, of ImageNet's training images between 0 and 1: most networks are trained with these.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]

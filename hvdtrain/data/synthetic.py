@@ -10,8 +10,6 @@ import numpy as np
 from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.errors import UsageError
 
-__all__ = ["make_synthetic"]
-
 
 def make_synthetic(
     samples: int, shape: Sequence[int], classes: int, seed: int = 0, test_samples: int = 0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Allgather"]
-
 
 class Allgather(Protocol):
-    """Gathers one JSON-serializable value per rank, in rank order (collective).
+    """Gathers one JSON-serializable value per rank, in rank order.
 
     Tuples may arrive as lists.
     """

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.engines.capabilities import ANY_DEVICE, Capabilities
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
 from hvdtrain.engines.slices import Slices
@@ -285,7 +286,8 @@ class Communicator(ABC):
         """
         ctypes.memmove(buffer.pointer, source.pointer, source.nbytes)
 
-    def confirm(self) -> None:  # noqa: B027  # most engines cannot go on without a rank
+    @collective  # noqa: B027 - most engines cannot survive a lost rank
+    def confirm(self) -> None:
         """Check that all members have got this far, with right results (collective).
 
         Where others can go on without a rank that ends, calls in which it ends may succeed with
@@ -355,6 +357,7 @@ class Failures(ABC):
         """
 
     @abstractmethod
+    @collective
     def agree(self, value: bool) -> bool:
         """Return whether a value is true on all ranks, none of which has ended (collective).
 
@@ -377,6 +380,7 @@ class Failures(ABC):
         """
 
     @abstractmethod
+    @collective
     def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
         """Return a world of the ranks that are left, in the same order (collective over them).
 

@@ -13,8 +13,6 @@ from typing import Any
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["from_ordered", "is_ordered", "to_ordered"]
-
 # The integers of each type, and the bits of infinity.
 _INTEGERS = {
     DType.FLOAT32: (DType.INT32, 0x7F8 << 20),

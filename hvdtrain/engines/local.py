@@ -20,8 +20,6 @@ from hvdtrain.engines.communicator import (
 )
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["LocalCommunicator", "open_world"]
-
 _CAPABILITIES = Capabilities(
     reduces={
         op: frozenset(DType) for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)

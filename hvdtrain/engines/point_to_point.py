@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.polling import poll_until
 
 __all__ = ["Pending", "PointToPoint"]
@@ -58,5 +59,6 @@ class PointToPoint(ABC):
         """
 
     @abstractmethod
+    @collective
     def close(self) -> None:
         """Free its resources (collective)."""

@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.devices import MASKS
 from hvdtrain.engines.communicator import EngineWorld
@@ -55,8 +56,9 @@ def choose_engine(name: str, environ: Mapping[str, str]) -> str:
     return name
 
 
+@collective
 def open_engine(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join the world of an engine, or of the one that "auto" selects (collective).
+    """Join the world of an engine, or of the one that "auto" selects.
 
     With "auto", ranks first exchange how many GPUs they see, over the engine for host memory. If
     each has a GPU of its own, all of them switch to nccl.
@@ -75,8 +77,9 @@ def open_engine(name: str, config: Config, environ: Mapping[str, str]) -> Engine
     return world
 
 
+@collective
 def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Load an engine and join its world (collective)."""
+    """Load an engine and join its world."""
     module, _, function = ENGINES[name].partition(":")
     join = getattr(importlib.import_module(module), function or "open_world")
     world: EngineWorld = join(config, environ)
@@ -92,7 +95,7 @@ class VisibleGpus:
 
 
 def find_visible_gpus(modules: Mapping[str, ModuleType], environ: Mapping[str, str]) -> VisibleGpus:
-    """Return the GPUs that this rank sees (local).
+    """Return the GPUs that this rank sees.
 
     Only programs that have loaded hvdtrain.torch use NCCL: loading torch would take seconds, and
     engines get tensors of TensorFlow and JAX as host memory.
@@ -108,8 +111,9 @@ def find_visible_gpus(modules: Mapping[str, ModuleType], environ: Mapping[str, s
     return VisibleGpus(count, crc32(" ".join(masks).encode()) if masks else 0)
 
 
+@collective
 def _gather_visible_gpus(world: EngineWorld, own: VisibleGpus) -> list[VisibleGpus]:
-    """Return the GPUs that each rank sees, in rank order (collective)."""
+    """Return the GPUs that each rank sees, in rank order."""
     size = world.communicator.size
     sent, received = np.array([own.count, own.mask]), np.empty((size, 2), np.int64)
     world.communicator.allgather(Buffer.of(sent), Buffer.of(received), [2] * size)
@@ -119,7 +123,7 @@ def _gather_visible_gpus(world: EngineWorld, own: VisibleGpus) -> list[VisibleGp
 def reason_against_nccl(
     visible: Sequence[VisibleGpus], nodes: Sequence[int], hostnames: Sequence[str]
 ) -> str | None:
-    """Return why ranks must not use NCCL, or None if they can (local, the same on all ranks)."""
+    """Return why ranks must not use NCCL, or None if they can (the same on all ranks)."""
     if all(own.count <= 0 for own in visible):
         return ""
     for rank, own in enumerate(visible):

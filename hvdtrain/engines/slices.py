@@ -9,16 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.types import DType
-
-__all__ = ["Slices", "aligned_bounds"]
 
 # Slices are whole cache lines of any element type, as in node_kernel.c.
 _SLICE_ELEMENTS = 64
 
 
 def aligned_bounds(count: int, owners: int) -> list[int]:
-    """Return the bounds of the owners' slices: `owners` + 1 numbers from 0 to `count` (local)."""
+    """Return the bounds of the owners' slices: `owners` + 1 numbers from 0 to `count`."""
     each = -(-count // owners)
     each = -(-each // _SLICE_ELEMENTS) * _SLICE_ELEMENTS
     return [min(each * owner, count) for owner in range(owners + 1)]
@@ -40,7 +39,7 @@ class Slices(ABC):
 
     @abstractmethod
     def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
-        """Return the memory of every rank of the node, as this process accesses it (local).
+        """Return the memory of every rank of the node, as this process accesses it.
 
         Args:
             memory: [nbytes] uint8, result of `Communicator.empty`.
@@ -50,8 +49,9 @@ class Slices(ABC):
         """
 
     @abstractmethod
+    @collective
     def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
-        """Overwrite this rank's slice with that of the sum over all ranks (collective).
+        """Overwrite this rank's slice with that of the sum over all ranks.
 
         The result is that of `Communicator.allreduce` in this slice; the rest is undefined.
         """
@@ -64,7 +64,7 @@ class Slices(ABC):
         prescales: Sequence[float],
         postscale: float,
     ) -> None:
-        """Add pieces of memory that lie elsewhere on each rank of the node (local).
+        """Add pieces of memory that lie elsewhere on each rank of the node.
 
         targets = postscale * (sources[0] * prescales[0] + sources[1] * prescales[1] + ...), the
         same bits as in `Communicator.allreduce`. A target may be one of the sources.
@@ -75,9 +75,11 @@ class Slices(ABC):
         """
 
     @abstractmethod
+    @collective
     def spread(self, buffer: Buffer) -> None:
-        """Copy each slice from its owner to all ranks of the node (collective)."""
+        """Copy each slice from its owner to all ranks of the node."""
 
     @abstractmethod
+    @collective
     def meet(self) -> None:
-        """Wait until all ranks of the node are here; see what they have written (collective)."""
+        """Wait until all ranks of the node are here; see what they have written."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from enum import Enum, auto
 
+from hvdtrain.collective import collective
+
 __all__ = ["Verdict", "VotedReduction"]
 
 
@@ -23,8 +25,9 @@ class VotedReduction(ABC):
     """An allreduce of a few elements that is voted on and run in one call."""
 
     @abstractmethod
+    @collective
     def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
-        """Vote, and reduce if all members vote in this way for the same (collective).
+        """Vote, and reduce if all members vote in this way for the same.
 
         Other members may call `start_max` with the ballot three times. Then none has reduced.
 

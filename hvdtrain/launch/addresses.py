@@ -8,8 +8,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
-__all__ = ["LOOPBACK", "own_addresses"]
-
 LOOPBACK = "127.0.0.1"
 
 _SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of a network interface

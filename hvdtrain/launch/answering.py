@@ -11,8 +11,6 @@ from pathlib import Path
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import LaunchRequest
 
-__all__ = ["Starter", "answering", "on_hosts"]
-
 # Starts a program for a request, with its output discarded.
 Starter = Callable[[LaunchRequest], "subprocess.Popen[bytes]"]
 

@@ -10,16 +10,6 @@ from typing import TypedDict
 
 from hvdtrain.errors import UsageError
 
-__all__ = [
-    "ClusterRank",
-    "RankFacts",
-    "check_roles",
-    "jax_variables",
-    "parse_roles",
-    "tensorflow_config",
-    "torch_variables",
-]
-
 # Few enough digits that the list of roles fits into memory.
 _COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")

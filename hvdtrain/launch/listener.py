@@ -12,8 +12,6 @@ from typing import Self
 from hvdtrain.launch.addresses import LOOPBACK, own_addresses
 from hvdtrain.supervision.milestones import BEGAN, INITIALIZED, LOST
 
-__all__ = ["MilestoneListener"]
-
 _KEY_BYTES = 16
 _LONGEST_BYTES = 200
 _BACKLOG = 4096

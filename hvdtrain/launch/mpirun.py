@@ -8,8 +8,6 @@ from hvdtrain.launch.launchers.hydra import mpich
 from hvdtrain.launch.launchers.open_mpi import open_mpi_5
 from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest, Site
 
-__all__ = ["LaunchCommand", "mpirun_command"]
-
 
 def mpirun_command(
     mpirun: str,

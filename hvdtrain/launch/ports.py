@@ -7,8 +7,6 @@ import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-__all__ = ["free_port", "free_ports"]
-
 _LOWEST = 15_000
 _TRIALS = 100
 # Of Linux: the ports that it gives to connections, and to sockets that ask for any port.
@@ -16,12 +14,12 @@ _KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port(host: str = "") -> int:
-    """Return a port of this host on which no process listens (local): one of free_ports."""
+    """Return a port of this host on which no process listens: one of free_ports."""
     return free_ports(1, host)[0]
 
 
 def free_ports(count: int, host: str = "") -> list[int]:
-    """Return different ports of this host on which no process listens (local).
+    """Return different ports of this host on which no process listens.
 
     They are drawn below the range from which the kernel gives out ports, so that no connection
     takes them before the servers are there. Where that range begins too low, they are of the

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["OF_RANKS", "is_script", "rank_words", "require_program"]
-
 # Subcommands that ranks run.
 OF_RANKS = ("train", "evaluate", "predict", "script")
 

@@ -15,8 +15,6 @@ from hvdtrain.launch.addresses import own_addresses
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 
-__all__ = ["require_reachable"]
-
 _SECONDS = 10
 # A connection that is kept open for later ones would keep stderr open, too.
 _OPTIONS = ("-oBatchMode=yes", "-oControlMaster=no", f"-oConnectTimeout={_SECONDS}")

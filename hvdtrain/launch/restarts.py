@@ -18,8 +18,6 @@ from hvdtrain.launch.session_folder import SESSION
 from hvdtrain.launch.supervise import Launches
 from hvdtrain.supervision.milestones import ENDED, FAILED, LOST, RESTARTS, STARTED, SUPERVISOR
 
-__all__ = ["ElasticJob", "Saved", "run_elastic"]
-
 _MOST_IN_VAIN = 3
 # Ranks of the same host notice it themselves. Others may be in init(), and go on without it.
 _JOIN_SECONDS = 10.0

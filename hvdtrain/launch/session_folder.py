@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["SESSION", "Session", "session_folder"]
-
 # Where Open MPI 5 keeps the files of its jobs, and those of one on this host.
 _SESSIONS, SESSION = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.types import ReduceOp
-
-__all__ = ["all_gather", "reduce"]
 
 # Also the names of torch.distributed's operations, which ends in "ReduceOp.SUM" or "RedOpType.SUM".
 _OPERATIONS = {
@@ -22,8 +21,9 @@ _OPERATIONS = {
 }
 
 
+@collective
 def reduce(tensor: Any, group: Any, operation: Any) -> Any:
-    """Return a tensor reduced over the ranks, or anything else as it is (collective)."""
+    """Return a tensor reduced over the ranks, or anything else as it is."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     op = _operation(operation)
@@ -32,8 +32,9 @@ def reduce(tensor: Any, group: Any, operation: Any) -> Any:
     return hvd.allreduce(tensor, op=op, process_set=_members(group))
 
 
+@collective
 def all_gather(tensor: torch.Tensor, group: Any, keep_gradients: bool) -> torch.Tensor:
-    """Return the tensors of all ranks, which have equal shapes, as [size, ...] (collective)."""
+    """Return the tensors of all ranks, which have equal shapes, as [size, ...]."""
     members = _members(group)
     if not keep_gradients or not tensor.requires_grad:
         return hvd.allgather(tensor.detach()[None], process_set=members)

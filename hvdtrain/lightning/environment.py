@@ -6,11 +6,9 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.lightning.library import ClusterEnvironment
 
-__all__ = ["HvdEnvironment"]
-
 
 class HvdEnvironment(ClusterEnvironment):
-    """Ranks and sizes as `init()` found them (local)."""
+    """Ranks and sizes as `init()` found them."""
 
     @property
     def creates_processes_externally(self) -> bool:

@@ -7,16 +7,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-__all__ = [
-    "PYTORCH",
-    "ClusterEnvironment",
-    "LayerSync",
-    "ParallelStrategy",
-    "load_fabric",
-    "load_pytorch",
-    "load_utilities",
-]
-
 # The second has the same content under other names; objects of one are unknown to the other.
 _FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
 

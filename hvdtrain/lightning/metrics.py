@@ -6,18 +6,20 @@ import torch
 from torchmetrics import Metric
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 
 __all__ = ["gather_states", "synchronize_metrics"]
 
 
 def synchronize_metrics(model: torch.nn.Module) -> None:
-    """Have the metrics of a model combine the states of all ranks in `compute()` (local)."""
+    """Have the metrics of a model combine the states of all ranks in `compute()`."""
     for metric in model.modules():
         if isinstance(metric, Metric) and metric.dist_sync_fn in (None, gather_states):
             metric.dist_sync_fn = gather_states
             metric.distributed_available_fn = _joined
 
 
+@collective
 def gather_states(state: torch.Tensor, group: hvd.ProcessSet | None = None) -> list[torch.Tensor]:
     """Return the tensors of all ranks, by rank, which may differ in shape (collective).
 

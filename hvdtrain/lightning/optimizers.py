@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.torch.tensors.parameters import parameters_of
 
-__all__ = ["unwrap", "wrap"]
 
-
+@collective
 def wrap(
     optimizer: torch.optim.Optimizer, module: torch.nn.Module, options: Mapping[str, Any]
 ) -> hvd.DistributedOptimizer:
-    """Return an optimizer that steps on the gradients of all ranks (collective)."""
+    """Return an optimizer that steps on the gradients of all ranks."""
     hvd.broadcast_optimizer_state(optimizer)
     if type(optimizer) is hvd.DistributedOptimizer:
         return optimizer
@@ -27,7 +27,7 @@ def wrap(
 
 
 def unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the user's optimizer (local)."""
+    """Return the user's optimizer."""
     if type(optimizer) is hvd.DistributedOptimizer:
         return optimizer._optimizer
     return optimizer

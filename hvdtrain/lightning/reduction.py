@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+from hvdtrain.collective import collective
 from hvdtrain.torch import DistributedOptimizer
-
-__all__ = ["Reduction"]
 
 _NEVER = 1 << 30
 
 
 class Reduction:
-    """Reduces gradients at the end of a backward pass, so that hooks and clipping see all of them."""
+    """Reduces gradients at the end of a backward pass, before hooks and clipping see them."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
         self._optimizer = optimizer
@@ -31,6 +30,7 @@ class Reduction:
             passes = _NEVER if blocked else self._held + 1
             self._optimizer.set_backward_passes_per_step(passes)
 
+    @collective
     def end(self, blocked: bool, always: bool) -> None:
         """Reduce the gradients of a backward pass (collective, unless they are accumulated)."""
         pending = self._optimizer.pending
@@ -41,8 +41,9 @@ class Reduction:
         elif (pending or always) and not self._waits:
             self._reduce()
 
+    @collective
     def complete(self) -> None:
-        """Reduce what no backward pass has, before a step (collective)."""
+        """Reduce what no backward pass has, before a step."""
         if not self._waits and (self._optimizer.pending or not self._reduced):
             self._reduce()
 

@@ -12,20 +12,18 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from hvdtrain.data.sampling.sharding import steps_per_epoch
 from hvdtrain.lightning.library import load_utilities
 
-__all__ = ["TrainingSampler", "divide_training", "omit_padding", "silence_warnings", "weight_of"]
-
 # Warnings of Lightning that are true of its own samplers only.
 _EVALUATING = "Using `DistributedSampler` with the dataloaders"
 _RESUMING = "You're resuming from a checkpoint that ended before the epoch ended"
 
 
 def silence_warnings() -> None:
-    """Silence what is not true of evaluation where no samples are repeated (local)."""
+    """Silence what is not true of evaluation where no samples are repeated."""
     warnings.filterwarnings("ignore", message=_EVALUATING)
 
 
 def omit_padding(loader: object) -> None:
-    """Have a loader's DistributedSampler repeat no samples (local).
+    """Have a loader's DistributedSampler repeat no samples.
 
     Ranks may then differ by one sample, and in their number of batches.
     """
@@ -116,7 +114,7 @@ class TrainingSampler(DistributedSampler[Any]):
 
 
 def divide_training(loader: object, trainer: Any) -> object:
-    """Return a loader with a TrainingSampler in place of Lightning's; others as they are (local)."""
+    """Return a loader with a TrainingSampler in place of Lightning's; others as they are."""
     sampler = loader.sampler if isinstance(loader, DataLoader) else None
     if isinstance(sampler, TrainingSampler):  # of another Trainer that had this CombinedLoader
         sampler = sampler.replaced
@@ -132,7 +130,7 @@ def divide_training(loader: object, trainer: Any) -> object:
 
 
 def weight_of(batch: int, trainer: Any) -> float:
-    """Return the factor of this rank's mean loss with which the ranks' average is exact (local)."""
+    """Return the factor of this rank's mean loss with which the ranks' average is exact."""
     sampler = getattr(trainer.fit_loop._combined_loader.flattened[0], "sampler", None)
     return sampler.weight(batch) if isinstance(sampler, TrainingSampler) else 1.0
 

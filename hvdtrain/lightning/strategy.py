@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.devices import device_index
 from hvdtrain.lightning import communication
@@ -104,6 +105,7 @@ class HvdStrategy(ParallelStrategy):
         super().setup_environment()
         load_fabric("utilities.seed").reset_seed()
 
+    @collective
     def setup(self, trainer: Any) -> None:
         """Give all ranks the weights of rank 0, and wrap the optimizers (collective)."""
         if isinstance(self._layer_sync, PYTORCH.plugins.TorchSyncBatchNorm):
@@ -119,6 +121,7 @@ class HvdStrategy(ParallelStrategy):
         """Move the model to the device of this rank."""
         self.model.to(self.root_device)
 
+    @collective
     def setup_optimizers(self, trainer: Any) -> None:
         """Wrap the optimizers, which then have the weights and states of rank 0 (collective)."""
         super().setup_optimizers(trainer)
@@ -140,6 +143,7 @@ class HvdStrategy(ParallelStrategy):
             clips = trainer.gradient_clip_val is not None
             reduction.whole = clips or scaler is not None or not automatic
 
+    @collective
     def backward(
         self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
@@ -168,6 +172,7 @@ class HvdStrategy(ParallelStrategy):
         finally:
             self._blocked = before
 
+    @collective
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
@@ -202,24 +207,29 @@ class HvdStrategy(ParallelStrategy):
         averages = not any(optimizer.exchanges_weights for optimizer in self.optimizers)
         self._weight = weight_of(batch_idx, self.lightning_module.trainer) if averages else 1.0
 
+    @collective
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return a tensor reduced over all ranks, or anything else as it is (collective)."""
         return communication.reduce(tensor, group, reduce_op)
 
+    @collective
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks (collective)."""
         hvd.barrier()
 
+    @collective
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return the object of one rank on every rank (collective)."""
         return hvd.broadcast_object(obj, src)
 
+    @collective
     def all_gather(
         self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
     ) -> torch.Tensor:
         """Return the tensors of all ranks, [size, ...] (collective)."""
         return communication.all_gather(tensor, group, sync_grads)
 
+    @collective
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restore the optimizers, and give all ranks the states of rank 0 (collective)."""
         super().load_optimizer_state_dict(checkpoint)
@@ -232,11 +242,13 @@ class HvdStrategy(ParallelStrategy):
         state: dict[str, Any] = super().lightning_module_state_dict()
         return state
 
+    @collective
     def on_validation_start(self) -> None:
         """Have all ranks evaluate one model, with the buffers of rank 0 (collective)."""
         self._flush()
         hvd.broadcast_parameters(dict(self.lightning_module.named_buffers()))
 
+    @collective
     def on_train_end(self) -> None:
         """Exchange weights if that is due (collective)."""
         self._flush()

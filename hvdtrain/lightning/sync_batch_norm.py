@@ -8,8 +8,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import hvdtrain.torch as hvd
 from hvdtrain.lightning.library import LayerSync
 
-__all__ = ["HvdSyncBatchNorm"]
-
 _SHARED = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 

@@ -10,8 +10,6 @@ from hvdtrain.config import Config
 from hvdtrain.engines.registry import open_world
 from hvdtrain.errors import HvdtrainError
 
-__all__ = ["main"]
-
 
 def main(name: str) -> None:
     """Print whether the engine is available, and its library or the reason why it is not."""

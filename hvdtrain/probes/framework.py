@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-__all__ = ["main"]
-
 
 def main(name: str) -> None:
     """Print the framework's version and the number of GPUs that it finds."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["main"]
+from hvdtrain.collective import collective
 
 _COUNT = 1000
 
 
+@collective
 def main(framework: str) -> None:
-    """All-reduce rank + 1 through `horovod.FRAMEWORK` on two ranks (collective)."""
+    """All-reduce rank + 1 through `horovod.FRAMEWORK` on two ranks."""
     total, size = _torch_sum() if framework == "torch" else _tensorflow_sum()
     if total != [3.0] * _COUNT:
         raise RuntimeError(f"horovod.{framework}: wrong sum on {size} ranks: {total[:3]} ...")

@@ -6,8 +6,6 @@ import json
 
 from hvdtrain.engines.shared_memory.kernel import why_no_kernel
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Print the reason why the kernel is not used, or ""."""

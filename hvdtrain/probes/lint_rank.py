@@ -26,8 +26,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import hvdtrain.torch as hvd
 from hvdtrain.errors import HvdtrainError
 
-__all__ = ["main"]
-
 _RECORDED = (
     *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce"),
     *("grouped_allreduce_", "allgather", "allgather_async", "allgather_object", "broadcast"),

@@ -7,8 +7,6 @@ import re
 
 import mpi4py
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Print the vendor's name, the version and the path of libmpi, null where it is unknown."""

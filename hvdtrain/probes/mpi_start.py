@@ -9,8 +9,6 @@ from mpi4py import MPI
 
 from hvdtrain.engines.mpi.gpu_support import gpu_kinds
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Print the thread level, and the kinds of GPU memory that this MPI takes."""

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 from hvdtrain.engines.mpi.engine import initialize, load_mpi
 
-__all__ = ["main"]
-
 
 def main(words: Sequence[str]) -> None:
     """Meet the rank that has started this process, and run a module or a file as Python does."""

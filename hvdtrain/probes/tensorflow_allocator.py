@@ -6,8 +6,6 @@ import json
 
 from hvdtrain.tensorflow.allocator.registration import why_no_allocator
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Print the reason why gradients are copied into buckets, or ""."""

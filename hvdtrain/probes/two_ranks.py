@@ -9,18 +9,18 @@ import sys
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.registry import choose_engine, open_world
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["main"]
-
 _COUNT = 1000
 
 
+@collective
 def main() -> None:
-    """All-reduce rank + 1 (collective); rank 0 prints the sums and where the ranks are."""
+    """All-reduce rank + 1; rank 0 prints the sums and where the ranks are."""
     try:
         config = Config.from_environ(os.environ)
         world = open_world(choose_engine(config.engine, os.environ), config, os.environ)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from hvdtrain.report.lines import JsonObject, Lines, number
 
-__all__ = ["BUCKETS", "Curve", "Matrix", "Measured", "read_curves", "thinned"]
-
 # Number of pixels that a wide screen has for a curve.
 BUCKETS = 1000
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["asset", "policy", "write_document"]
-
 
 def asset(name: str) -> str:
     """Return the text of a style sheet, a script or a template of the reports."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from hvdtrain.report.lines import JsonObject, number
 
-__all__ = ["COLUMNS", "JOIN_COLUMNS", "Change", "read_failures", "read_joins"]
-
 COLUMNS = (
     *("step", "ranks lost", "reason", "ranks left", "went on after"),
     *("samples per step", "learning rate"),

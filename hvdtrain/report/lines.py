@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["JsonObject", "Lines", "number", "read_object"]
-
 # What is in it is checked where it is read: files may be damaged.
 JsonObject: TypeAlias = dict[str, Any]
 

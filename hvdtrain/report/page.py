@@ -22,8 +22,6 @@ from hvdtrain.report.verdict import confusions, verdict
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["render", "write_page"]
-
 _STYLES = ("uplot.min.css", "page.css")
 _SCRIPTS = (
     *("format.js", "theme.js", "reading.js", "plot.js", "curves.js", "controls.js", "ranks.js"),

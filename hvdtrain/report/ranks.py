@@ -10,8 +10,6 @@ from pathlib import Path
 
 from hvdtrain.report.lines import JsonObject, Lines, number
 
-__all__ = ["PARTS", "System", "TimeBreakdown", "TimeInterval", "read_ranks"]
-
 PARTS = ("compute", "waiting", "moving")
 # A plot of all ranks over time has at most twice as many cells.
 _CELLS = 100_000

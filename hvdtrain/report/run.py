@@ -13,8 +13,6 @@ from hvdtrain.report.failures import Change, read_failures, read_joins
 from hvdtrain.report.lines import JsonObject, read_object
 from hvdtrain.report.ranks import TimeBreakdown, read_ranks
 
-__all__ = ["RunFiles", "distinct_names", "read_run"]
-
 # Named here and not imported from the training loop: the page reads runs of other versions.
 _METRICS = ("metrics.jsonl", "steps.jsonl")
 _RANKS = "ranks.jsonl"

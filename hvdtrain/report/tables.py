@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from hvdtrain.report.lines import number
 from hvdtrain.report.run import RunFiles
 
-__all__ = ["SettingRow", "facts", "final_split", "side_by_side"]
-
 _SPLITS = ("test", "train", "step")
 _SPEED = ("lr", "samples_per_second")
 _ABSENT = "-"

@@ -8,8 +8,6 @@ from statistics import median_low
 from hvdtrain.report.curves import Matrix
 from hvdtrain.report.ranks import TimeBreakdown
 
-__all__ = ["confusions", "verdict"]
-
 # Share of the median rank's time below which a difference is noise.
 _STANDS_OUT = 0.05
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["tracking_variables"]
-
 
 def tracking_variables() -> dict[str, str]:
-    """Return the variables of the active run of MLflow; none if there is no such run (local)."""
+    """Return the variables of the active run of MLflow; none if there is no such run."""
     mlflow = sys.modules.get("mlflow")
     run = None if mlflow is None else mlflow.active_run()
     if mlflow is None or run is None:

@@ -9,20 +9,6 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
-__all__ = [
-    "BEGAN",
-    "ENDED",
-    "FAILED",
-    "INITIALIZED",
-    "LOST",
-    "RESTARTS",
-    "STARTED",
-    "SUPERVISOR",
-    "begin",
-    "finish_init",
-    "report",
-]
-
 # A process runs; its init() is complete; that of all ranks is; all ranks have left in order; a rank
 # has ended the job because of an error; a rank has ended before all had started.
 BEGAN, INITIALIZED, STARTED, ENDED, FAILED, LOST = (
@@ -39,7 +25,7 @@ _HELD = "HVDTRAIN_SUPERVISOR_FD"
 
 
 def report(milestone: str, environ: Mapping[str, str]) -> None:
-    """Report a milestone to the `run --elastic` that has started this rank, if one has (local)."""
+    """Report a milestone to the `run --elastic` that has started this rank, if one has."""
     with suppress(OSError):
         _connect(milestone, environ).close()
 
@@ -54,7 +40,7 @@ def begin(environ: MutableMapping[str, str]) -> None:
 
 
 def finish_init(environ: MutableMapping[str, str]) -> None:
-    """Report that init() is complete on this rank (local)."""
+    """Report that init() is complete on this rank."""
     held = environ.pop(_HELD, None)
     if held is not None:
         with suppress(OSError), socket.socket(fileno=int(held)) as connection:

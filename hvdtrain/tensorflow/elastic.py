@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.core.context import shutdown
 from hvdtrain.core.elastic import ObjectState, run
 from hvdtrain.core.horovod_api import init, rank
@@ -84,6 +85,7 @@ class TensorFlowState(ObjectState):
                 variable.load(value, self.session)
         super().restore()
 
+    @collective
     def sync(self) -> None:
         """Broadcast rank 0's variables and values, and commit them (collective)."""
         if self.session is None:

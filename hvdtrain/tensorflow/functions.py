@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core import objects
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process_set import (
@@ -35,6 +36,7 @@ T = TypeVar("T")
 
 
 @do_not_convert
+@collective
 def broadcast_variables(
     variables: Iterable[Variable],
     root_rank: int,
@@ -64,6 +66,7 @@ def broadcast_variables(
 
 
 @do_not_convert
+@collective
 def broadcast_(
     variables: Iterable[Variable],
     root_rank: int,
@@ -90,10 +93,11 @@ def broadcast_(
         return [tf.identity(value) for value in values]
 
 
+@collective
 def _received(
     variables: Sequence[Variable], root_rank: int, name: str | None, process_set: ProcessSet
 ) -> list[tf.Tensor]:
-    """Return the root rank's values, with the shapes and dtypes of the variables (collective)."""
+    """Return the root rank's values, with the shapes and dtypes of the variables."""
     name = name or "broadcast_variables"
     names = [f"{name}.{number}" for number in range(len(variables))]
 
@@ -106,8 +110,9 @@ def _received(
     return call_on_arrays(function, values, dtypes, shapes, name) if values else []
 
 
+@collective
 def _require_equal(arrays: Sequence[HostArray], name: str, process_set: ProcessSet) -> None:
-    """Raise an error if number, shapes or dtypes of arrays differ between ranks (collective)."""
+    """Raise an error if number, shapes or dtypes of arrays differ between ranks."""
     own = [(array.shape, array.dtype.name) for array in arrays]
     channel = channel_of(process_set)
     gathered = objects.allgather_object(own, f"shapes for {name}", channel)
@@ -163,6 +168,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
+    @collective
     def after_create_session(
         self, session: tf.compat.v1.Session, coord: tf.train.Coordinator
     ) -> None:
@@ -175,6 +181,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self.bcast_op)
 
 
+@collective
 def broadcast_object(
     obj: T,
     root_rank: int = 0,
@@ -213,6 +220,7 @@ def broadcast_object_fn(
     return lambda obj: broadcast_object(obj, root_rank, session, name, members)
 
 
+@collective
 def allgather_object(
     obj: T,
     session: tf.compat.v1.Session | None = None,

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.gradients.reduction import (
@@ -34,10 +35,11 @@ class _TapeMixin:
     _local: LocalVariables
 
     def register_local_source(self, source: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
+        """Do not reduce the gradient of a variable."""
         self._local.add(source)
 
     @do_not_convert
+    @collective
     def gradient(
         self,
         target: tf.Tensor | Sequence[tf.Tensor],
@@ -46,7 +48,7 @@ class _TapeMixin:
         use_generic_names: bool = False,
         **kwargs: Any,
     ) -> Gradients:
-        """Return gradients reduced over the ranks (collective); see tf.GradientTape.gradient."""
+        """Return gradients reduced over the ranks; see tf.GradientTape.gradient."""
         own = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
         variables = _flat(sources)
         reduced = reduce_gradients(
@@ -58,6 +60,7 @@ class _TapeMixin:
         return packed
 
     @do_not_convert
+    @collective
     def get_local_and_global_gradients(
         self,
         target: tf.Tensor | Sequence[tf.Tensor],
@@ -65,7 +68,7 @@ class _TapeMixin:
         output_gradients: Sequence[tf.Tensor] | None = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Variable, Gradient]], list[tuple[Variable, Gradient]]]:
-        """Return gradients of local variables and reduced gradients apart (collective)."""
+        """Return gradients of local variables and reduced gradients apart."""
         gradients: Any = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
         local = [pair for pair in pairs if pair[0] in self._local]

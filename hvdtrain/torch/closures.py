@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.torch.operations.allreduce import allreduce
 from hvdtrain.types import ReduceOp
-
-__all__ = ["loss_of_all_ranks", "uses_loss"]
 
 
 def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
@@ -22,10 +21,11 @@ def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
     return not own or kind is torch.optim.LBFGS
 
 
+@collective
 def loss_of_all_ranks(
     loss: Any, op: ReduceOp, weight: float | None, process_set: ProcessSet
 ) -> Any:
-    """Return the loss averaged or summed as gradients are (collective)."""
+    """Return the loss averaged or summed as gradients are."""
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
     counts = is_tensor or isinstance(loss, (int, float))
     share = 0.0 if not counts else 1.0 if weight is None else weight

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.torch.gradients.exchanged import Exchanged
@@ -45,7 +46,7 @@ class ExchangingOptimizer(OptimizerWrapper):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:  # type: ignore[override]
-        """False; the first that GradScaler.step() asks for, before it changes gradients (local)."""
+        """False; the first that GradScaler.step() asks for, before it changes gradients."""
         if self._steps is not None:
             self._steps.check_whole()
         return False
@@ -126,6 +127,7 @@ class ExchangingOptimizer(OptimizerWrapper):
         return self._exchanged.synchronized
 
     @disable_compile
+    @collective
     def flush(self) -> None:
         """Exchange weights now if those of any rank have changed since all were equal (collective).
 
@@ -162,6 +164,7 @@ class ExchangingOptimizer(OptimizerWrapper):
         gradients = self._exchanged.gradients
         return None if gradients is None else gradients.layout
 
+    @collective
     def use_bucket_plan(self, plan: Mapping[str, Any] | None) -> None:
         """Divide gradients into buckets as an earlier run did (collective, before the first step).
 
@@ -223,6 +226,7 @@ class ExchangingOptimizer(OptimizerWrapper):
         """
         return self._optimizer.state_dict() if self._steps is None else self._steps.state_dict()
 
+    @collective
     def consolidate_state_dict(self, to: int = 0) -> None:
         """Bring the state to one rank, on which state_dict() is then local (collective).
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 
+@collective
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -42,6 +44,7 @@ def broadcast_object(
     return objects.broadcast_object(obj, root_rank, name, channel_of(process_set))
 
 
+@collective
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -55,6 +58,7 @@ def allgather_object(
     return objects.allgather_object(obj, name, channel_of(process_set))
 
 
+@collective
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor] | torch.Tensor],
     root_rank: int = 0,
@@ -93,8 +97,9 @@ def broadcast_parameters(
     note_broadcast(tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor))
 
 
+@collective
 def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
-    """Load the state of `root_rank` into a module, extra states included (collective)."""
+    """Load the state of `root_rank` into a module, extra states included."""
     own = module.state_dict()
     outline = send_outline(own, root_rank, "state of a module")
     state = receive(outline, own, torch.device("cpu"), root_rank, "state of a module")
@@ -112,6 +117,7 @@ def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
     note_broadcast(tensor for tensor in own.values() if isinstance(tensor, torch.Tensor))
 
 
+@collective
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
 ) -> None:

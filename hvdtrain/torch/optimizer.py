@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.arguments import (
     Groups,
     check_groups,
@@ -150,6 +151,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         return {p: self._exchanged.names[id(p)] for p in parameters_of(self._optimizer)}
 
     @disable_compile
+    @collective
     def synchronize(self) -> None:
         """Reduce all gradients not reduced yet, so that step() does not (collective)."""
         gradients = self._exchanged.gradients
@@ -170,14 +172,16 @@ class DistributedOptimizer(ExchangingOptimizer):
             self.synchronize()
             self._synchronized, self._clipped = False, True  # step() then says nothing of it
 
+    @collective
     def _finish(self, gradients: Gradients) -> None:
-        """Reduce all gradients (collective)."""
+        """Reduce all gradients."""
         if self._steps is None:
             gradients.finish()
         else:
             self._steps.reduce()
 
     @disable_compile
+    @collective
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
@@ -232,6 +236,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             self._skips = False
 
     @disable_compile
+    @collective
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step on the reduced gradients, also in each evaluation of a closure (collective).
 
@@ -257,8 +262,9 @@ class DistributedOptimizer(ExchangingOptimizer):
         self._exchanged.end_gradient_step()
         return loss
 
+    @collective
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Return a closure's loss, with the gradients and the loss of all ranks (collective)."""
+        """Return a closure's loss, with the gradients and the loss of all ranks."""
         with torch.enable_grad():
             loss = closure()
         self._reduce()
@@ -313,6 +319,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         self._synchronized = self._clipped = False
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
+    @collective
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters to optimize, named by numbers (collective).
 

@@ -17,6 +17,7 @@ import torch
 from torch import distributed
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.errors import MismatchError
 from hvdtrain.torch.process_group_limits import missing, reduction_of, require_all_ranks
 from hvdtrain.torch.process_group_work import OperationThread, Tensors
@@ -242,8 +243,9 @@ def _equal_parts(tensor: torch.Tensor, size: int) -> list[int]:
     return [len(tensor) // size] * size
 
 
+@collective
 def _create(_: Any, rank: int, size: int, timeout: timedelta) -> HvdProcessGroup:
-    """Return the group that init_process_group() or new_group() asks for (collective)."""
+    """Return the group that init_process_group() or new_group() asks for."""
     hvd.init()
     require_all_ranks(rank, size)
     global _groups

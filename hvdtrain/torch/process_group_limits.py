@@ -9,8 +9,6 @@ import hvdtrain.torch as hvd
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["missing", "reduction_of", "require_all_ranks"]
-
 _REDUCTIONS = {
     "SUM": hvd.Sum,
     "AVG": hvd.Average,

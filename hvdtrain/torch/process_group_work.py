@@ -10,8 +10,6 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-__all__ = ["OperationThread", "SubmittedWork", "Tensors"]
-
 Tensors = Sequence[torch.Tensor]
 
 

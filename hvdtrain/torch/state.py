@@ -13,12 +13,11 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
 from hvdtrain.torch.operations.broadcast import broadcast_, broadcast_async_
 from hvdtrain.torch.tensors.parts import describe_tensor, is_expanded, parts_of, require_values
-
-__all__ = ["overwrite_tensors", "receive", "send_outline", "snapshot"]
 
 _LOAD = "model.load_state_dict(hvd.broadcast_object(model.state_dict()))"
 _MAPPINGS, _SEQUENCES = (dict, OrderedDict), (list, tuple)
@@ -26,8 +25,9 @@ _VALUES = (type(None), bool, int, float, complex, str, bytes)
 _LONG = 60
 
 
+@collective
 def overwrite_tensors(named: Mapping[str, Any], root_rank: int, operation: str) -> None:
-    """Overwrite all tensors in values by those of `root_rank` (collective)."""
+    """Overwrite all tensors in values by those of `root_rank`."""
     title = context.current().topology.title
     leaves = {path: leaf for name, value in named.items() for path, leaf in _leaves(name, value)}
     own: dict[str, str] | None = None
@@ -113,10 +113,11 @@ class _Whole:
     on_host: bool
 
 
+@collective
 def send_outline(
     mine: Any, root_rank: int, operation: str, problem: HvdtrainError | None = None
 ) -> Any:
-    """Return the root rank's state with placeholders for its dense tensors (collective)."""
+    """Return the root rank's state with placeholders for its dense tensors."""
     here, outline = context.current().topology, None
     if here.rank == root_rank and problem is None:
         try:
@@ -143,8 +144,9 @@ def _outline(value: Any, subject: str) -> Any:
     return value
 
 
+@collective
 def receive(sent: Any, mine: Any, device: torch.device, root_rank: int, name: str) -> Any:
-    """Return the root rank's state, in this rank's tensors where they fit (collective)."""
+    """Return the root rank's state, in this rank's tensors where they fit."""
     if isinstance(mine, torch.Tensor) and not (mine.is_cpu or mine.is_meta):
         device = mine.device
     if isinstance(sent, _Whole):
@@ -165,7 +167,7 @@ def receive(sent: Any, mine: Any, device: torch.device, root_rank: int, name: st
 
 
 def snapshot(state: Any) -> Any:
-    """Return a deep copy of a state with tensors of all kinds (local)."""
+    """Return a deep copy of a state with tensors of all kinds."""
     if isinstance(state, torch.Tensor) and not is_lazy(state):
         return state.detach().clone()  # torch deep-copies no sparse CSR tensors
     if type(state) in _MAPPINGS:

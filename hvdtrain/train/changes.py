@@ -8,8 +8,6 @@ from hvdtrain.core.context import Recovery
 from hvdtrain.train.records.changes import RanksJoined, RanksLost
 from hvdtrain.train.setup import TrainingSetup
 
-__all__ = ["joined", "lost"]
-
 
 def lost(
     recovery: Recovery,

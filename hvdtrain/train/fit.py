@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.records.results import Summary
@@ -16,6 +17,7 @@ from hvdtrain.train.session import train
 __all__ = ["fit"]
 
 
+@collective
 def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary | None:
     """Train a recipe on all ranks of this job, or on one without a launcher (collective).
 

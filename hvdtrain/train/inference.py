@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.config.read import resolve
@@ -24,15 +25,6 @@ from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.records.environment import CONFIG
 from hvdtrain.train.resume import CheckpointLoader, RunStart
 from hvdtrain.train.setup import TrainingSetup, set_up
-
-__all__ = [
-    "Predictions",
-    "open_run",
-    "options_of_run",
-    "predict_files",
-    "prediction_lines",
-    "write_outputs",
-]
 
 
 class _ReadOnlyLoader(CheckpointLoader):
@@ -48,11 +40,11 @@ class _ReadOnlyLoader(CheckpointLoader):
         return RunStart(path.parent, progress, str(path), resumed=True)
 
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Do nothing: no step is taken (local)."""
+        """Do nothing: no step is taken."""
 
 
 def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> TrainOptions:
-    """Return the options of a run, changed so that they load one of its checkpoints (local)."""
+    """Return the options of a run, changed so that they load one of its checkpoints."""
     config = run / CONFIG
     if not config.is_file():
         raise UsageError(f"{run} is not the directory of a run: there is no {CONFIG} in it")
@@ -63,8 +55,9 @@ def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> Tr
     return replace(options, out=None, resume=str(path), epochs=epochs, strategy=ALLREDUCE)
 
 
+@collective
 def open_run(options: TrainOptions) -> TrainingSetup:
-    """Build the model of a run with the weights of its checkpoint (collective)."""
+    """Build the model of a run with the weights of its checkpoint."""
     return set_up(options, None, _ReadOnlyLoader(options))
 
 
@@ -97,8 +90,9 @@ class Predictions:
     counts: list[tuple[Path, int]]
 
 
+@collective
 def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
-    """Compute the outputs for all samples in files, each on one rank (collective)."""
+    """Compute the outputs for all samples in files, each on one rank."""
     inputs = [call_everywhere(partial(_read, setup.recipe, path)) for path in files]
     shapes = {array.shape[1:]: path for array, path in zip(inputs, files, strict=True)}
     if len(shapes) > 1:

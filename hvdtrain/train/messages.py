@@ -15,19 +15,6 @@ from hvdtrain.train.records.changes import RanksJoined, RanksLost
 from hvdtrain.train.records.results import MetricsRecord, Summary
 from hvdtrain.train.setup import TrainingSetup
 
-__all__ = [
-    "closing_lines",
-    "decay_text",
-    "device_text",
-    "epoch_lines",
-    "failure_tags",
-    "header_lines",
-    "joined_line",
-    "lost_line",
-    "stop_lines",
-    "values_text",
-]
-
 
 def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     """Return the lines printed at the start of a run."""

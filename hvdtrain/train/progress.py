@@ -18,8 +18,6 @@ from hvdtrain.train.loop.protocol import Array, TrainingState
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["BestEvaluation", "Progress", "RunClock", "checkpoint_content", "restore_progress"]
-
 # Options that a resume cannot change: the checkpoint would not fit, or its optimizer would bring
 # back the old value. Within an epoch the order of the samples must not change either.
 _FIXED = ("recipe", "framework", "dtype", "optimizer", "momentum", "weight_decay")

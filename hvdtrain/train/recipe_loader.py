@@ -17,11 +17,9 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.arguments import recipe_arguments
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["load_recipe"]
-
 
 def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
-    """Return a function that makes the recipe with its arguments (local).
+    """Return a function that makes the recipe with its arguments.
 
     The user's file runs now, and its function whenever the result is called. Both raise
     RecipeError, from the original error, if the user's own code fails.

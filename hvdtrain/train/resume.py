@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.context import Context
 from hvdtrain.core.gradients.bucket_size import BucketSize
@@ -28,18 +29,6 @@ from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.records.files import new_directory, prepare_directory, usage_errors
 from hvdtrain.train.records.results import METRICS, SUMMARY, drop_lines_after, remove_marker
 
-__all__ = [
-    "CheckpointLoader",
-    "LoadedCheckpoint",
-    "RunStart",
-    "StateLoader",
-    "WorldSettings",
-    "begin_run",
-    "find_checkpoint",
-    "restore_or_warn",
-    "world_settings",
-]
-
 
 @dataclass(frozen=True)
 class WorldSettings:
@@ -58,7 +47,7 @@ class WorldSettings:
         return self
 
     def prepare(self, world: Context, framework: Framework) -> None:
-        """Apply the number of threads and the bucket size, before the optimizer is made (local)."""
+        """Apply the number of threads and the bucket size, before the optimizer is made."""
         if self.size != world.topology.size:
             return
         if self.bucket_bytes is not None:
@@ -68,8 +57,9 @@ class WorldSettings:
         if threads is not None:
             framework.use_threads(threads)
 
+    @collective
     def apply(self, loop: TrainingLoop, world: Context) -> None:
-        """Apply the order of gradients (collective)."""
+        """Apply the order of gradients."""
         if self.size == world.topology.size and self.plan is not None:
             loop.use_bucket_plan(self.plan)
 
@@ -96,8 +86,9 @@ class StateLoader(Protocol):
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
         """Load the state, and prepare the directory (rank 0 only)."""
 
+    @collective
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Restore the state of the exchange (collective)."""
+        """Restore the state of the exchange."""
 
 
 class CheckpointLoader:
@@ -109,7 +100,7 @@ class CheckpointLoader:
         self._exchange: ExchangeRecord | None = None
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find the checkpoint that the options ask for, and warn about damaged ones (rank 0 only)."""
+        """Find the checkpoint that the options ask for; warn about damaged ones (rank 0 only)."""
         self._found = find_checkpoint(self._options, library)
         for warning in self._found.bad:
             print(f"hvdtrain: {warning}", file=sys.stderr, flush=True)
@@ -127,14 +118,16 @@ class CheckpointLoader:
         self._found = LoadedCheckpoint()  # its tensors take as much memory as the model
         return start
 
+    @collective
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Restore the state of the exchange of a resumed run; warn about what is lost (collective)."""
+        """Restore the state of the exchange of a resumed run; warn about what is lost."""
         restore_or_warn(loop, start, self._exchange)
         self._exchange = None
 
 
+@collective
 def restore_or_warn(loop: TrainingLoop, start: RunStart, record: ExchangeRecord | None) -> None:
-    """Restore the state of the exchange of a resumed run; warn about what is lost (collective)."""
+    """Restore the state of the exchange of a resumed run; warn about what is lost."""
     lost = loop.restore_exchange(record) if start.resumed else ""
     if lost and context.current().topology.rank == 0:
         print(f"hvdtrain: {lost}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from hvdtrain.collective import collective
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
@@ -28,8 +29,6 @@ from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.summary import make_summary
 from hvdtrain.train.survivors import Standing
 from hvdtrain.train.terminal import Terminal
-
-__all__ = ["Run"]
 
 
 class Run:
@@ -63,11 +62,12 @@ class Run:
         self._pausing = self._progress if setup.start.pauses else None
 
     def note_changes(self, failures: Sequence[RanksLost], joins: Sequence[RanksJoined]) -> None:
-        """Note ranks that ended or joined before, for the summary (local)."""
+        """Note ranks that ended or joined before, for the summary."""
         self._failures, self._joins = failures, joins
 
+    @collective
     def run(self) -> Summary | None:
-        """Train the epochs that are left and write the results (collective)."""
+        """Train the epochs that are left and write the results."""
         while self._progress.epoch < self._options.epochs and not self._is_stale:
             if self._heartbeat.stop_rank is not None:
                 self._stop()
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def standing(self) -> Standing:
-        """How far this rank has got, for the survivors of others (local)."""
+        """How far this rank has got, for the survivors of others."""
         plan, reached = self._step_plan, self._progress
         if self._taken:
             done = min(reached.done + self._taken * plan.global_batch_size, plan.samples)
@@ -130,8 +130,9 @@ class Run:
         read = self._clock.read
         return Standing(read(reached), read(before), paused, self._loop.state, self._directory)
 
+    @collective
     def require_ranks(self, left: int) -> None:
-        """Save and end the run if too few ranks are left (collective)."""
+        """Save and end the run if too few ranks are left."""
         least = self._world.config.min_ranks
         if left >= least:
             return
@@ -145,8 +146,9 @@ class Run:
             f"{text}: {self._progress.text} are saved, go on with --out {directory} --resume auto"
         )
 
+    @collective
     def _let_leave(self, leaving: tuple[int, ...]) -> None:
-        """Part from ranks that were asked to leave, when all that was due is done (collective)."""
+        """Part from ranks that were asked to leave, when all that was due is done."""
         topology, failures = self._world.topology, self._world.failures
         assert failures is not None  # else no rank is asked
         self.require_ranks(topology.size - len(leaving))
@@ -158,21 +160,24 @@ class Run:
             self.left = leaving
         raise RanksLostError(f"{topology.title} {format_ranks(leaving)} left", leaving)
 
+    @collective
     def _let_join(self) -> NoReturn:
-        """Interrupt the run for a rank that joins, when all that was due is done (collective)."""
+        """Interrupt the run for a rank that joins, when all that was due is done."""
         assert self._world.failures is not None  # else no rank is started
         self._take_snapshot_now()
         self._world.failures.agree(True)  # no rank may miss others that are through already
         raise HostsUpdatedInterrupt
 
+    @collective
     def _take_snapshot_now(self, leaving: tuple[int, ...] = ()) -> None:
-        """Take a snapshot, if any are needed, so that no step is taken twice (collective)."""
+        """Take a snapshot, if any are needed, so that no step is taken twice."""
         if self._snapshots is not None:
             self._loop.synchronize()
             self._take_snapshot(leaving)
 
+    @collective
     def _after_step(self) -> bool:
-        """Return whether to continue without a pause (collective)."""
+        """Return whether to continue without a pause."""
         self._taken += 1
         step = self._progress.step + self._taken
         self._terminal.advance()
@@ -190,8 +195,9 @@ class Run:
         self._pause_due = due or self._triggers.pauses(step) or self._snapshot_is_due(step, None)
         return not self._pause_due
 
+    @collective
     def _snapshot_is_due(self, step: int, epoch: int | None) -> bool:
-        """Return whether to take a snapshot after a step, which may end an epoch (collective)."""
+        """Return whether to take a snapshot after a step, which may end an epoch."""
         due, size = self._heartbeat.due, self._world.topology.size
         snapshots = self._snapshots
         # It must not change the weights, so it waits until they are equal anyway.
@@ -201,8 +207,9 @@ class Run:
             and self._loop.synchronized
         )
 
+    @collective
     def _take_snapshot(self, leaving: tuple[int, ...] = ()) -> None:
-        """Keep the state of all ranks in memory (collective)."""
+        """Keep the state of all ranks in memory."""
         began, run_log, loop = time.perf_counter(), self._run_log, self._loop
         snapshots = self._snapshots
         assert snapshots is not None
@@ -218,8 +225,9 @@ class Run:
         seconds = snapshots.seconds_to_next(time.perf_counter() - began)
         self._heartbeat.done(SNAPSHOT, seconds)
 
+    @collective
     def _pause(self, whole: bool, speed: float) -> None:
-        """Do what is due between two steps (collective)."""
+        """Do what is due between two steps."""
         progress, step = self._progress, self._progress.step
         if self._triggers.logs(step):
             self._log()
@@ -273,8 +281,9 @@ class Run:
         if self._run_log is not None:
             self._run_log.write_step(line)
 
+    @collective
     def _evaluate(self, lines: list[MetricsRecord]) -> bool:
-        """Evaluate and add a line; return whether it is the best evaluation so far (collective)."""
+        """Evaluate and add a line; return whether it is the best evaluation so far."""
         began = time.perf_counter()
         self._loop.synchronize()
         with on_this_rank():
@@ -311,15 +320,17 @@ class Run:
             epochs, progress.step, split, values, self._loop.lr, speed, self._clock.total_seconds
         )
 
+    @collective
     def _compare_ranks(self) -> None:
-        """Check that all ranks hold the same weights and optimizer state (collective)."""
+        """Check that all ranks hold the same weights and optimizer state."""
         self._watch_due = False
         difference = replica_difference(self._loop.checksums())
         if difference is not None:
             raise TrainingError(f"step {self._progress.step}: {difference}")
 
+    @collective
     def _save(self, best: bool) -> None:
-        """Start writing a checkpoint on rank 0 (collective)."""
+        """Start writing a checkpoint on rank 0."""
         self._heartbeat.done(SAVE)
         self._loop.synchronize()
         self._saved_step = self._progress.step
@@ -329,16 +340,18 @@ class Run:
             progress = self._clock.read(self._progress)
             self._run_log.save(progress, self._step_plan.samples, self._loop, exchange, best)
 
+    @collective
     def _stop(self) -> None:
-        """Print, after the checkpoint is written, that the run was stopped (collective)."""
+        """Print, after the checkpoint is written, that the run was stopped."""
         run_log, rank = self._run_log, self._heartbeat.stop_rank or 0
         directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
         lines = stop_lines(rank, self._progress, directory)
         call_on_root(lambda: run_log.stopped(lines[0]) if run_log is not None else None)
         self._terminal.end(lines)
 
+    @collective
     def _final_values(self) -> Values:
-        """Return the evaluation of the final weights (collective)."""
+        """Return the evaluation of the final weights."""
         last, step = self._evaluated, self._progress.step
         if last is not None and last.step == step:
             return last.values
@@ -354,8 +367,9 @@ class Run:
             self._save(True)
         return lines[0].values if lines else {}
 
+    @collective
     def _finish(self) -> Summary:
-        """Write the last checkpoint and the summary (collective)."""
+        """Write the last checkpoint and the summary."""
         final = self._final_values()
         if self._progress.step != self._saved_step:
             self._save(False)

@@ -34,8 +34,6 @@ from hvdtrain.train.tracking.tracker import Status
 from hvdtrain.train.tracking.trackers import Trackers
 from hvdtrain.train.tracking.values import metric_values, rank_values
 
-__all__ = ["RunLog"]
-
 
 class RunLog:
     """Writes the files of a run and passes the values on to trackers (rank 0 only)."""

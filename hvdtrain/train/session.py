@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.context import Recovery
 from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
@@ -33,9 +34,8 @@ from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
 
-__all__ = ["train"]
 
-
+@collective
 def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Summary | None:
     """Train a recipe and write its results (collective; initializes hvdtrain)."""
     with StopSignals() as signals:
@@ -61,8 +61,9 @@ class _Session:
         self._failures: list[RanksLost] = []
         self._joins: list[RanksJoined] = []
 
+    @collective
     def train(self) -> Summary | None:
-        """Train until the end of the run (collective)."""
+        """Train until the end of the run."""
         goes_on = False
         while True:
             try:
@@ -102,6 +103,7 @@ class _Session:
             return True
         return tells_of_lost_ranks(error, context.current())
 
+    @collective
     def _recover(self) -> None:
         """Go on in the next world (collective over the ranks that are left)."""
         if self._snapshots is not None:
@@ -112,8 +114,9 @@ class _Session:
         self._recoveries.append((recovery, self._left))
         self._left, self._interrupted = (), False
 
+    @collective
     def _go_on(self) -> Summary | None:
-        """Train with the ranks that are left, and with one that has joined (collective)."""
+        """Train with the ranks that are left, and with one that has joined."""
         self._share_history()
         setup, reached = self._set_up_again()
         lines = self._note_changes(setup, reached)
@@ -121,14 +124,16 @@ class _Session:
         self._failures, self._joins = changed  # also on ranks that have joined
         return self._train(setup, lines)
 
+    @collective
     def _set_up_again(self) -> tuple[TrainingSetup, int | None]:
-        """Return the setup, and the steps done if some are taken again (collective)."""
+        """Return the setup, and the steps done if some are taken again."""
         loader, reached = self._loader()
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         return set_up(self._options, self._make_recipe, loader, ranks), reached
 
+    @collective
     def _share_history(self) -> None:
-        """Let ranks that have joined know how the job began (collective)."""
+        """Let ranks that have joined know how the job began."""
         known = None
         if self._standing is not None:
             known = self._ranks, self._snapshots is not None
@@ -139,8 +144,9 @@ class _Session:
         if needed and self._snapshots is None:
             self._snapshots = Snapshots.of(self._options)
 
+    @collective
     def _loader(self) -> tuple[MemoryLoader | SnapshotLoader, int | None]:
-        """Return what to go on from, and the steps done if it may have fewer (collective)."""
+        """Return what to go on from, and the steps done if it may have fewer."""
         if self._snapshots is None:
             return agree(self._standing), None
         step = -1 if self._standing is None else self._standing.reached.step
@@ -148,7 +154,7 @@ class _Session:
         return SnapshotLoader(self._options, self._standing, found), found.reached
 
     def _note_changes(self, setup: TrainingSetup, reached: int | None) -> list[str]:
-        """Add the ranks that changed to the results, and return the lines about them (local)."""
+        """Add the ranks that changed to the results, and return the lines about them."""
         lines: list[str] = []
         seconds = time.perf_counter() - self._noticed
         for recovery, leaving in self._recoveries:
@@ -185,10 +191,11 @@ class _Session:
                     run_log.close()
 
 
+@collective
 def _open_run_log(
     options: TrainOptions, setup: TrainingSetup, tags: Mapping[str, str]
 ) -> RunLog | None:
-    """Open the files and trackers of rank 0; return None on the other ranks (collective)."""
+    """Open the files and trackers of rank 0; return None on the other ranks."""
     opened: list[RunLog] = []
 
     def open_files() -> None:

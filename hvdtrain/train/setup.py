@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object, call_on_root
@@ -25,8 +26,6 @@ from hvdtrain.train.options import BACKENDS, TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.resume import RunStart, StateLoader
-
-__all__ = ["RecipeFactory", "TrainingSetup", "choose_framework", "join_world", "set_up"]
 
 RecipeFactory = Callable[[], Recipe]
 
@@ -50,13 +49,14 @@ class TrainingSetup:
         return 0 if self.recipe.test is None else len(self.recipe.test)
 
 
+@collective
 def set_up(
     options: TrainOptions,
     make_recipe: RecipeFactory | None,
     loader: StateLoader,
     ranks: int | None = None,
 ) -> TrainingSetup:
-    """Initialize the ranks, build the recipe, and load the checkpoint (collective)."""
+    """Initialize the ranks, build the recipe, and load the checkpoint."""
     framework = choose_framework(options)
     world = join_world(options)
     world.keeps_states = True  # see snapshots
@@ -76,8 +76,9 @@ def set_up(
     return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, start)
 
 
+@collective
 def join_world(options: TrainOptions) -> Context:
-    """Return the world of ranks, which is joined in the first call (collective)."""
+    """Return the world of ranks, which is joined in the first call."""
     choose_framework(options)
     if options.framework == "torch" and not context.is_initialized():
         # Optimizers import it, which takes seconds, for which ranks that others join would wait.
@@ -191,7 +192,7 @@ _CHECKPOINT_READER = "safetensors"
 
 
 def choose_framework(options: TrainOptions) -> Framework:
-    """Import the framework and return it; Keras's backend is set before Keras is imported (local)."""
+    """Import the framework and return it; Keras's backend is set before Keras is imported."""
     try:
         framework = _import_framework(options)
     except ModuleNotFoundError as error:

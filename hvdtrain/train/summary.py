@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.collective import collective
 from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.train.loop.protocol import TrainingLoop
@@ -20,13 +21,12 @@ from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.progress import Progress
 from hvdtrain.train.records.results import Seconds, Summary
 
-__all__ = ["make_summary", "weights_digest"]
 
-
+@collective
 def make_summary(
     step_plan: StepPlan, world: Context, progress: Progress, final: Values, loop: TrainingLoop
 ) -> Summary:
-    """Return the summary of a run that has ended (collective)."""
+    """Return the summary of a run that has ended."""
     options, topology, best = step_plan.options, world.topology, progress.best
     total, communicate = progress.total_seconds, progress.communicate_seconds
     return Summary(
@@ -62,7 +62,7 @@ def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str,
 
 
 def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Return the SHA-256 of all weights of this rank's model (local).
+    """Return the SHA-256 of all weights of this rank's model.
 
     It covers names, types, shapes and bytes, in the order of `weights`.
     """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.train.checkpoint.directory import LoadedCheckpoint, newest_good
@@ -22,8 +23,6 @@ from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.records.files import usage_errors
 from hvdtrain.train.records.results import drop_lines_after
 from hvdtrain.train.resume import RunStart, WorldSettings, restore_or_warn
-
-__all__ = ["MemoryLoader", "SnapshotLoader", "Standing", "agree"]
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,9 @@ class SnapshotLoader:
         progress = replace(progress, total_seconds=seconds[0], communicate_seconds=seconds[1])
         return RunStart(directory, progress, origin, path is not None)
 
+    @collective
     def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Restore the state of the exchange; warn about what is lost (collective)."""
+        """Restore the state of the exchange; warn about what is lost."""
         restore_or_warn(loop, start, self._exchange)
         self._exchange = None
 
@@ -117,8 +117,9 @@ def _position(found: LoadedCheckpoint) -> tuple[int, int]:
     return (found.content["epoch"], found.content["done"]) if found.content else NO_POSITION
 
 
+@collective
 def agree(standing: Standing | None) -> MemoryLoader:
-    """Return what all ranks go on from: the state of one furthest ahead (collective)."""
+    """Return what all ranks go on from: the state of one furthest ahead."""
     reached = None if standing is None else (standing.reached.step, standing.paused)
     rows = allgather_object(reached, "progress")
     there = [row for row in rows if row is not None]

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task
     from rich.text import Text
 
-__all__ = ["Terminal", "on_terminal"]
-
 
 class Terminal:
     """Prints lines, with a progress bar below them if there is a terminal to show it."""
@@ -93,7 +91,7 @@ class Terminal:
 
 
 def on_terminal() -> bool:
-    """Return whether the output of this process appears on a terminal (local).
+    """Return whether the output of this process appears on a terminal.
 
     Open MPI's mpirun gives its ranks terminals of their own and forwards what they print. Under a
     launcher the launcher's own output therefore decides, if it can be inspected.

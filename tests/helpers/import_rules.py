@@ -11,7 +11,17 @@ from pathlib import Path
 __all__ = ["faults"]
 
 _FOUNDATIONS = {
-    *("", "advice", "arithmetic", "arrays", "buffer", "compiled", "config", "control_groups"),
+    *(
+        "",
+        "advice",
+        "arithmetic",
+        "arrays",
+        "buffer",
+        "collective",
+        "compiled",
+        "config",
+        "control_groups",
+    ),
     *("devices", "errors", "memory", "polling", "streams", "supervision", "topology"),
     *("types", "world"),
 }
@@ -97,7 +107,6 @@ _FOLDERS: Mapping[str, list[str]] = {
     "hvdtrain_bench": ["harness", "scaling", "analysis", "cases", "exchanges", "elastic", ""],
     "cli": ["bench", "", "launch"],
 }
-_MOST_FILES = 15
 # All that other layers may know of engines: the contract, and how to find one by name.
 _ENGINE_CONTRACT = {
     *("engines", "engines.communicator", "engines.point_to_point", "engines.registry"),
@@ -155,8 +164,7 @@ def faults(*packages: Path) -> list[str]:
     """Return one line for each import that breaks the layers or the order of their folders.
 
     Imports inside functions and under TYPE_CHECKING count too: they are arrows all the same. There
-    is a line for a cycle of modules, for a folder that is in no order, and for one with too many
-    files.
+    is a line for a cycle of modules, and for a folder that is in no order.
 
     Args:
         packages: folders of packages, the main one first; their names are the packages'.
@@ -257,18 +265,11 @@ def _order_fault(name: str, imported: _Import, source: _Module, target: _Module)
 
 
 def _folder_faults(modules: Mapping[str, _Module]) -> list[str]:
-    """Return folders that the order of their layer does not name, and those with too many files."""
-    found = []
-    sizes: dict[Path, int] = {}
-    for module in modules.values():
-        sizes[module.path.parent] = sizes.get(module.path.parent, 0) + 1
-        order = _FOLDERS.get(module.layer or "", [""])
-        if module.layer and module.folder not in (None, *order):
-            found.append(f"{module.path}: no order is known for this folder")
-    return found + [
-        f"{folder}: {count} files, more than {_MOST_FILES}: put those that belong together in one"
-        for folder, count in sizes.items()
-        if count > _MOST_FILES + 1  # and __init__.py
+    """Return folders that the order of their layer does not name."""
+    return [
+        f"{module.path}: no order is known for this folder"
+        for module in modules.values()
+        if module.layer and module.folder not in (None, *_FOLDERS.get(module.layer, [""]))
     ]
 
 

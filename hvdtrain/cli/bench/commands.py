@@ -19,8 +19,6 @@ from hvdtrain.cli.bench.scaling import scaling
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options import BACKENDS
 
-__all__ = ["command"]
-
 _PARTS = ("kills", "steps")
 _LOSS_HELP = "Instead of timing steps, train this task in ten turns, once for each repeat, as seed."
 

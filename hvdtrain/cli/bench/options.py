@@ -25,8 +25,6 @@ from hvdtrain.train.options import RUNS
 from hvdtrain.train.records.files import new_directory, prepare_directory
 from hvdtrain.world import promised_world
 
-__all__ = ["MODELS_HELP", "BenchOptions", "benchmark_options", "require_exchanges", "run_suite"]
-
 MODELS_HELP = "Instead of all; more than one may be given."
 
 

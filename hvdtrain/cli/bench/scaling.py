@@ -23,8 +23,6 @@ from hvdtrain.cli.bench.options import (
 from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
 from hvdtrain.errors import UsageError
 
-__all__ = ["scaling"]
-
 _HERE = "here"
 _ALIKE, _PERIODIC = ("half", "nbit", "powersgd", "topk"), ("local",)
 _BEGINNINGS = ("warmup", "distributed_after")

@@ -14,6 +14,7 @@ from typing import NoReturn
 import click
 
 from hvdtrain.cli.launch.refusal import refuse_locally
+from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
@@ -26,8 +27,6 @@ from hvdtrain.launch.cluster_environment import (
 from hvdtrain.launch.ports import free_ports
 from hvdtrain.launch.scripts import accelerate, chief
 from hvdtrain.launch.scripts.script import Script
-
-__all__ = ["command"]
 
 # Ranks of a host that draw the same port take another one of these.
 _PORTS = 8
@@ -132,8 +131,9 @@ def _report_rank(listening: socket.socket | None) -> ClusterRank:
     return ClusterRank.from_facts(json.loads(done.stdout.splitlines()[-1]))
 
 
+@collective
 def _refuse_together(message: str) -> NoReturn:
-    """Report an error that other ranks may not have, and end with them (collective)."""
+    """Report an error that other ranks may not have, and end with them."""
     # mpirun 5.0.11 hangs or crashes if a rank ends while another one connects to it.
     command = [sys.executable, "-m", "hvdtrain.core.rank_report", "--error", message]
     sys.exit(subprocess.run(command, check=False, close_fds=False).returncode)

@@ -20,8 +20,6 @@ from hvdtrain.launch.hosts.formats import (
 )
 from hvdtrain.launch.hosts.host import Host, HostText
 
-__all__ = ["command"]
-
 _OF_JOBS = ("slurm", "pbs", "sge", "lsf", "pjm", "flux", "k8s")
 
 

@@ -21,8 +21,6 @@ from hvdtrain.launch.jobs.script import job_script
 from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["command"]
-
 _KINDS = {**SCHEDULERS, "k8s": KUBERNETES}
 _LAUNCHERS = list(dict.fromkeys(name for kind in _KINDS.values() for name in kind.launchers))
 _LONGEST_NOTICE_SECONDS = 300

@@ -34,8 +34,6 @@ from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import Launches
 from hvdtrain.world import promised_world
 
-__all__ = ["command"]
-
 
 # Everything after the first positional argument belongs to the ranks.
 @click.command(context_settings={"allow_interspersed_args": False})

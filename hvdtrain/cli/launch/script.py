@@ -13,8 +13,6 @@ from hvdtrain.cli.launch.refusal import refuse_locally
 from hvdtrain.horovod.names import on_path
 from hvdtrain.launch.scripts.interpreter import interpreter_options
 
-__all__ = ["command"]
-
 _FOLDER = on_path.__path__[0]
 
 

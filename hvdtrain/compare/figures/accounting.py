@@ -10,8 +10,6 @@ import numpy as np
 from hvdtrain.compare.protocol.rank_file import Weights
 from hvdtrain.data.sampling.sharding import Indices
 
-__all__ = ["SampleCount", "count_samples", "largest_difference", "worst"]
-
 
 @dataclass(frozen=True)
 class SampleCount:

@@ -7,19 +7,6 @@ from dataclasses import dataclass
 from math import log, sqrt
 from statistics import fmean, median, quantiles, stdev
 
-__all__ = [
-    "TOO_FEW_REPEATS",
-    "WITHIN_THE_NOISE",
-    "Ratio",
-    "Timing",
-    "judge",
-    "judge_same",
-    "noise_of",
-    "ratio_to",
-    "time_steps",
-    "without_start",
-]
-
 # The first steps open connections, and make memory and plans.
 _MOST_FIRST_STEPS = 10
 # A smaller difference is not reported, because it does not matter.

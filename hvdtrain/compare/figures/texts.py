@@ -6,16 +6,6 @@ import math
 
 from hvdtrain.compare.figures.judge import Ratio
 
-__all__ = [
-    "bytes_text",
-    "difference_text",
-    "interval_text",
-    "noise_text",
-    "ratio_text",
-    "score_text",
-    "time_text",
-]
-
 _UNKNOWN = "-"
 _UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 

@@ -10,8 +10,6 @@ from typing import Any
 from hvdtrain.compare.protocol.task import Place
 from hvdtrain.data.sampling.sharding import Indices, global_batch, rank_slice, steps_per_epoch
 
-__all__ = ["Approach", "exact_shares", "exact_test_share", "sharded_shares"]
-
 Shares = Callable[[Indices, int, Place], list[Indices]]
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["serve_unless_chief"]
-
 
 def serve_unless_chief() -> Any:
     """Return the cluster on its chief; serve it on workers and servers, until the job is ended."""

@@ -18,8 +18,6 @@ from hvdtrain.data.sampling.sharding import Indices, epoch_permutation
 from hvdtrain.train.keras.metrics import sum_over_samples
 from hvdtrain.train.loop.step_plan import padded
 
-__all__ = ["train_keras"]
-
 _EVALUATED_TOGETHER = 128
 
 

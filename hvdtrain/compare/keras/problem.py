@@ -26,8 +26,6 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["Problem", "make_problem", "weights_of"]
-
 # numpy takes 32 bits.
 _SEEDS = 2**32
 _FIRST_WEIGHTS = "first_weights.npz"
@@ -55,7 +53,7 @@ class Problem:
 
 
 def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
-    """Build and compile the recipe (local)."""
+    """Build and compile the recipe."""
     options = task.train_options
     alone = Topology.from_nodes(0, [0], ["localhost"])
     make_recipe = load_recipe(options)

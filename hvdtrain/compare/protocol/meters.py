@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["SocketMeter", "peak_memory_bytes"]
-
 _LOOPBACK = re.compile(r"^\s*lo:\s*(.*)$", re.MULTILINE)
 # In /proc/net/dev eight numbers of what was received come first.
 _SENT = 8

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
 
-__all__ = ["RankResult", "Weights", "error_file", "result_file", "write_error"]
-
 Weights = Mapping[str, npt.NDArray[Any]]
 _FACTS = "facts"
 # Attributes that are arrays; the others are facts.

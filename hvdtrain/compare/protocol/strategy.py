@@ -11,8 +11,6 @@ from hvdtrain.compare.protocol.rank_file import RankResult
 from hvdtrain.compare.protocol.task import Place, Task
 from hvdtrain.errors import UsageError
 
-__all__ = ["JAX", "KERAS", "TENSORFLOW", "TORCH", "Launch", "Need", "Strategy"]
-
 
 class Launch(Enum):
     """How the processes of a strategy are started."""
@@ -30,7 +28,7 @@ class Need:
     install: str
 
     def require(self) -> None:
-        """Check that the module is installed, without importing it (local)."""
+        """Check that the module is installed, without importing it."""
         try:
             found = importlib.util.find_spec(self.module)
         except ModuleNotFoundError:  # of the package that it is part of

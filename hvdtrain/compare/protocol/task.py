@@ -10,8 +10,6 @@ from typing import Any
 
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["Place", "Task"]
-
 
 @dataclass(frozen=True)
 class Place:

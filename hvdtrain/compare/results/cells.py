@@ -15,8 +15,6 @@ from hvdtrain.compare.figures.texts import (
 )
 from hvdtrain.compare.results.row import Row
 
-__all__ = ["result_cells", "result_columns", "time_cells", "time_columns"]
-
 
 def time_columns(base: str) -> list[str]:
     """Return the titles of the columns of times."""

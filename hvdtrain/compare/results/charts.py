@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Mark", "chart", "linear_ticks", "log_ticks"]
-
 _WIDTH, _LEFT, _RIGHT = 720, 190, 110
 _ROW, _TOP, _BOTTOM = 30, 6, 34
 _TICKS = 5

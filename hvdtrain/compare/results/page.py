@@ -16,8 +16,6 @@ from hvdtrain.compare.results.row import Row
 from hvdtrain.errors import UsageError
 from hvdtrain.report.document import asset, policy, write_document
 
-__all__ = ["require_jinja", "write_page"]
-
 
 def require_jinja() -> None:
     """Check that the page can be made."""

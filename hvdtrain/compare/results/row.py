@@ -21,8 +21,6 @@ from hvdtrain.compare.figures.texts import noise_text
 from hvdtrain.compare.turns.outcome import Difference, Outcome
 from hvdtrain.compare.turns.turn import Turn
 
-__all__ = ["Row", "make_rows"]
-
 
 @dataclass(frozen=True)
 class Row:

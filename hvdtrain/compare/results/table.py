@@ -11,8 +11,6 @@ from rich.table import Table
 from hvdtrain.compare.results.cells import result_cells, result_columns, time_cells, time_columns
 from hvdtrain.compare.results.row import Row
 
-__all__ = ["print_tables"]
-
 _WIDTH = 120
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hvdtrain.compare.torch.problem import Problem
     from hvdtrain.compare.torch.trainer import Trainer
 
-__all__ = ["STRATEGY"]
-
 _CODE = """\
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hvdtrain.compare.torch.problem import Problem
     from hvdtrain.compare.torch.trainer import Trainer
 
-__all__ = ["STRATEGY"]
-
 _CODE = """\
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from hvdtrain.compare.torch.problem import Problem
     from hvdtrain.compare.torch.trainer import Trainer
 
-__all__ = ["STRATEGY"]
-
 _BUILD = "python -m hvdtrain build-horovod"
 _CODE = """\
 import horovod.torch as hvd

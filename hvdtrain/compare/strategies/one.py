@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hvdtrain.compare.torch.problem import Problem
     from hvdtrain.compare.torch.trainer import Trainer
 
-__all__ = ["STRATEGY"]
-
 
 def _train(task: Task, place: Place) -> RankResult:
     from hvdtrain.compare.torch.loop import train_torch

@@ -26,8 +26,6 @@ from hvdtrain.compare.strategies.keras import (
 )
 from hvdtrain.compare.strategies.keras import one as keras_one
 
-__all__ = ["find_strategy", "reference_of", "strategies_of"]
-
 _REFERENCES = {"torch": one.STRATEGY, "keras": keras_one.STRATEGY}
 _STRATEGIES: Mapping[str, Mapping[str, Strategy]] = {
     "torch": {

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from hvdtrain.compare.torch.problem import Problem
     from hvdtrain.compare.torch.trainer import Trainer
 
-__all__ = ["STRATEGY"]
-
 _WARM_UP_STEPS, _PERIOD_STEPS = 10, 4
 _HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook"
 _CODE = f"""\

@@ -14,8 +14,6 @@ from hvdtrain.compare.torch.trainer import Trainer
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.train.torch.evaluation import call_model
 
-__all__ = ["AcceleratedTrainer"]
-
 _EVALUATED_TOGETHER = 128
 
 

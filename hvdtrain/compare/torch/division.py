@@ -11,8 +11,6 @@ from hvdtrain.compare.protocol.task import Place
 from hvdtrain.data.sampling.samplers import EvaluationSampler
 from hvdtrain.data.sampling.sharding import Indices, global_batch, rank_slice, steps_per_epoch
 
-__all__ = ["Division", "ExactDivision", "PaddedDivision"]
-
 
 class Division(Protocol):
     """Divides samples among processes."""

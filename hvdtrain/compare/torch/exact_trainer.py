@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.compare.torch.trainer import Trainer
-
-__all__ = ["ExactTrainer"]
 
 
 class ExactTrainer(Trainer):
     """Weights gradients by the number of samples, of which a rank may have none."""
 
+    @collective
     def step(self, inputs: Any, targets: Any, samples: int) -> None:
-        """Train one step (collective); see Trainer.step."""
+        """Train one step; see Trainer.step."""
         self.optimizer.zero_grad()
         exchange = self.optimizer.exchange
         if exchange is None or exchange.takes_samples:
@@ -22,6 +22,7 @@ class ExactTrainer(Trainer):
             self.backward(self.loss(inputs, targets))
         self.optimizer.step()
 
+    @collective
     def settle(self) -> None:
-        """Make the weights equal, if ranks have exchanged weights now and then (collective)."""
+        """Make the weights equal, if ranks have exchanged weights now and then."""
         self.optimizer.flush()

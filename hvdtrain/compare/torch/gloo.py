@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-__all__ = ["with_gloo"]
-
 
 @contextmanager
 def with_gloo() -> Iterator[None]:

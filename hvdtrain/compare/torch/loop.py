@@ -19,8 +19,6 @@ from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.metrics.exact import Accuracy
 from hvdtrain.train.torch.sources import Step
 
-__all__ = ["Wrap", "train_torch"]
-
 Wrap = Callable[[Problem], Trainer]
 _EVALUATED_TOGETHER = 128
 

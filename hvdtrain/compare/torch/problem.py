@@ -23,8 +23,6 @@ from hvdtrain.train.torch.device import limit_threads, move_to
 from hvdtrain.train.torch.distributed import plain_optimizer
 from hvdtrain.train.torch.sources import Source, make_source
 
-__all__ = ["Problem", "make_problem"]
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -66,7 +64,7 @@ class Problem:
 
 
 def make_problem(task: Task, place: Place) -> Problem:
-    """Build the recipe on the CPU, with the same seed on every rank (local)."""
+    """Build the recipe on the CPU, with the same seed on every rank."""
     options = task.train_options
     host = socket.gethostname()
     here = Topology.from_nodes(place.rank, [0] * place.size, [host] * place.size)

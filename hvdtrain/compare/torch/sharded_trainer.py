@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from torch.distributed.tensor import DTensor
 
+from hvdtrain.collective import collective
 from hvdtrain.compare.protocol.rank_file import Weights
 from hvdtrain.compare.torch.trainer import Trainer
-
-__all__ = ["ShardedTrainer"]
 
 
 class ShardedTrainer(Trainer):
     """Gathers the shards of all processes where whole weights are asked for."""
 
+    @collective
     def weights(self) -> Weights:
-        """Return a copy of the weights by name (collective)."""
+        """Return a copy of the weights by name."""
         found = {}
         for name, parameter in self.problem.model.named_parameters():
             whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter

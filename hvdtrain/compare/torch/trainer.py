@@ -11,8 +11,6 @@ from hvdtrain.compare.torch.division import Division, ExactDivision
 from hvdtrain.compare.torch.problem import Problem
 from hvdtrain.train.torch.evaluation import call_model
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """One process that trains as a plain loop does."""
@@ -36,7 +34,7 @@ class Trainer:
         self._ratios = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step (local)."""
+        """Set the learning rate of the next step."""
         for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
             group["lr"] = rate * ratio
 

@@ -17,8 +17,6 @@ from hvdtrain.compare.turns.outcome import Difference, Outcome
 from hvdtrain.compare.turns.turn import Turn, failure, read_turn
 from hvdtrain.errors import UsageError
 
-__all__ = ["Settings", "run_turns"]
-
 _TURNS = "turns"
 
 

@@ -11,8 +11,6 @@ from hvdtrain.compare.protocol.strategy import Strategy
 from hvdtrain.compare.strategies.table import reference_of, strategies_of
 from hvdtrain.errors import UsageError
 
-__all__ = ["Contender", "parse_contenders", "reference"]
-
 
 @dataclass(frozen=True)
 class Contender:

@@ -29,8 +29,6 @@ from hvdtrain.launch.ports import free_ports
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
 
-__all__ = ["JobEnd", "run_job"]
-
 _PERIOD_SECONDS = 0.05
 _GRACE_SECONDS = 3.0
 # Inherited by all processes of a job, so that they are found whoever their parent is.

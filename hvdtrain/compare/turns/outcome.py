@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hvdtrain.compare.turns.contenders import Contender
 from hvdtrain.compare.turns.turn import Turn
 
-__all__ = ["Difference", "Outcome"]
-
 
 @dataclass(frozen=True)
 class Difference:

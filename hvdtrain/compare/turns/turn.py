@@ -11,8 +11,6 @@ import numpy as np
 from hvdtrain.compare.protocol.rank_file import RankResult, result_file
 from hvdtrain.compare.turns.jobs import JobEnd
 
-__all__ = ["Turn", "failure", "read_turn"]
-
 _LONGEST_LINE = 300
 # Of a Python traceback, or of an interpreter: "path/python: Error while ...".
 _ERROR = re.compile(r"(\S+: )?([\w.]*\.)?\w*(Error|Exception)\b")

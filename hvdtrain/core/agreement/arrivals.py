@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from hvdtrain.core.process.alarm import NEVER, NOW, Alarm, after
 
-__all__ = ["Arrivals"]
-
 # Operations that no thread waits for are collected, to be run as a batch, as long as more are
 # submitted within the first of these times, and then within the others. A thread that submits many
 # is slower while another one works, and will probably wait for them itself.

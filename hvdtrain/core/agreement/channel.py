@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.driver import Driver
 from hvdtrain.core.agreement.driving import Driving
 from hvdtrain.core.agreement.observer import ChannelObserver
@@ -16,8 +17,6 @@ from hvdtrain.core.agreement.queue import Queue, Waiting
 from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import RanksLostError
-
-__all__ = ["Channel"]
 
 
 class Channel:
@@ -68,8 +67,9 @@ class Channel:
         """The time when the last operation ended (time.perf_counter)."""
         return self._queue.progressed
 
+    @collective
     def submit(self, operation: Operation, at_once: bool = False) -> None:
-        """Submit an operation without waiting for it (collective, in any order)."""
+        """Submit an operation without waiting for it (in any order)."""
         self._queue.add(operation)
         if self.has_thread:
             if at_once:
@@ -77,8 +77,9 @@ class Channel:
         elif self.communicator.size == 1:
             self.wait(operation)
 
+    @collective
     def run(self, operation: Operation) -> Any:
-        """Submit an operation and return its result (collective, blocking)."""
+        """Submit an operation and return its result."""
         operation.waiters = 1
         try:
             self._queue.add(operation)
@@ -88,21 +89,23 @@ class Channel:
             raise
         return operation.outcome()
 
+    @collective
     def run_prepared(self, prepared: Prepared, data: object) -> bool:
-        """Run a prepared operation if nothing else is pending (collective, blocking).
+        """Run a prepared operation if nothing else is pending.
 
         Other members may submit the same operation in any other way.
         """
         return self._driving.run_prepared(prepared, data)
 
+    @collective
     def wait(self, operation: Operation) -> Any:
-        """Wait for a submitted operation; return its result or raise its error (collective)."""
+        """Wait for a submitted operation; return its result or raise its error."""
         with self._queue.waiting(operation):
             self._driving.wait(operation)
         return operation.outcome()
 
     def waiting(self, operation: Operation) -> Waiting:
-        """Return a context in which this rank counts as blocked in an operation (local)."""
+        """Return a context in which this rank counts as blocked in an operation."""
         return self._queue.waiting(operation)
 
     def poll(self, operation: Operation) -> bool:
@@ -115,11 +118,11 @@ class Channel:
         return operation.done
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Take part in rounds even if nothing is pending, until `unlisten` (local)."""
+        """Take part in rounds even if nothing is pending, until `unlisten`."""
         self._queue.listen(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Remove a listener that was added with `listen` (local)."""
+        """Remove a listener that was added with `listen`."""
         self._queue.unlisten(listener)
 
     def call_listeners(self) -> None:
@@ -127,30 +130,31 @@ class Channel:
         self._queue.call_listeners()
 
     def end_pass(self) -> None:
-        """Tell all pending operations that a backward pass has ended (local)."""
+        """Tell all pending operations that a backward pass has ended."""
         for operation in self._queue.operations():
             operation.end_pass()
 
     def count(self, what: str) -> int:
-        """Increment and return a counter, which restarts when all members have joined (local)."""
+        """Increment and return a counter, which restarts when all members have joined."""
         with self._counting:
             self._counts[what] += 1
             return self._counts[what]
 
     def counted(self, what: str) -> int:
-        """Return a counter without incrementing it (local)."""
+        """Return a counter without incrementing it."""
         return self._counts[what]
 
     def name(self, operation: str, name: str | None) -> str:
-        """Return the name of an operation, numbered if it has none (local)."""
+        """Return the name of an operation, numbered if it has none."""
         return str(name) if name else f"{UNNAMED}{self.count(operation)}"
 
     def pending(self) -> list[tuple[Request, float | None]]:
-        """Return the pending requests, each with its operation's `awaited_since` (local)."""
+        """Return the pending requests, each with its operation's `awaited_since`."""
         return [(o.request, o.awaited_since()) for o in self._queue.operations()]
 
+    @collective
     def leave(self) -> Operation:
-        """Submit a request to leave, unless one is pending or done (collective).
+        """Submit a request to leave, unless one is pending or done.
 
         Operations that are pending on all members run first; others fail when all have left.
         """
@@ -158,8 +162,9 @@ class Channel:
             self._left = self._mark(LEAVE)
         return self._left
 
+    @collective
     def join(self) -> Operation:
-        """Submit a request to contribute zeros until all members have joined (collective).
+        """Submit a request to contribute zeros until all members have joined.
 
         Operations that this rank has submitted before still run. The result is a JoinOrder.
         """
@@ -174,11 +179,12 @@ class Channel:
         return marker
 
     def before_closing(self, release: Callable[[], None]) -> None:
-        """Register a function for close() to call before it closes the communicator (local)."""
+        """Register a function for close() to call before it closes the communicator."""
         self._closers.append(release)
 
+    @collective
     def close(self) -> None:
-        """End the thread, fail pending operations, and close the communicator (collective).
+        """End the thread, fail pending operations, and close the communicator.
 
         A running operation is completed first.
         """
@@ -186,7 +192,7 @@ class Channel:
         self._end(lambda: self._queue.fail(actions))
 
     def abandon(self, error: RanksLostError) -> None:
-        """Do the same as close() when members have ended and engine calls fail (local)."""
+        """Do the same as close() when members have ended and engine calls fail."""
         self._queue.abandon(error)
         self._end(lambda: self._queue.end_pending(error))
 

@@ -9,8 +9,6 @@ from enum import Enum
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
 from hvdtrain.topology import format_ranks
 
-__all__ = ["Decision", "Ending", "JoinOrder", "Report", "decide", "last_to_join"]
-
 
 @dataclass(frozen=True)
 class Report:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.events import (
     Action,
     BackOff,
@@ -39,8 +40,6 @@ from hvdtrain.errors import (
     UnsupportedError,
 )
 from hvdtrain.streams import HOST
-
-__all__ = ["Driver"]
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -87,24 +86,27 @@ class Driver:
         return ", ".join(subjects) or "a vote"
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what an error means to the program; see `Communicator.explained` (local)."""
+        """Return what an error means to the program; see `Communicator.explained`."""
         return self._communicator.explained(error)
 
+    @collective
     def round(self) -> None:
-        """Take part in one round and perform its actions (collective)."""
+        """Take part in one round and perform its actions."""
         self._own, actions = self._queue.begin_round()
         self._doing = list(self._own.values())
         if self._doing and (track := self._queue.track) is not None:
             track.proposed(self._doing[0])
         self._perform(actions)
 
+    @collective
     def vote_prepared(self, prepared: Prepared, data: object) -> Verdict:
-        """Take part in a round with a prepared operation alone (collective)."""
+        """Take part in a round with a prepared operation alone."""
         self._doing = (prepared,)
         return prepared.vote(self._communicator, data)
 
+    @collective
     def follow(self, operation: Operation, verdict: Verdict) -> None:
-        """Perform the actions of a round whose prepared operation is not done (collective)."""
+        """Perform the actions of a round whose prepared operation is not done."""
         self._doing, self._own = (operation,), {operation.request.key: operation}
         proposed = (operation.request,)
         agreed = proposed if verdict is Verdict.AGREED else ()

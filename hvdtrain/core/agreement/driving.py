@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from hvdtrain.arithmetic import in_default_arithmetic
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.driver import Driver
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.engines.communicator import Verdict
 from hvdtrain.errors import HvdtrainError, RanksLostError
-
-__all__ = ["Driving"]
 
 
 class Driving:
@@ -39,8 +38,9 @@ class Driving:
             )
             self._thread.start()
 
+    @collective
     def run_prepared(self, prepared: Prepared, data: object) -> bool:
-        """Run a prepared operation; see `Channel.run_prepared` (collective, blocking)."""
+        """Run a prepared operation; see `Channel.run_prepared`."""
         if not self._turn.acquire(blocking=False):
             return False
         try:
@@ -63,8 +63,9 @@ class Driving:
         return True
 
     @in_default_arithmetic
+    @collective
     def wait(self, operation: Operation) -> None:
-        """Drive until an operation has ended, or wait while another thread drives (collective)."""
+        """Drive until an operation has ended, or wait while another thread drives."""
         while not self._is_over(operation):
             if self._turn.acquire(blocking=False):
                 try:
@@ -81,11 +82,11 @@ class Driving:
             self._queue.wait(operation, lambda: False)  # close() ends it
 
     def held(self) -> threading.Lock:
-        """Return a context in which no thread drives (local)."""
+        """Return a context in which no thread drives."""
         return self._turn
 
     def end_thread(self) -> None:
-        """Wait for the end of the thread, after the queue was closed (local)."""
+        """Wait for the end of the thread, after the queue was closed."""
         if self._thread is not None:
             self._thread.join()
 

@@ -9,30 +9,6 @@ from enum import Enum, auto
 from hvdtrain.core.agreement.decision import JoinOrder, Report
 from hvdtrain.core.agreement.request import Request
 
-__all__ = [
-    "Action",
-    "BackOff",
-    "ChannelState",
-    "Closed",
-    "EndJoin",
-    "Event",
-    "ExchangeReports",
-    "Fail",
-    "FailAll",
-    "Failed",
-    "Leave",
-    "Left",
-    "Notify",
-    "Phase",
-    "Refuse",
-    "ReportsExchanged",
-    "RoundBegan",
-    "RunRequests",
-    "Submitted",
-    "Vote",
-    "Voted",
-]
-
 
 class Phase(Enum):
     """The phase of a channel's lifecycle."""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-
-__all__ = ["FirstUse"]
 
 T = TypeVar("T")
 
@@ -29,6 +28,7 @@ class FirstUse:
             WeakKeyDictionary()
         )
 
+    @collective
     def settle(self, channel: Channel, key: Hashable, agree: Callable[[], T]) -> T:
         """Return the value of a key, calling `agree` on first use (collective then)."""
         with self._guard:
@@ -42,7 +42,7 @@ class FirstUse:
         return value
 
     def find(self, channel: Channel, key: Hashable) -> Any:
-        """Return the value of a key, or None if it is not settled (local)."""
+        """Return the value of a key, or None if it is not settled."""
         with self._guard:
             agreement = self._agreements.get(channel, {}).get(key)
         return None if agreement is None else agreement.value

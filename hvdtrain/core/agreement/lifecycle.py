@@ -39,8 +39,6 @@ from hvdtrain.core.agreement.events import (
 )
 from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 
-__all__ = ["transition"]
-
 
 def transition(state: ChannelState, event: Event) -> tuple[ChannelState, tuple[Action, ...]]:
     """Return the next state and the actions to perform, in order.

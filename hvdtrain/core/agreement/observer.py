@@ -6,8 +6,6 @@ from typing import Protocol
 
 from hvdtrain.core.agreement.operation import Operation
 
-__all__ = ["ChannelObserver"]
-
 
 class ChannelObserver(Protocol):
     """An observer of one channel, called in the thread in which the events happen."""

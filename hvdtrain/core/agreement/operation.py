@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Streams
-
-__all__ = ["AgreedError", "BucketTimes", "Marker", "Operation"]
 
 # A program that has polled an operation for this long counts as waiting for it.
 _POLL_SECONDS = 1.0
@@ -74,7 +73,7 @@ class Operation(ABC):
         return self._error is not None
 
     def outcome(self) -> Any:
-        """Return the result of an operation that is done (local)."""
+        """Return the result of an operation that is done."""
         if self._error is not None:
             raise self._error
         return self._result
@@ -101,17 +100,18 @@ class Operation(ABC):
         return self.waiters > 0 or (polls and now - self._polls_since >= _POLL_SECONDS)
 
     def abandon(self) -> None:  # noqa: B027  # most operations need nothing from the program
-        """Complete it without this rank's program, which will do nothing more for it (local)."""
+        """Complete it without this rank's program, which will do nothing more for it."""
 
     def end_pass(self) -> None:  # noqa: B027  # most operations have nothing to do with it
-        """Note the end of a backward pass: what was not filled in it may never be (local)."""
+        """Note the end of a backward pass: what was not filled in it may never be."""
 
     def buckets(self) -> Sequence[BucketTimes]:
         """Return the timestamps of its buckets that have been reduced, if it has any."""
         return ()
 
+    @collective
     def run(self, communicator: Communicator) -> Any:
-        """Execute it in the order of its device's streams (collective); see `execute`."""
+        """Execute it in the order of its device's streams; see `execute`."""
         if self.streams is HOST:
             return self.execute(communicator)
         work = partial(self.execute, communicator)
@@ -119,6 +119,7 @@ class Operation(ABC):
         return result
 
     @abstractmethod
+    @collective
     def execute(self, communicator: Communicator) -> Any:
         """Run the operation and return its result (collective; all members have agreed on it)."""
 
@@ -126,17 +127,18 @@ class Operation(ABC):
         """Return a key that is equal for operations that can run as one batch; None for none."""
         return None
 
+    @collective
     def execute_batch(
         self,
         others: Sequence[Operation],
         communicator: Communicator,
         allocate: Callable[[], Buffer],
     ) -> None:
-        """Run the operation and others of equal `batch_key` as one (collective).
+        """Run the operation and others of equal `batch_key` as one.
 
         Args:
             allocate: function that returns bytes, allocated by the engine, to pack the operations'
-                buffers into (collective).
+                buffers into.
         """
         raise NotImplementedError
 

@@ -27,9 +27,6 @@ from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import JOIN, LEAVE
 from hvdtrain.errors import HvdtrainError, PeerFailureError, RanksLostError
 
-__all__ = ["Queue", "Waiting"]
-
-
 # Python 3.11 looks up members of an Enum in Python.
 _OPEN, _CLOSED = Phase.OPEN, Phase.CLOSED
 
@@ -250,7 +247,7 @@ class Queue:
             self._ended.wait_for(lambda: operation.done or may_drive())
 
     def wake_drivers(self) -> None:
-        """Wake the threads that may drive the channel now (local)."""
+        """Wake the threads that may drive the channel now."""
         if self._operations or self.listeners:
             with self._lock:
                 self._arrivals.expect()

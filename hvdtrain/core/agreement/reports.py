@@ -7,12 +7,11 @@ from array import array
 from collections.abc import Iterator
 from struct import Struct
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.request import Request, unpacked
 from hvdtrain.core.agreement.votes import gather_bytes
 from hvdtrain.engines.communicator import Communicator
-
-__all__ = ["ReportExchange"]
 
 # Time since the member joined, and bytes of the requests that have no number, which are at the end.
 _HEADER = Struct("=di")
@@ -32,8 +31,9 @@ class ReportExchange:
         self._requests: list[Request] = []
         self._numbers: dict[bytes, int] = {}  # by ballot
 
+    @collective
     def __call__(self, own: Report) -> tuple[Report, ...]:
-        """Return the reports of all members, by rank (collective, blocking)."""
+        """Return the reports of all members, by rank."""
         messages = gather_bytes(self._communicator, self._packed(own))
         reports = tuple([self._unpacked(message) for message in messages])
         if len(self._requests) > _MOST_NUMBERS:

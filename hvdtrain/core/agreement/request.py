@@ -10,8 +10,6 @@ from hashlib import blake2b
 
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["JOIN", "LEAVE", "LISTEN", "UNNAMED", "Request", "Zeros", "ballot", "unpacked"]
-
 
 @dataclass(frozen=True)
 class Zeros:
@@ -68,7 +66,7 @@ class Request:
         return _hasher(self.operation, self.details)
 
     def renamed(self, name: str) -> Request:
-        """Return the same request under another name (local)."""
+        """Return the same request under another name."""
         made = object.__new__(Request)
         # A frozen dataclass sets its attributes one by one, which takes longer.
         made.__dict__.update(

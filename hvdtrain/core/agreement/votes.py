@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, ballot
 from hvdtrain.engines.communicator import Communicator
-
-__all__ = ["agree_on_one", "exchange", "gather_bytes", "unanimous", "vote_on_batch"]
 
 T = TypeVar("T")
 
@@ -34,8 +33,9 @@ _BLOCK_BYTES = 512
 _SIZE = Struct("=q")
 
 
+@collective
 def unanimous(communicator: Communicator, requests: Sequence[Request]) -> list[int]:
-    """Wait until every member votes, and find the requests in common (collective)."""
+    """Wait until every member votes, and find the requests in common."""
     own, order = _hashed(requests)
     votes = np.frombuffer(bytearray(own), np.uint64)
     communicator.start_max(votes).wait()
@@ -78,8 +78,9 @@ def _common(own: bytes, order: list[int], votes: npt.NDArray[np.uint64]) -> list
     return [0] if highest[:size] == own[:size] else []
 
 
+@collective
 def agree_on_one(communicator: Communicator, own: bytes) -> bool:
-    """Vote with a single request; return whether all members propose it next (collective).
+    """Vote with a single request; return whether all members propose it next.
 
     Other members may call `unanimous` in the same round.
     """
@@ -88,13 +89,15 @@ def agree_on_one(communicator: Communicator, own: bytes) -> bool:
     return votes.tobytes()[: len(own)] == own
 
 
+@collective
 def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
-    """Return the items of every member, by rank (collective, blocking)."""
+    """Return the items of every member, by rank."""
     return [pickle.loads(text) for text in gather_bytes(communicator, pickle.dumps(list(items)))]
 
 
+@collective
 def gather_bytes(communicator: Communicator, own: bytes) -> list[bytes]:
-    """Return the bytes of every member, by rank (collective, blocking).
+    """Return the bytes of every member, by rank.
 
     Few bytes need one call of the engine: they follow their number in blocks of equal size.
 

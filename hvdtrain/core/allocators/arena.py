@@ -12,8 +12,6 @@ import numpy.typing as npt
 from hvdtrain.core.allocators.build import AllocatorError
 from hvdtrain.core.allocators.library import Blocks, Library
 
-__all__ = ["LEAST_BYTES", "GradientArena", "blocks_for"]
-
 # Smaller gradients are copied into their buckets: they stay in the caches until they are added.
 LEAST_BYTES = 64 << 10
 

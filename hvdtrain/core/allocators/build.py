@@ -16,8 +16,6 @@ from pathlib import Path
 from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
 
-__all__ = ["AllocatorError", "Recipe", "build"]
-
 _HEADER = Path(__file__).with_name("arena.h")
 _TIMEOUT_SECONDS = 120
 

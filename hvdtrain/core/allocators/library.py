@@ -10,8 +10,6 @@ from pathlib import Path
 
 from hvdtrain.core.allocators.build import AllocatorError
 
-__all__ = ["Blocks", "Library"]
-
 # Two cache lines, which processors prefetch in pairs.
 _ALIGNMENT_BYTES = 128
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Elements
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators.arena import GradientArena
 from hvdtrain.core.allocators.build import AllocatorError
@@ -16,8 +17,6 @@ from hvdtrain.core.allocators.library import Blocks, Library
 from hvdtrain.core.collectives.memory import AllocateIfWanted
 from hvdtrain.core.places.places import GradientPlaces
 from hvdtrain.engines.slices import Slices
-
-__all__ = ["FindLibrary", "open_places", "placing_slices", "suitable_slices"]
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -27,7 +26,7 @@ FindLibrary = Callable[[], Library | None]
 
 
 def placing_slices(channel: Channel) -> Slices | None:
-    """Return slices of memory that is shared later, as suitable_slices() would (local)."""
+    """Return slices of memory that is shared later, as suitable_slices() would."""
     slices = channel.communicator.slices()
     if slices is None or slices.owners == 1 or not slices.adds_placed:
         return None
@@ -35,11 +34,12 @@ def placing_slices(channel: Channel) -> Slices | None:
 
 
 def suitable_slices(channel: Channel, memory: Elements) -> Slices | None:
-    """Return the slices of memory, if gradients that lie elsewhere can be added there (local)."""
+    """Return the slices of memory, if gradients that lie elsewhere can be added there."""
     slices = placing_slices(channel)
     return slices if slices is not None and slices.copies(memory) is not None else None
 
 
+@collective
 def open_places(
     channel: Channel,
     memory: Elements,
@@ -48,7 +48,7 @@ def open_places(
     find: FindLibrary,
     name: str,
 ) -> tuple[GradientArena, GradientPlaces] | None:
-    """Serve allocations from memory of the node, if all ranks can (collective)."""
+    """Serve allocations from memory of the node, if all ranks can."""
     slices = suitable_slices(channel, memory)
     if blocks is None or slices is None:
         return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.arrays.memory import as_buffer, empty, from_buffer, to_wire
@@ -15,9 +16,8 @@ from hvdtrain.core.collectives.reducescatter import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, channel_of
 from hvdtrain.types import ReduceOp
 
-__all__ = ["allgather", "allreduce", "alltoall", "broadcast", "reducescatter"]
 
-
+@collective
 def allreduce(
     arrays: Sequence[HostArray],
     op: ReduceOp,
@@ -26,7 +26,7 @@ def allreduce(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[HostArray]:
-    """Reduce a group of arrays into new memory (collective, blocking)."""
+    """Reduce a group of arrays into new memory."""
     factors = (prescale_factor, postscale_factor)
     wire = [to_wire(array) for array in arrays]
     # An array that is sent without conversion belongs to TensorFlow and is not written to.
@@ -60,6 +60,7 @@ def allreduce(
     return [_from_wire(result, array) for result, array in zip(results, arrays, strict=True)]
 
 
+@collective
 def reducescatter(
     arrays: Sequence[HostArray],
     op: ReduceOp,
@@ -68,7 +69,7 @@ def reducescatter(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[HostArray]:
-    """Reduce a group of arrays and return this rank's rows of the results (collective, blocking).
+    """Reduce a group of arrays and return this rank's rows of the results.
 
     Args:
         arrays: contiguous arrays [rows, ...], with equal shapes and dtypes on all ranks.
@@ -93,10 +94,11 @@ def reducescatter(
     return results
 
 
+@collective
 def allgather(
     arrays: Sequence[HostArray], name: str | None, process_set: ProcessSet
 ) -> list[tuple[HostArray, list[int]]]:
-    """Concatenate each array of a group over the ranks (collective, blocking).
+    """Concatenate each array of a group over the ranks.
 
     Args:
         arrays: contiguous arrays [rows, ...], of which only `rows` may differ between ranks; a 0-d
@@ -112,13 +114,14 @@ def allgather(
     ]
 
 
+@collective
 def broadcast(
     arrays: Sequence[HostArray],
     root_rank: int,
     names: Sequence[str | None],
     process_set: ProcessSet,
 ) -> list[HostArray]:
-    """Return the arrays of one rank on every rank, in new memory (collective, blocking)."""
+    """Return the arrays of one rank on every rank, in new memory."""
     results = [empty(array.shape, array.dtype) for array in arrays]
     channel, waits = channel_of(process_set), []
     for array, result, name in zip(arrays, results, names, strict=True):
@@ -130,10 +133,11 @@ def broadcast(
     return results
 
 
+@collective
 def alltoall(
     array: HostArray, splits: HostArray | None, name: str | None, process_set: ProcessSet
 ) -> tuple[HostArray, HostArray]:
-    """Send rows of an array to every rank (collective, blocking).
+    """Send rows of an array to every rank.
 
     Args:
         array: contiguous array [rows, ...], of which only `rows` may differ between ranks.

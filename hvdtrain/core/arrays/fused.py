@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
@@ -29,8 +30,6 @@ from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.errors import MismatchError
 from hvdtrain.types import DType
 
-__all__ = ["begin_fused", "exchange_fused", "reduce_fused"]
-
 # Limits per channel: plans in memory of the engine, and plans that are cached.
 _MOST_IN_ENGINE_MEMORY, _MOST_CACHED = 16, 32
 
@@ -38,6 +37,7 @@ _MOST_IN_ENGINE_MEMORY, _MOST_CACHED = 16, 32
 _NOTHING: HostArray = np.zeros(1, np.float32)
 
 
+@collective
 def reduce_fused(
     arrays: Sequence[HostArray],
     parameters: Sequence[object],
@@ -47,11 +47,12 @@ def reduce_fused(
     step: int | None = None,
     layout: Layout | None = None,
 ) -> list[HostArray]:
-    """Reduce dense gradients as one operation (collective, blocking)."""
+    """Reduce dense gradients as one operation."""
     own = OwnStep(weight, step)
     return exchange_fused(arrays, parameters, name, settings, own, layout)[0]
 
 
+@collective
 def begin_fused(
     weights: Sequence[HostArray], parameters: Sequence[object], settings: GradientSettings
 ) -> None:
@@ -59,6 +60,7 @@ def begin_fused(
     _plan_for(_specs(weights), parameters, settings).begin(weights)
 
 
+@collective
 def exchange_fused(
     arrays: Sequence[HostArray],
     parameters: Sequence[object],
@@ -67,7 +69,7 @@ def exchange_fused(
     own: OwnStep,
     layout: Layout | None = None,
 ) -> tuple[list[HostArray], StepInfo]:
-    """Exchange gradients or weights as one operation (collective, blocking)."""
+    """Exchange gradients or weights as one operation."""
     if not arrays:  # other ranks may have some, and are to learn that this one has none
         plain = replace(settings, exchange=None, groups=None)
         return [], exchange_fused([_NOTHING], [_NOTHING], name, plain, own, layout)[1]
@@ -95,7 +97,7 @@ class _PlanCache:
         self._lock = threading.Lock()
 
     def add(self, key: Hashable, plan: FusedPlan) -> None:
-        """Add a plan, and drop the oldest one if there are too many (local)."""
+        """Add a plan, and drop the oldest one if there are too many."""
         with self._lock:
             self.plans[key] = plan
             if len(self.plans) > _MOST_CACHED:
@@ -138,6 +140,7 @@ def _cached_plan(
     return plan
 
 
+@collective
 def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None:
     """Return the communicators of an exchange, shared by all plans (collective on first use)."""
     here = context.current()
@@ -182,10 +185,11 @@ def _use_engine_memory(plan: FusedPlan, channel: Channel, allocator: FindLibrary
             cache.in_engine_memory += 1
 
 
+@collective
 def _raise_difference(
     specs: list[ParameterSpec], layout: Layout | None, name: str, channel: Channel
 ) -> None:
-    """Raise an error for the first gradient that differs from the first rank's (collective)."""
+    """Raise an error for the first gradient that differs from the first rank's."""
     if layout is not None:
         layouts = allgather_object(layout, f"layouts for {name}", channel)
         if len({each.kinds for each in layouts}) > 1:

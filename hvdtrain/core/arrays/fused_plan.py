@@ -9,6 +9,7 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators.opening import FindLibrary, placing_slices
@@ -21,8 +22,6 @@ from hvdtrain.core.gradients.memory import cut, memory_bytes
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.places.lent_bucket import LentBucket
-
-__all__ = ["FusedPlan", "OwnStep"]
 
 # A gradient of this size or more does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
@@ -75,10 +74,11 @@ class FusedPlan:
         known: _Memory | None = context.current().first_use.find(channel, self._memory_key)
         self._memory = known or _Memory(MemoryPool(empty([self._nbytes], np.uint8)))
 
+    @collective
     def use_engine_memory(
         self, channel: Channel, wanted: Callable[[], bool], allocator: FindLibrary | None
     ) -> bool:
-        """Allocate the memory that the engine reduces fastest for later steps (collective).
+        """Allocate the memory that the engine reduces fastest for later steps.
 
         That is done once for all plans of the same gradients, whatever thread uses them.
         """
@@ -106,6 +106,7 @@ class FusedPlan:
         self._memory = memory or self._memory
         return any(granted)
 
+    @collective
     def reduce(
         self,
         arrays: Sequence[HostArray],
@@ -114,7 +115,7 @@ class FusedPlan:
         own: OwnStep,
         variant: str,
     ) -> tuple[list[HostArray], StepInfo]:
-        """Reduce the gradients, or the weights, of one step (collective, blocking)."""
+        """Reduce the gradients, or the weights, of one step."""
         memory = self._memory
         block = memory.pool.allocate()
         buffers = cut(self._plan.buckets, {"cpu": block})
@@ -150,7 +151,7 @@ class FusedPlan:
         ], reducer.step.info
 
     def begin(self, arrays: Sequence[HostArray]) -> None:
-        """Pass weights that all ranks have in common to the exchange (local)."""
+        """Pass weights that all ranks have in common to the exchange."""
         buffers = cut(self._plan.buckets, {"cpu": self._memory.pool.allocate()})
         pairs = zip(self._plan.buckets, buffers, strict=True)
         for number, (bucket, buffer) in enumerate(pairs):

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.errors import MismatchError
-
-__all__ = ["DENSE", "NONE", "SPARSE", "Layout", "LayoutsDifferError", "reduce_present"]
 
 DENSE, SPARSE, NONE = "d", "s", "-"
 
@@ -74,6 +73,7 @@ class LayoutsDifferError(Exception):
             )
 
 
+@collective
 def reduce_present(
     gradients: Sequence[HostArray | None],
     names: Sequence[str],
@@ -82,7 +82,7 @@ def reduce_present(
     reduce: Callable[[Sequence[HostArray], Layout], Sequence[HostArray]],
     fixed: bool = False,
 ) -> list[HostArray | None]:
-    """Reduce gradients of which some ranks have some only (collective, blocking)."""
+    """Reduce gradients of which some ranks have some only."""
     layout = Layout("".join(NONE if g is None else DENSE for g in gradients), fixed)
     given = dict(enumerate(gradients))
     try:

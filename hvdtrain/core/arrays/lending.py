@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
 from hvdtrain.core.allocators.opening import FindLibrary, open_places, suitable_slices
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.places.lent_bucket import LentBucket
 from hvdtrain.core.places.places import GradientPlaces
-
-__all__ = ["Lending", "open_lending"]
 
 # Addresses at which kernels read fastest.
 _ALIGNMENT_BYTES = 64
@@ -61,10 +60,11 @@ class Lending:
         return True
 
 
+@collective
 def open_lending(
     channel: Channel, plan: BucketPlan, memory: Elements, find: FindLibrary, name: str
 ) -> Lending | None:
-    """Let a framework allocate gradients in memory of the node, if all ranks can (collective)."""
+    """Let a framework allocate gradients in memory of the node, if all ranks can."""
     if suitable_slices(channel, memory) is None:
         return None
     sizes = [spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind]

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.arrays.fused import begin_fused, exchange_fused, reduce_fused
 from hvdtrain.core.arrays.fused_plan import OwnStep
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.exchange import InnerState, LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_counter import StepCounter
-
-__all__ = ["ExchangedWeights"]
 
 
 class ExchangedWeights:
@@ -35,16 +34,18 @@ class ExchangedWeights:
         """Whether ranks average gradients at present, as at the beginning of post-local SGD."""
         return self._exchange.first is not None
 
+    @collective
     def average(
         self, gradients: Sequence[HostArray], parameters: Sequence[object], samples: float | None
     ) -> list[HostArray]:
-        """Return the average of gradients, while ranks average them (collective, blocking)."""
+        """Return the average of gradients, while ranks average them."""
         settings = replace(self._settings, exchange=self._exchange.first)
         own = OwnStep(samples, self.counter.steps)
         results, info = exchange_fused(gradients, parameters, self._name, settings, own)
         self._whole = info.whole
         return results
 
+    @collective
     def begin(
         self, weights: Sequence[HostArray], parameters: Sequence[object], samples: float | None
     ) -> None:
@@ -59,7 +60,7 @@ class ExchangedWeights:
         self.counter.begun = True
 
     def count_step(self, samples: float | None, rate: float | None) -> bool:
-        """Count a step; return whether weights are to be exchanged now (local).
+        """Count a step; return whether weights are to be exchanged now.
 
         After a step on averaged gradients, ranks may change over to exchanges of weights.
         """
@@ -69,24 +70,26 @@ class ExchangedWeights:
             return False
         return self._exchange.due(self.counter.count(samples, rate))
 
+    @collective
     def exchange(
         self,
         weights: Sequence[HostArray],
         state: Sequence[HostArray],
         parameters: Sequence[object],
     ) -> tuple[list[HostArray], list[HostArray]]:
-        """Return the weights and the optimizer's state to go on from (collective, blocking)."""
+        """Return the weights and the optimizer's state to go on from."""
         samples = self.counter.samples
         weights, state, _ = self._take_part(weights, state, parameters, False, samples)
         return weights, state
 
+    @collective
     def flush(
         self,
         weights: Sequence[HostArray],
         state: Sequence[HostArray],
         parameters: Sequence[object],
     ) -> tuple[list[HostArray], list[HostArray]]:
-        """Return what exchange() does, with weights that are equal now (collective, blocking).
+        """Return what exchange() does, with weights that are equal now.
 
         A rank that is at its end earlier than others takes part in their exchanges until then.
         """
@@ -118,6 +121,7 @@ class ExchangedWeights:
         # Copies: variables may outlive the engine's memory, in which the results are.
         return [each.copy() for each in results], [each.copy() for each in state], info
 
+    @collective
     def _settled(self, state: Sequence[HostArray], weight: float) -> Sequence[HostArray]:
         """Return what becomes of the optimizer's state (collective if it is averaged)."""
         if self._exchange.inner_state is InnerState.RESET:

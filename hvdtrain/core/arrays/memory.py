@@ -15,17 +15,6 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "MemoryPool",
-    "aligned_order",
-    "as_buffer",
-    "empty",
-    "from_buffer",
-    "to_wire",
-    "wire_type",
-]
-
 # TensorFlow makes a tensor of an array without a copy if its address is a multiple of this.
 ALIGNMENT_BYTES = 64
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import UNNAMED
@@ -16,8 +17,6 @@ from hvdtrain.core.arrays.memory import as_buffer
 from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
 from hvdtrain.types import ReduceOp
-
-__all__ = ["ArrayPlan", "Key", "find_plan", "keep_plan"]
 
 # Programs that give each call another name must not fill the memory.
 _MOST_PLANS = 2048
@@ -35,19 +34,20 @@ class ArrayPlan:
     channel: Channel
     prepared: PreparedAllreduce
 
+    @collective
     def run(self, source: HostArray, result: HostArray) -> bool:
-        """Reduce an array if nothing else is pending; return whether it was done (collective)."""
+        """Reduce an array if nothing else is pending; return whether it was done."""
         return operations.run_prepared(self.channel, self.prepared, (source, result))
 
 
 def find_plan(key: Key) -> ArrayPlan | None:
-    """Return the plan for a call, if there is one (local)."""
+    """Return the plan for a call, if there is one."""
     require_process_set(key[4])
     return context.current().plans.get((ArrayPlan, key))
 
 
 def keep_plan(key: Key, sent: HostArray, wire_op: ReduceOp, kind: str) -> None:
-    """Keep a plan for calls like one that was accepted (local)."""
+    """Keep a plan for calls like one that was accepted."""
     name, _, prescale, postscale, process_set, *_ = key
     plans, channel = context.current().plans, channel_of(process_set)
     if len(plans) >= _MOST_PLANS or not sent.size:

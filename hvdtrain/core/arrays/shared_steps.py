@@ -10,6 +10,7 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.arrays.lending import Lending, open_lending
 from hvdtrain.core.arrays.memory import aligned_order
@@ -29,8 +30,6 @@ from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.operations import PutSegments
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import ReduceOp
-
-__all__ = ["SharedSteps"]
 
 # Variables without a gradient that a message names.
 _MOST_NAMED = 8
@@ -57,6 +56,7 @@ class SharedSteps:
         self.state = StateMemory(specs, rule.quantities, slices.number)
         self._reducer: Reducer | None = None
 
+    @collective
     def step(
         self,
         weights: Sequence[HostArray],
@@ -64,7 +64,7 @@ class SharedSteps:
         values: StepValues,
         samples: float | None,
     ) -> dict[int, HostArray]:
-        """Update the variables that have a gradient (collective, blocking)."""
+        """Update the variables that have a gradient."""
         reducer = self._reducer or self._open()
         step = reducer.steps
         block, free = self._new.take(step)
@@ -83,8 +83,9 @@ class SharedSteps:
         self._channel.run(PutSegments([], None, f"weights of {self._name}"))
         return self._results(reducer, gradients, block, copied=not direct)
 
+    @collective
     def _open(self) -> Reducer:
-        """Allocate memory for gradients, weights and state (collective)."""
+        """Allocate memory for gradients, weights and state."""
         size = agree_on_bucket_size(self._channel).nbytes
         order = aligned_order([spec.nbytes for spec in self._specs])
         plan = make_plan(self._specs, size, size, order=order)
@@ -113,8 +114,9 @@ class SharedSteps:
         )
         return self._reducer
 
+    @collective
     def _open_lending(self, plan: BucketPlan, memory: Elements) -> None:
-        """Let the framework allocate gradients in memory of the node, if it can (collective)."""
+        """Let the framework allocate gradients in memory of the node, if it can."""
         self._buffers, find = cut(plan.buckets, {"cpu": memory}), self._settings.allocator
         self._lending: Lending | None = None
         if find is not None:
@@ -123,8 +125,9 @@ class SharedSteps:
         if self._lending is not None:
             self._lent = self._lending.buckets(self._buffers)
 
+    @collective
     def _share(self, nbytes: int, purpose: str) -> list[HostArray]:
-        """Allocate memory on each rank; return that of all ranks of the node (collective)."""
+        """Allocate memory on each rank; return that of all ranks of the node."""
         name = f"{purpose} of {self._name}"
         return self._require_shared(self._channel.run(AllocateMemory(nbytes, name)))
 
@@ -137,6 +140,7 @@ class SharedSteps:
             )
         return copies
 
+    @collective
     def _reduce(
         self,
         reducer: Reducer,
@@ -144,7 +148,7 @@ class SharedSteps:
         samples: float | None,
         free: bool,
     ) -> bool:
-        """Bring sums or averages to their owners; return whether all are free (collective)."""
+        """Bring sums or averages to their owners; return whether all are free."""
         missing = [str(i) for i in range(len(self._specs)) if i not in gradients]
         reducer.variant = _without(missing) if missing else ""
         reducer.weight = samples
@@ -176,6 +180,7 @@ class SharedSteps:
                 reducer.ready(index)
             reducer.launch()
 
+    @collective
     def _clip(self, parts: Sequence[HostArray], values: StepValues) -> None:
         """Clip the gradients that this rank owns (collective if by their norm)."""
         if values.clip_value is not None:

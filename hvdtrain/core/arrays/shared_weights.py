@@ -12,15 +12,13 @@ from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.engines.slices import Slices
 
-__all__ = ["NewWeights", "node_slices", "places_of"]
-
 # Variables keep the weights of a step while those of the next one are written.
 _BLOCKS = 2
 _ALIGNMENT_BYTES = 4096
 
 
 def node_slices(process_set: ProcessSet) -> Slices | None:
-    """Return the slices of memory that the ranks of a node share (local)."""
+    """Return the slices of memory that the ranks of a node share."""
     if not process_set.included() or process_set.size() == 1:
         return None
     slices = process_set.channel().communicator.slices()
@@ -30,7 +28,7 @@ def node_slices(process_set: ProcessSet) -> Slices | None:
 def places_of(
     buckets: Sequence[Bucket], memories: Sequence[HostArray], segments: Sequence[Segment]
 ) -> list[list[HostArray]]:
-    """Return the place of each segment in the memory of each rank, [count] each (local)."""
+    """Return the place of each segment in the memory of each rank, [count] each."""
     ranks = [cut(buckets, {"cpu": memory}) for memory in memories]
     return [
         [buffers[each.bucket].slice(each.start, each.count).array() for buffers in ranks]

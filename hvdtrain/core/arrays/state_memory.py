@@ -10,8 +10,6 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout, segments_of
 
-__all__ = ["StateMemory"]
-
 
 class StateMemory:
     """What an optimizer keeps for the elements of all variables; 0 at first.

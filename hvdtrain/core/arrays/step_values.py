@@ -9,8 +9,6 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.arrays.update_rules import Block, UpdateRule, cast
 from hvdtrain.core.sharding.segments import Segment
 
-__all__ = ["SegmentUpdate", "StepValues"]
-
 # Elements that stay in the caches while all operations of a step are applied to them.
 _BLOCK_ELEMENTS = 16 << 10
 
@@ -42,7 +40,7 @@ class SegmentUpdate:
         state: Sequence[HostArray],
         places: Sequence[HostArray],
     ) -> None:
-        """Write the new weights wherever they are needed; update the state in place (local).
+        """Write the new weights wherever they are needed; update the state in place.
 
         Args:
             gradient: reduced gradient of the segment, [count]; it is overwritten.

@@ -10,8 +10,6 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 
-__all__ = ["AdamRule", "Block", "SgdRule", "UpdateRule", "cast"]
-
 
 def cast(number: float, dtype: np.dtype[Any]) -> Any:
     """Return a setting in the type of the weights, by way of float32, as Keras casts numbers."""

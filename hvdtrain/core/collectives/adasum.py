@@ -11,9 +11,8 @@ import numpy as np
 
 from hvdtrain.arrays import Array, namespace, of_type, to_float64
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Communicator
-
-__all__ = ["adasum", "combine"]
 
 _NEGLIGIBLE = math.sqrt(sys.float_info.min)
 
@@ -37,6 +36,7 @@ def _factor(dot: Array, squared: Array) -> Array:
     return cast("Array", namespace(squared).where(squared < _NEGLIGIBLE, 1.0, factor))
 
 
+@collective
 def adasum(
     communicator: Communicator,
     buffer: Buffer,
@@ -44,7 +44,7 @@ def adasum(
     postscale: float = 1.0,
     parts: Sequence[tuple[int, int]] | None = None,
 ) -> None:
-    """Combine the members' buffers in place along a balanced binary tree (collective).
+    """Combine the members' buffers in place along a balanced binary tree.
 
     The number of members is arbitrary: one without a partner moves up a level unchanged. Every
     member computes the whole tree from the gathered buffers, so that all get the same bits, at the

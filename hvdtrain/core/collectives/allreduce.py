@@ -22,8 +22,6 @@ from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.engines.communicator import Communicator, Pieces
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Allreduce", "BufferPair"]
-
 # Elements to reduce, and the memory for the result.
 BufferPair: TypeAlias = tuple[Buffer, Buffer]
 

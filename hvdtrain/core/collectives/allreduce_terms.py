@@ -9,8 +9,6 @@ from typing import NamedTuple
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["Terms", "batch_key_of", "engine_reduction"]
-
 # Copying larger buffers into a batch takes longer than reducing them one by one.
 _TOGETHER_BYTES = 128 << 10
 

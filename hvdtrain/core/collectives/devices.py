@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from hvdtrain.buffer import Buffer
 
-__all__ = ["device_details", "device_types"]
-
 
 def device_types(buffers: Sequence[Buffer]) -> tuple[str, ...]:
     """Return the type of each buffer's device, e.g. "cuda" for "cuda:1"."""

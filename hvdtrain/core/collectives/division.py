@@ -10,8 +10,6 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = ["divide_truncating"]
-
 _HIGHEST = (1 << 63) - 1
 
 

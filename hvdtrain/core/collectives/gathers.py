@@ -13,8 +13,6 @@ from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.devices import device_details, device_types
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["Allgather", "Alltoall", "Barrier", "Broadcast"]
-
 
 class Barrier(Operation):
     """Wait for all members; the agreement on the operation is all that it takes."""

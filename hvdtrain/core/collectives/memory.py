@@ -11,8 +11,6 @@ from hvdtrain.core.collectives.devices import device_details
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["AllocateIfWanted", "AllocateMemory"]
-
 
 class AllocateMemory(Operation):
     """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory.

@@ -17,8 +17,6 @@ from hvdtrain.engines.point_to_point import PointToPoint
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["OrderedCommunicator", "branch", "tree_sum"]
-
 # A numpy array or a torch tensor.
 Array: TypeAlias = Any
 

@@ -13,8 +13,6 @@ from hvdtrain.core.collectives.allreduce_terms import engine_reduction
 from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["PreparedAllreduce", "Tensors"]
-
 # A framework's tensor or array.
 _Tensor: TypeAlias = Any
 
@@ -57,7 +55,7 @@ class PreparedAllreduce(Prepared):
         return _Repeated(self, self.request, data)
 
     def new_operation(self, data: Tensors) -> Allreduce:
-        """Return the operation of a call of its own (local, in any thread)."""
+        """Return the operation of a call of its own (in any thread)."""
         return _Repeated(self, self.next_request(), data)
 
 

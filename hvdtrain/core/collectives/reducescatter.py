@@ -13,8 +13,6 @@ from hvdtrain.core.collectives.division import divide_truncating
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["ReduceScatter", "rows_of_rank"]
-
 
 def rows_of_rank(rows: int, rank: int, size: int) -> int:
     """Return how many rows a rank receives: equally many, and lower ranks one of the remainder."""

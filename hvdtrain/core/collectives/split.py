@@ -8,8 +8,6 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["Split"]
-
 
 class Split(Operation):
     """Create a communicator; the result is None on ranks that are not members of it.

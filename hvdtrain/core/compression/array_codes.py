@@ -10,8 +10,6 @@ from typing import Any, cast
 from hvdtrain.arrays import Array, like_shape, namespace, of_type, zeros_like
 from hvdtrain.core.compression.layout import row_bytes
 
-__all__ = ["add_decoded", "decode", "encode"]
-
 _DEVIATIONS = {2: 2.0, 4: 4.0, 8: 4.0}
 # Rows are coded in parts that fit into the cache of a core.
 _PART_ELEMENTS = 1 << 15

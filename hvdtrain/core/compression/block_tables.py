@@ -9,8 +9,6 @@ from hvdtrain.arrays import Array
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice
 from hvdtrain.core.gradients.plan import ParameterSpec
 
-__all__ = ["BlockTable", "block_tables"]
-
 # Shorter columns are divided into blocks of this length.
 _LEAST_COLUMN = 64
 _COLUMN_BLOCK = 512

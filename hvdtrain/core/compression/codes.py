@@ -20,8 +20,6 @@ from hvdtrain.arrays import Array, contiguous
 from hvdtrain.core.compression import array_codes
 from hvdtrain.core.compression.kernel import with_kernel
 
-__all__ = ["add_decoded", "decode", "encode"]
-
 
 def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
     """Code each row, and leave in the rows what the codes lose.

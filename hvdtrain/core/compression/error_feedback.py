@@ -9,6 +9,7 @@ import numpy as np
 
 from hvdtrain.arrays import Array, buffer_of, concatenate, elements_of, zeros_like
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -126,8 +127,9 @@ class ErrorFeedback(Exchange):
             each.load(state.own)
 
 
+@collective
 def sum_together(parts: Sequence[Array], network: Communicator) -> None:
-    """Sum arrays over the network in one message, in place (collective)."""
+    """Sum arrays over the network in one message, in place."""
     if not parts:
         return
     message, first = concatenate(parts), 0

@@ -9,8 +9,6 @@ import numpy as np
 from hvdtrain.arrays import Array, HostArray, is_tensor, namespace
 from hvdtrain.types import DType
 
-__all__ = ["round_to_half", "to_float32", "widen_half"]
-
 
 def to_float32(array: Array) -> Array:
     """Return an array converted to float32, or itself if it is float32."""

@@ -11,8 +11,6 @@ from hvdtrain.arrays import Array, buffer_of
 from hvdtrain.compiled.library import load_or_report, open_library
 from hvdtrain.types import DType
 
-__all__ = ["load_kernel", "open_kernel", "with_kernel"]
-
 _SOURCE = Path(__file__).with_name("codes_kernel.c")
 _CALLS = ("encode", "decode", "add_decoded")
 _MODULE = "hvdtrain.core.compression._codes_kernel"

@@ -8,8 +8,6 @@ import numpy as np
 
 from hvdtrain.arrays import Array, is_tensor, namespace
 
-__all__ = ["largest"]
-
 # Elements of which a sample finds the threshold of candidates.
 _SAMPLED = 1 << 14
 

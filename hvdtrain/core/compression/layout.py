@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BITS", "row_bytes"]
-
 BITS = (1, 2, 4, 8)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from hvdtrain.arrays import Array, is_tensor, like_shape, namespace
 
-__all__ = ["split", "times", "times_transposed"]
-
 # Elements of a block: three fit into a core's cache, and with ranks up to 8 OpenBLAS multiplies one
 # in the calling thread. Its other threads would spin long after each product.
 _BLOCK = 1 << 15

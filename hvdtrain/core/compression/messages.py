@@ -8,8 +8,6 @@ from hvdtrain.arrays import Array, from_bytes
 from hvdtrain.core.compression.codes import add_decoded, decode, encode
 from hvdtrain.core.compression.layout import row_bytes
 
-__all__ = ["add_message", "coded_bytes", "read_message", "to_message"]
-
 # Messages lie one after the other in memory, and begin with numbers of up to 8 bytes.
 _ALIGNMENT = 8
 

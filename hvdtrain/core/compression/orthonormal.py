@@ -6,8 +6,6 @@ from typing import Any, cast
 
 from hvdtrain.arrays import Array, copy, namespace
 
-__all__ = ["orthonormal"]
-
 # Added to divisors, so that zeros stay zeros; too small to change others in float32.
 _EPSILON = 1e-30
 

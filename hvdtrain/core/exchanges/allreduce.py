@@ -43,7 +43,7 @@ class AllreduceExchange(Exchange):
         return cls(zeros.op, zeros.postscale)
 
     def factors(self, info: StepInfo) -> tuple[float, float]:
-        """Return the factor of this rank's elements before the sum, and the one after it (local)."""
+        """Return the factors of this rank's elements, before and after the sum (local)."""
         prescale, postscale = 1.0 / self._predivide, self._predivide
         if self.op is ReduceOp.AVERAGE:
             prescale, postscale = info.weigh(prescale), postscale / info.size

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.checks import check_count
 from hvdtrain.core.exchanges.half import HalfExchange
@@ -153,8 +154,9 @@ class AutoExchange(Exchange):
         if choice.predicted is not None:
             _say([outcome_line(self._times.median_seconds(), choice.predicted, choice.before)])
 
+    @collective
     def _decide(self, info: StepInfo, communicators: Communicators) -> None:
-        """Choose for the next steps, if enough steps are measured (collective)."""
+        """Choose for the next steps, if enough steps are measured."""
         self._prints = communicators.all_ranks.rank == 0 and not self._silent
         say = _say if self._prints else _say_nothing
         if communicators.one_node:
@@ -163,19 +165,20 @@ class AutoExchange(Exchange):
             self._next = self._predict(info, communicators, say)
 
     def _only_average(self, size: int, say: Callable[[Iterable[str]], None]) -> Chosen:
-        """Return the choice of ranks without a network (local)."""
+        """Return the choice of ranks without a network."""
         where = "there is one rank" if size == 1 else "all ranks are on one node"
         say([f"chosen: average, because {where}"])
         average = [0] * len(self._plan.specs)
         return Chosen.begin(average, size, list(self._candidates.values()))
 
+    @collective
     def _predict(
         self,
         info: StepInfo,
         communicators: Communicators,
         say: Callable[[Iterable[str]], None],
     ) -> Chosen:
-        """Measure, predict, and return the choice of rank 0 (collective)."""
+        """Measure, predict, and return the choice of rank 0."""
         now = self._times.median_seconds()
         measured = self._given or Measurement(
             self._candidates,

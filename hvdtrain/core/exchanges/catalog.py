@@ -19,8 +19,6 @@ from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.exchange_text import ExchangeOption, options_of, parse_exchange
 
-__all__ = ["EXCHANGES", "ExchangeOption", "exchange_options", "make_exchange"]
-
 # The options in text are the arguments of these classes that are numbers, text or bool.
 EXCHANGES: Mapping[str, type[Exchange]] = {
     "average": AllreduceExchange,

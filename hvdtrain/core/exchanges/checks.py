@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import operator
 
-__all__ = ["check_count", "check_momentum", "check_positive"]
-
 
 def check_count(name: str, number: int, least: int = 1) -> None:
     """Check that an argument is a whole number that is not too small."""

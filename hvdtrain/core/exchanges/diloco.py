@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like_shape
+from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.checks import check_count, check_momentum, check_positive
 from hvdtrain.core.exchanges.half import HalfExchange
@@ -138,8 +139,9 @@ class DiLoCo(Exchange):
                 numbers = [number for number, _ in run]
                 self._step(bucket.section(numbers[0], numbers[-1]), info, communicators)
 
+    @collective
     def _step(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        """Take a step of the outer optimizer on all parameters of a bucket (collective)."""
+        """Take a step of the outer optimizer on all parameters of a bucket."""
         for part in bucket.parts:
             start = self._start.get(part.name, part.array)
             for own, common in _parts(part.array, start):

@@ -9,6 +9,7 @@ import numpy as np
 
 from hvdtrain.arrays import Array, buffer_of, elements_of
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.compression.half_types import round_to_half, to_float32, widen_half
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
@@ -85,8 +86,9 @@ class HalfExchange(Exchange):
         with np.errstate(over="ignore", invalid="ignore"):  # loss scalers look for infinity
             communicators.over_network(bucket.buffer, combine, prescale)
 
+    @collective
     def _sum(self, rounded: Array, factor: float, network: Communicator) -> Array:
-        """Return the sum of all members' arrays times a factor, rounded once (collective).
+        """Return the sum of all members' arrays times a factor, rounded once.
 
         Each member adds one stripe of the elements.
         """

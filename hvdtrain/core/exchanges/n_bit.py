@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from hvdtrain.arrays import Array, buffer_of, copy, like_shape
+from hvdtrain.collective import collective
 from hvdtrain.core.compression.block_tables import BlockTable, block_tables
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.layout import BITS
@@ -72,8 +73,9 @@ class NBitExchange(ErrorFeedback):
         elements *= factor
         return error
 
+    @collective
     def _sum(self, stripes: Sequence[_Stripe], network: Communicator) -> list[Array]:
-        """Return the messages about the sums, and leave in the stripes what is lost (collective)."""
+        """Return the messages about the sums, and leave in the stripes what is lost."""
         sizes = [coded_bytes(stripe, self._bits) for stripe in stripes]
         model = next(stripe[0] for stripe in stripes if stripe)
         own = stripes[network.rank]

@@ -47,7 +47,7 @@ class SavedExchange(TypedDict):
 def save_exchange(
     exchange: Exchange, steps: int, ranks: int, counts: Mapping[str, float | None]
 ) -> SavedExchange:
-    """Return a copy of the state of an exchange (local)."""
+    """Return a copy of the state of an exchange."""
     state = exchange.state()
     known = {name: np.array(count) for name, count in counts.items() if count is not None}
     return SavedExchange(
@@ -62,7 +62,7 @@ def save_exchange(
 def load_exchange(
     exchange: Exchange, saved: SavedExchange, ranks: int, first: bool
 ) -> tuple[int, dict[str, float]]:
-    """Restore the state of an exchange (local).
+    """Restore the state of an exchange.
 
     On another number of ranks the arrays of a rank begin anew, and the first rank says so.
     """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from hvdtrain.arrays import Array, as_bytes, concatenate, copy, from_bytes, like_shape, zeros_like
+from hvdtrain.collective import collective
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.compression.largest import largest
 from hvdtrain.core.exchanges.checks import check_momentum
@@ -121,10 +122,11 @@ class TopKExchange(ErrorFeedback):
         return chosen
 
 
+@collective
 def _exchanged(
     chosen: Sequence[Array], elements: Array, error: Array, network: Communicator
 ) -> list[tuple[Array, Array]]:
-    """Return all members' indices and values, and remove this rank's from its error (collective)."""
+    """Return all members' indices and values, and remove this rank's from its error."""
     indices = concatenate(chosen)
     error[indices] = 0
     # Numbers of one width: float32 with int32.

@@ -9,21 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
-
-__all__ = [
-    "AllreduceCost",
-    "BucketSize",
-    "MeasureAllreduce",
-    "choose_bucket_size",
-    "fit_cost",
-    "measure_allreduces",
-    "size_text",
-]
 
 # Buckets smaller than the first one have no advantage; larger ones leave too little to overlap.
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 64 << 20
@@ -123,10 +114,11 @@ class MeasureAllreduce(Operation):
         return measure_allreduces(communicator, _SIZES_BYTES, _CALLS, _BUDGET_SECONDS)
 
 
+@collective
 def measure_allreduces(
     communicator: Communicator, sizes: Sequence[int], calls: int, budget_seconds: float
 ) -> list[tuple[int, float]]:
-    """Return sizes in bytes, and the times of the slowest member in seconds (collective).
+    """Return sizes in bytes, and the times of the slowest member in seconds.
 
     Args:
         sizes: sizes in bytes, increasing; at least the first two are measured.

@@ -10,6 +10,7 @@ import numpy as np
 
 from hvdtrain.arrays import Array, buffer_of, elements_of
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
@@ -57,6 +58,7 @@ class Communicators:
         return cls(all_ranks, None, all_ranks, 1)
 
     @classmethod
+    @collective
     def hierarchical(cls, all_ranks: Communicator, nodes: Sequence[int]) -> Communicators:
         """Create communicators within the nodes and across them (collective).
 
@@ -79,6 +81,7 @@ class Communicators:
         """Whether nothing crosses a network, because there is only one node."""
         return self.all_ranks.size == (1 if self.node is None else self.node.size)
 
+    @collective
     def over_network(
         self,
         buffer: Buffer,
@@ -113,6 +116,7 @@ class Communicators:
             combine(own, bounds[self.node.rank], self.network)
         self.node.allgather(own, buffer, counts)
 
+    @collective
     def close(self) -> None:
         """Close the communicators of node and network, but not `all_ranks` (collective)."""
         _OPENED.pop(self.all_ranks, None)
@@ -121,6 +125,7 @@ class Communicators:
                 communicator.close()
 
 
+@collective
 def open_communicators(channel: Channel, spec: str, node: int, name: str) -> Communicators:
     """Create the communicators of a hierarchical exchange (collective).
 
@@ -178,6 +183,7 @@ def communicators_of(communicator: Communicator, hierarchical: bool) -> Communic
     return opened or Communicators.flat(communicator)
 
 
+@collective
 def gather(communicator: Communicator, array: Array) -> Array:
     """Return the arrays of all members, stacked along a new first dimension (collective).
 
@@ -210,8 +216,9 @@ def slice_bounds(count: int, owners: int, cuts: Sequence[int] | None = None) -> 
     return [0, *inner, count]
 
 
+@collective
 def _split(all_ranks: Communicator, groups: Sequence[Sequence[int]]) -> Communicator | None:
-    """Create a communicator of each group; return the one of this rank (collective)."""
+    """Create a communicator of each group; return the one of this rank."""
     own = None
     for ranks in groups:
         own = all_ranks.split(ranks) or own

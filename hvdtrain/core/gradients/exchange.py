@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.filled_bucket import FilledBucket, ParameterSlice, ParameterView
@@ -149,6 +150,7 @@ class Exchange(ABC):
         return True
 
     @abstractmethod
+    @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         """Overwrite a bucket with the result, the same bits on all ranks (collective).
 

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
-
-__all__ = ["bucket_memory", "cut", "memory_bytes"]
 
 # Buckets are aligned so that two of them never share a cache line.
 _ALIGNMENT_BYTES = 128
@@ -24,10 +23,11 @@ def memory_bytes(plan: BucketPlan) -> dict[str, int]:
     return dict(sizes)
 
 
+@collective
 def bucket_memory(
     channel: Channel, plan: BucketPlan, name: str, devices: Mapping[str, str]
 ) -> dict[str, Elements]:
-    """Allocate memory that the engine reduces fastest, for each device of a plan (collective)."""
+    """Allocate memory that the engine reduces fastest, for each device of a plan."""
     return {
         device: channel.run(AllocateMemory(nbytes, f"of {name} on {device}", devices[device]))
         for device, nbytes in sorted(memory_bytes(plan).items())

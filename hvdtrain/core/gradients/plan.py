@@ -11,16 +11,6 @@ from typing import Any
 
 from hvdtrain.types import DType
 
-__all__ = [
-    "STEP",
-    "Bucket",
-    "BucketPlan",
-    "ParameterSpec",
-    "first_difference",
-    "make_plan",
-    "plan_of_layout",
-]
-
 # The name of the operation that ranks agree on for each step of a plan.
 STEP = "optimizer step"
 

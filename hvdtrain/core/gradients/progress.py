@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-__all__ = ["UNTIL_STEP", "BucketProgress", "Verdict"]
-
 # More than any number of backward passes: the program waits for the whole step.
 UNTIL_STEP = 1 << 32
 

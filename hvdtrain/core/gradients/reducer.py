@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
@@ -26,8 +27,6 @@ from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Reducer"]
-
 # Ranks rarely wait longer than this for one another.
 _LISTEN_AFTER_SECONDS = 0.02
 
@@ -38,7 +37,7 @@ class ReducerContext(Protocol):
     blocked: Stopwatch
 
     def channels(self) -> Sequence[Channel]:
-        """Return all open channels of this rank (local)."""
+        """Return all open channels of this rank."""
 
 
 class Reducer:
@@ -94,7 +93,7 @@ class Reducer:
         self.forget()
 
     def forget(self) -> None:
-        """Discard the present step and prepare the next one (local)."""
+        """Discard the present step and prepare the next one."""
         self.numbers = np.zeros_like(self.numbers)
         self._submitted = False
         numbers = Buffer.from_array(self.numbers)
@@ -102,11 +101,11 @@ class Reducer:
         self.step.placed = self.placed
 
     def put(self, source: Buffer, part: Buffer) -> None:
-        """Copy a gradient to its place in a bucket, bypassing the caches if possible (local)."""
+        """Copy a gradient to its place in a bucket, bypassing the caches if possible."""
         self._channel.communicator.put(source, part)
 
     def ready(self, index: int) -> None:
-        """Mark a gradient as copied into its bucket (local)."""
+        """Mark a gradient as copied into its bucket."""
         self.step.ready(index)
 
     def launch(self) -> None:
@@ -145,7 +144,7 @@ class Reducer:
             raise
 
     def check_weight(self) -> None:
-        """Check that the weight of this step is the one with which its first bucket left (local)."""
+        """Check that the weight of this step is the one with which its first bucket left."""
         if self._submitted and self.step.weight != self.weight:
             raise RuntimeError(
                 f"sample_weight was set to {self.weight} when gradients of this step had left with "
@@ -211,8 +210,9 @@ class Reducer:
                 self._channel.wait(step)
             step.added.result()
 
+    @collective
     def finish(self) -> list[int]:
-        """Complete the step; return `numbers`, summed over the ranks (collective, blocking)."""
+        """Complete the step; return `numbers`, summed over the ranks."""
         self.step.launch_all()  # a signal handler may have kept one from being counted as ready
         self.submit()
         self._wait_for_all()
@@ -221,6 +221,6 @@ class Reducer:
         return summed
 
     def count_step(self) -> None:
-        """Count a step of the program, for the requests of the next steps (local)."""
+        """Count a step of the program, for the requests of the next steps."""
         self._channel.count(self.name)
         self.steps += 1

@@ -12,8 +12,6 @@ from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.types import DType
 
-__all__ = ["step_request"]
-
 
 def step_request(
     name: str,

@@ -14,6 +14,7 @@ import numpy as np
 
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
 from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
@@ -24,8 +25,6 @@ from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
-
-__all__ = ["GradientStep"]
 
 # Between two votes on a bucket that some rank has not filled; at once when this rank fills it.
 _FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 200e-6, 10e-3
@@ -100,7 +99,7 @@ class GradientStep(Operation):
         return not any(self._missing)
 
     def ready(self, index: int) -> bool:
-        """Mark a gradient as copied into its bucket, in the order of the current stream (local)."""
+        """Mark a gradient as copied into its bucket, in the order of the current stream."""
         assert self._plan is not None
         if self._progress.between:
             with self._changed:
@@ -217,8 +216,9 @@ class GradientStep(Operation):
         communicator.allreduce(Buffer.from_array(finite), ReduceOp.MIN)
         return bool(finite[0])
 
+    @collective
     def _await_bucket(self, number: int, communicator: Communicator) -> Mark:
-        """Wait until all ranks have filled a bucket (collective)."""
+        """Wait until all ranks have filled a bucket."""
         rest = _FIRST_REST_SECONDS
         # The first one is filled when a step is submitted, or soon, by the program alone.
         while self._certain <= number and number:
@@ -233,8 +233,9 @@ class GradientStep(Operation):
             self._changed.wait_for(lambda: self.launched > number)
         return self._marks[number]
 
+    @collective
     def _vote(self, communicator: Communicator) -> Verdict:
-        """Vote on the next bucket, unless a backward pass may yet fill it (collective)."""
+        """Vote on the next bucket, unless a backward pass may yet fill it."""
         with self._changed:
             self._changed.wait_for(lambda: self._progress.ready or self._progress.between)
             votes = np.array(self._progress.vote(self.awaited), np.uint64)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
 
-__all__ = ["StepCounter"]
-
 
 class StepCounter:
     """Counts the steps of this rank, and their samples, since weights were exchanged."""
@@ -16,7 +14,7 @@ class StepCounter:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Note that the weights of all ranks are equal now (local)."""
+        """Note that the weights of all ranks are equal now."""
         self.begun = False
         self._since_exchange = self.local_steps = 0
         self.samples = 0.0
@@ -27,7 +25,7 @@ class StepCounter:
         return self.local_steps == 0
 
     def check_synchronized(self, caller: str) -> None:
-        """Check that the weights of all ranks are equal (local)."""
+        """Check that the weights of all ranks are equal."""
         if not self.synchronized:
             raise RuntimeError(
                 "the ranks' weights differ until their next exchange: call flush() before "
@@ -35,7 +33,7 @@ class StepCounter:
             )
 
     def count(self, samples: float | None, rate: float | None) -> LocalSteps:
-        """Count a step; return what tells an exchange whether it is due (local)."""
+        """Count a step; return what tells an exchange whether it is due."""
         self.steps += 1
         self._since_exchange += 1
         self.local_steps += 1
@@ -43,7 +41,7 @@ class StepCounter:
         return LocalSteps(self._since_exchange, self.samples_per_step, self.steps, rate)
 
     def end_exchange(self, info: StepInfo, partial: bool, counts_samples: bool) -> None:
-        """Note that weights were exchanged (local)."""
+        """Note that weights were exchanged."""
         if counts_samples and info.total:
             # Without any step the samples are those of the first one.
             self.samples_per_step = info.total * info.size / (info.local_steps or info.size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
@@ -98,8 +99,9 @@ class LocalSteps:
     whole: bool = True
 
 
+@collective
 def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Communicator) -> StepInfo:
-    """Return what the ranks know together about a step (collective)."""
+    """Return what the ranks know together about a step."""
     weight = 0.0 if joined else own.weight
     others, steps = not own.flush and not joined, 0 if joined else own.local_steps
     present, done = not joined, 0 if joined else own.step

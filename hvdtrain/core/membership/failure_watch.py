@@ -7,13 +7,11 @@ import threading
 from hvdtrain.engines.communicator import Failures
 from hvdtrain.errors import RanksLostError
 
-__all__ = ["FailureWatch"]
-
 _PERIOD_SECONDS = 0.1
 
 
 class FailureWatch:
-    """Lets all ranks notice one that has ended, also if this rank waits for none (local)."""
+    """Lets all ranks notice one that has ended, also if this rank waits for none."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures

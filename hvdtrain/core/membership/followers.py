@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from weakref import WeakValueDictionary
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.engines.communicator import Communicator
-
-__all__ = ["Follower", "Followers", "Key", "Taken"]
 
 # The number of the world in which a follower was added, the members of its process set, and its
 # number among the followers with the same members.
@@ -33,15 +32,15 @@ class Follower(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Drop what belongs to a step that was broken off (local)."""
+        """Drop what belongs to a step that was broken off."""
 
     @abstractmethod
     def state(self) -> object:
-        """Return a picklable copy of the state after the last step (local)."""
+        """Return a picklable copy of the state after the last step."""
 
     @abstractmethod
     def take(self, state: object) -> None:
-        """Take over the state of another rank that has completed one more step (local)."""
+        """Take over the state of another rank that has completed one more step."""
 
 
 class Followers:
@@ -53,13 +52,13 @@ class Followers:
         self._world = 0
 
     def add(self, follower: Follower, ranks: Sequence[int]) -> None:
-        """Add a follower (local, in the same order on all ranks of its process set)."""
+        """Add a follower (in the same order on all ranks of its process set)."""
         members = tuple(ranks)
         self._counts[members] += 1
         self._followers[self._world, members, self._counts[members]] = follower
 
     def clear(self) -> None:
-        """Forget all (local, on all ranks): the program makes others in the next world."""
+        """Forget all (on all ranks): the program makes others in the next world."""
         self._followers.clear()
 
     @property
@@ -68,16 +67,17 @@ class Followers:
         return self._world
 
     def enter(self, world: int) -> None:
-        """Count the worlds that there were before this rank joined (local)."""
+        """Count the worlds that there were before this rank joined."""
         self._world = world
 
     def interrupt(self) -> None:
-        """Interrupt all, before ranks get other numbers (local)."""
+        """Interrupt all, before ranks get other numbers."""
         for follower in list(self._followers.values()):
             follower.interrupt()
 
+    @collective
     def compare(self, communicator: Communicator) -> Mapping[Key, Taken]:
-        """Return the states that followers of this rank lack, for `catch_up` (collective).
+        """Return the states that followers of this rank lack, for `catch_up`.
 
         A rank may have completed a step that was broken off on another one.
         """
@@ -106,7 +106,7 @@ class Followers:
         }
 
     def catch_up(self, states: Mapping[Key, Taken]) -> None:
-        """Take over the states that `compare` has returned, in a world of other ranks (local)."""
+        """Take over the states that `compare` has returned, in a world of other ranks."""
         for key, (steps, state) in states.items():
             follower = self._followers.get(key)
             if follower is not None:

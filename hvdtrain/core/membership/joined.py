@@ -19,11 +19,9 @@ from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["answer_with_zeros"]
-
 
 def answer_with_zeros(request: Request) -> Operation:
-    """Return the operation with which a joined rank takes part in a request (local)."""
+    """Return the operation with which a joined rank takes part in a request."""
     zeros = request.zeros
     if zeros is None:
         raise ValueError(f"a joined rank cannot take part in {request}")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.membership.failure_watch import FailureWatch
@@ -15,16 +16,15 @@ from hvdtrain.core.stall.watch import pending_on, watch_stalls
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.topology import Topology
 
-__all__ = ["open_context", "start_watches"]
 
-
+@collective
 def open_context(
     config: Config,
     world: EngineWorld,
     ordered: bool,
     failed: Callable[[str], None],
 ) -> Context:
-    """Open the channel of a world (collective)."""
+    """Open the channel of a world."""
     communicator, failures = world.communicator, world.failures
     topology = Topology.from_nodes(communicator.rank, world.nodes, world.hostnames)
     # Ranks on other hosts may not have the first one's environment.
@@ -39,8 +39,9 @@ def open_context(
     )
 
 
+@collective
 def start_watches(here: Context, communicator: Communicator, abort: Callable[[int], None]) -> None:
-    """Start the watches of a world whose channel is not in use yet (collective)."""
+    """Start the watches of a world whose channel is not in use yet."""
     if here.failures is not None and here.topology.size > 1:
         here.failure_watch = FailureWatch(here.failures)
     here.watch = watch_stalls(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.membership.followers import Followers, Key, Taken
@@ -19,8 +20,6 @@ from hvdtrain.core.timeline.times import JoinTimes, RecoveryTimes
 from hvdtrain.engines.communicator import JOINED, Communicator, EngineWorld, Failures
 from hvdtrain.errors import HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks
-
-__all__ = ["Recovery", "open_next", "open_of_newcomer", "recruit"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class _Told:
     recording: tuple[str, bool, float] | None
 
 
+@collective
 def open_next(
     before: Context,
     failures: Failures,
@@ -102,7 +102,7 @@ def open_next(
 
 
 def _hand_over(before: Context, here: Context, members: Sequence[int]) -> None:
-    """Have the process sets and more go on (local)."""
+    """Have the process sets and more go on."""
     for number, ranks in before.process_sets.items():
         if not any(rank in members for rank in ranks):
             before.emptied.setdefault(number, list(ranks))
@@ -114,6 +114,7 @@ def _hand_over(before: Context, here: Context, members: Sequence[int]) -> None:
     here.record(before.recording)
 
 
+@collective
 def open_of_newcomer(
     config: Config,
     world: EngineWorld,
@@ -139,7 +140,7 @@ def open_of_newcomer(
 
 
 def recruit(here: Context) -> None:
-    """Have rank 0 start other ranks, if they are asked for and the program accepts them (local)."""
+    """Have rank 0 start other ranks, if they are asked for and the program accepts them."""
     config, failures = here.config, here.failures
     if here.topology.rank or failures is None or not config.max_ranks or not here.accepts:
         return
@@ -166,6 +167,7 @@ class _Opened:
     recording: Recording | None  # of a rank that has joined
 
 
+@collective
 def _open(
     own: _Own,
     world: EngineWorld,
@@ -173,7 +175,7 @@ def _open(
     abort: Callable[[Communicator, int], None],
     telling: _Told | None,
 ) -> _Opened | None:
-    """Return the context of a world, or None if ranks have ended in it (collective)."""
+    """Return the context of a world, or None if ranks have ended in it."""
     here: Context | None = None
     opened: _Opened | None = None
     try:
@@ -222,14 +224,16 @@ def _tell(
     )
 
 
+@collective
 def _hear(telling: _Told | None, communicator: Communicator) -> _Told:
-    """Return what the first rank tells that was there before (collective)."""
+    """Return what the first rank tells that was there before."""
     for (told,) in exchange(communicator, [telling]):
         if told is not None:
             return told
     raise HvdtrainError("all ranks ended whose training was to be joined: start the job again")
 
 
+@collective
 def _join_recording(joins: bool, told: _Told, communicator: Communicator) -> Recording | None:
     """Start the recording of a rank that joins, if there is one (collective if any rank joins)."""
     if told.recording is None or JOINED not in told.members:
@@ -241,8 +245,9 @@ def _join_recording(joins: bool, told: _Told, communicator: Communicator) -> Rec
     return Recording(path, marks_rounds, reading, zero)
 
 
+@collective
 def _open_process_sets(here: Context, process_sets: Mapping[int, list[int]]) -> None:
-    """Open the channels of the process sets that have ranks left (collective)."""
+    """Open the channels of the process sets that have ranks left."""
     for number, members in sorted(process_sets.items()):
         if members:
             channel = here.open_channel(members, f"process set {number}")

@@ -14,8 +14,6 @@ from hvdtrain.engines.communicator import Newcomer
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import discover
 
-__all__ = ["Recruit", "Recruiter"]
-
 _PERIOD_SECONDS = 0.1
 _DISCOVERY_SECONDS = 1.0
 # How long MPI may take to start a process; its wait would not end with a process that ends at once.
@@ -61,7 +59,7 @@ class Recruiter:
         self._thread = threading.Thread(target=self._work, name="hvdtrain-recruits", daemon=True)
 
     def follow(self, hosts: Sequence[str], vacancies: Sequence[str]) -> None:
-        """Go on for a world, the first one included (local)."""
+        """Go on for a world, the first one included."""
         with self._lock:
             for host in set(vacancies):
                 taken = self._taken.get(host, -math.inf)
@@ -80,7 +78,7 @@ class Recruiter:
         return any(recruit.ready_after is not None for recruit in self._recruits)
 
     def take(self) -> Recruit | None:
-        """Return a process that is ready to join, which is then no longer looked after (local).
+        """Return a process that is ready to join, which is then no longer looked after.
 
         No process is started from now on until `follow` is called.
         """
@@ -94,7 +92,7 @@ class Recruiter:
         return None
 
     def stop(self) -> None:
-        """Start no more processes; those that have not joined end with this one (local)."""
+        """Start no more processes; those that have not joined end with this one."""
         self._stopping.set()
 
     def _work(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.first_use import FirstUse
@@ -28,8 +29,6 @@ from hvdtrain.engines.communicator import Communicator, Failures
 from hvdtrain.errors import RanksLostError
 from hvdtrain.polling import poll_until
 from hvdtrain.topology import Topology
-
-__all__ = ["Context", "make_channel"]
 
 
 @dataclass
@@ -72,6 +71,7 @@ class Context:
         self.process_set_channels[0] = self.world
         self.next_number(self.world)
 
+    @collective
     def open_channel(
         self, ranks: Sequence[int], label: str, parent: Channel | None = None
     ) -> Channel | None:
@@ -90,12 +90,14 @@ class Context:
         self._channels.append(channel)
         return channel
 
+    @collective
     def next_number(self, channel: Channel) -> int:
         """Return the next number for an object of these members (collective over them)."""
         members = tuple(channel.ranks)
         self._made[members] += 1
         return self._made[members]
 
+    @collective
     def close_channel(self, channel: Channel) -> None:
         """Close a channel (collective over its members)."""
         channel.wait(channel.leave())
@@ -104,11 +106,11 @@ class Context:
         channel.close()
 
     def channels(self) -> list[Channel]:
-        """Return all open channels of this rank, with the world's channel last (local)."""
+        """Return all open channels of this rank, with the world's channel last."""
         return [*self._channels, self.world]
 
     def record(self, recording: Recording | None) -> None:
-        """Start a recording of all channels, or end it with None (local)."""
+        """Start a recording of all channels, or end it with None."""
         before, self.recording = self.recording, recording
         for channel in (self.world, *self._channels):
             channel.track = None
@@ -123,8 +125,9 @@ class Context:
             process_set = channel.parent or channel
             channel.track = self.recording.track(channel.label, process_set.label)
 
+    @collective
     def leave(self) -> None:
-        """Leave the world together with all ranks, and close the engine (collective).
+        """Leave the world together with all ranks, and close the engine.
 
         The request to leave is submitted on every channel at once, so that a rank which waits for
         this one on any of them gets an error.
@@ -149,7 +152,7 @@ class Context:
         restore_switch_interval(self.switch_interval)
 
     def abandon(self, error: RanksLostError) -> None:
-        """Leave the world without the ranks that are lost, and close the engine (local).
+        """Leave the world without the ranks that are lost, and close the engine.
 
         Pending operations fail; those that run on other ranks fail there as well.
         """
@@ -173,7 +176,7 @@ def make_channel(
     failed: Callable[[str], None],
     failures: Failures | None,
 ) -> Channel:
-    """Return a channel of a world (local)."""
+    """Return a channel of a world."""
     lost = None if failures is None else failures.revoke
     return Channel(communicator, ranks, topology.title, answer_with_zeros, label, failed, lost)
 

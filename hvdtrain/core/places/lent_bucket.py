@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.places.placed_bucket import PlacedBucket
 from hvdtrain.core.places.places import GradientPlaces
-
-__all__ = ["LentBucket"]
 
 
 class LentBucket(PlacedBucket):
@@ -35,11 +34,12 @@ class LentBucket(PlacedBucket):
         self._lent: dict[int, tuple[int, int]] = {}
 
     def lend(self, index: int, address: int, offset: int) -> None:
-        """Say that the gradient of a parameter is not in the bucket in this step (local)."""
+        """Say that the gradient of a parameter is not in the bucket in this step."""
         self._lent[index] = address, offset
 
+    @collective
     def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
-        """Fill the bucket with the sum over the ranks (collective); see PlacedBucket.reduce."""
+        """Fill the bucket with the sum over the ranks; see PlacedBucket.reduce."""
         places, slices = self._places, self._places.slices
         for index in self._extents:
             places.put(index, self._lent[index][1] if index in self._lent else None)
@@ -54,20 +54,21 @@ class LentBucket(PlacedBucket):
         if everywhere:
             slices.meet()
 
+    @collective
     def spread(self) -> None:
-        """Copy each slice from its owner to all ranks of the node (collective)."""
+        """Copy each slice from its owner to all ranks of the node."""
         self._places.slices.spread(self._buffer)
 
     def gather(self) -> None:
-        """Copy gradients that lie elsewhere into the bucket (local)."""
+        """Copy gradients that lie elsewhere into the bucket."""
         for index, (address, _) in self._lent.items():
             start, count = self._extents[index]
             part = self._buffer.slice(start, count)
             ctypes.memmove(part.pointer, address, part.nbytes)
 
     def scatter(self) -> None:
-        """Leave the results in the bucket (local)."""
+        """Leave the results in the bucket."""
 
     def clear(self) -> None:
-        """Let all gradients of this rank lie in the bucket (local)."""
+        """Let all gradients of this rank lie in the bucket."""
         self._lent.clear()

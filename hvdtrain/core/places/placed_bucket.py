@@ -9,10 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.places.places import GradientPlaces, Pieces
 from hvdtrain.engines.slices import aligned_bounds
-
-__all__ = ["PlacedBucket"]
 
 
 class PlacedBucket:
@@ -38,8 +37,9 @@ class PlacedBucket:
                 rows.append((index, (start - begin) * size, memory + start * size, end - start))
         return Pieces.of(rows)
 
+    @collective
     def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
-        """Overwrite gradients, wherever they lie, with the sum over the ranks (collective)."""
+        """Overwrite gradients, wherever they lie, with the sum over the ranks."""
         places, slices = self._places, self._places.slices
         places.put_prescale(prescale)
         slices.meet()
@@ -50,8 +50,9 @@ class PlacedBucket:
         if everywhere:
             slices.meet()
 
+    @collective
     def spread(self) -> None:
-        """Copy each slice from its owner to all ranks of the node (collective)."""
+        """Copy each slice from its owner to all ranks of the node."""
         slices = self._places.slices
         addresses = self._places.addresses(self._owned)
         source = addresses[:, [slices.number]]
@@ -61,12 +62,12 @@ class PlacedBucket:
         slices.meet()
 
     def gather(self) -> None:
-        """Copy gradients that lie elsewhere into the bucket (local)."""
+        """Copy gradients that lie elsewhere into the bucket."""
         for address, part in self._elsewhere():
             ctypes.memmove(part.pointer, address, part.nbytes)
 
     def scatter(self) -> None:
-        """Copy them back from the bucket (local)."""
+        """Copy them back from the bucket."""
         for address, part in self._elsewhere():
             ctypes.memmove(address, part.pointer, part.nbytes)
 
@@ -77,6 +78,6 @@ class PlacedBucket:
                 yield address, self._buffer.slice(start, count)
 
     def clear(self) -> None:
-        """Let all gradients of this rank lie in the bucket (local)."""
+        """Let all gradients of this rank lie in the bucket."""
         for index in self._extents:
             self._places.put(index, None)

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.slices import Slices
 
-__all__ = ["GradientPlaces", "Pieces"]
-
 
 @dataclass(frozen=True)
 class Pieces:
@@ -68,19 +66,19 @@ class GradientPlaces:
         return 8 * parameters + 16
 
     def offset(self, bucket: Buffer) -> int:
-        """Return the offset of a bucket in the memory of all buckets, in bytes (local)."""
+        """Return the offset of a bucket in the memory of all buckets, in bytes."""
         return bucket.pointer - self._memory
 
     def put(self, index: int, offset: int | None) -> None:
-        """Say where this rank's gradient of a parameter lies (local)."""
+        """Say where this rank's gradient of a parameter lies."""
         self._own[index] = 0 if offset is None else offset + 1
 
     def elsewhere(self, index: int) -> int:
-        """Return the address of this rank's gradient in the arena; 0 if it is not there (local)."""
+        """Return the address of this rank's gradient in the arena; 0 if it is not there."""
         return self._arena + int(self._own[index]) - 1 if self._own[index] else 0
 
     def addresses(self, pieces: Pieces) -> npt.NDArray[np.uint64]:
-        """Return the address of each piece on each rank, in this process, [pieces, ranks] (local).
+        """Return the address of each piece on each rank, in this process, [pieces, ranks].
 
         All ranks have to meet before, when they have said where their gradients lie.
         """
@@ -92,14 +90,14 @@ class GradientPlaces:
         return np.stack(columns, 1)
 
     def bucket_addresses(self, pieces: Pieces) -> npt.NDArray[np.uint64]:
-        """Return the address of each piece in the bucket of each rank, [pieces, ranks] (local)."""
+        """Return the address of each piece in the bucket of each rank, [pieces, ranks]."""
         bases = [int(base[0]) for base in self._bases]
         here = pieces.in_memory - bases[self.slices.number]
         columns = [m + base + here for m, base in zip(self._memories, bases, strict=True)]
         return np.stack(columns, 1).astype(np.uint64)
 
     def put_base(self, offset: int) -> None:
-        """Say where in its memory this rank has its buckets in this step (local).
+        """Say where in its memory this rank has its buckets in this step.
 
         Args:
             offset: offset of the first of them, in bytes.
@@ -107,11 +105,11 @@ class GradientPlaces:
         self._bases[self.slices.number][0] = offset
 
     def put_prescale(self, prescale: float) -> None:
-        """Say which factor this rank's gradients have (local)."""
+        """Say which factor this rank's gradients have."""
         self._prescales[self.slices.number][0] = prescale
 
     def prescales(self) -> list[float]:
-        """Return the factors of all ranks, after a meeting (local)."""
+        """Return the factors of all ranks, after a meeting."""
         return [float(prescale[0]) for prescale in self._prescales]
 
 

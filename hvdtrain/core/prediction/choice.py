@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.costs import Measured, Prediction, predict, run_seconds
 
-__all__ = ["best", "predictions"]
-
 # A step must become shorter by more than this: predictions are not more exact.
 _LEAST_GAIN = 0.05
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.costs import runs_of
-
-__all__ = ["Chosen"]
 
 _CHOICE = "auto choice"
 
@@ -66,7 +65,7 @@ class Chosen:
         return replace(self, methods=tuple(methods.get(spec.name, 0) for spec in plan.specs))
 
     def state(self) -> ExchangeState:
-        """Return a copy of the choice and of the state of its exchanges (local)."""
+        """Return a copy of the choice and of the state of its exchanges."""
         shared: dict[str, HostArray] = {_CHOICE: np.array([self.ranks, *self.methods], np.int64)}
         own: dict[str, HostArray] = {}
         for number, exchange in self.exchanges.items():
@@ -76,17 +75,18 @@ class Chosen:
         return ExchangeState(shared, own)
 
     def prepare(self, plan: BucketPlan) -> None:
-        """Prepare for a plan, as `Exchange.prepare` (local)."""
+        """Prepare for a plan, as `Exchange.prepare`."""
         for exchange in self.exchanges.values():
             exchange.prepare(plan)
 
+    @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        """Overwrite a bucket with the result, as `Exchange.reduce` (collective)."""
+        """Overwrite a bucket with the result, as `Exchange.reduce`."""
         for method, first, last in runs_of(bucket.layout, self.methods):
             self.exchanges[method].reduce(bucket.section(first, last), info, communicators)
 
     def end(self, info: StepInfo) -> None:
-        """End a step, as `Exchange.end` (local)."""
+        """End a step, as `Exchange.end`."""
         for exchange in self.exchanges.values():
             exchange.end(info)
 

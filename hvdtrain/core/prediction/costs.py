@@ -26,17 +26,6 @@ from math import isfinite
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
-__all__ = [
-    "GradientCost",
-    "Measured",
-    "Method",
-    "Prediction",
-    "as_in_steps",
-    "predict",
-    "run_seconds",
-    "runs_of",
-]
-
 
 @dataclass(frozen=True)
 class GradientCost:
@@ -98,7 +87,7 @@ class Prediction:
 
 
 def runs_of(bucket: Bucket, choice: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return the method, and the numbers of the first and last parameter, of each run of a bucket."""
+    """Return the method and the first and last parameter of each run of a bucket."""
     runs, first = [], 0
     chosen = [choice[i] if i < len(choice) else 0 for i in bucket.parameters]
     for method, members in groupby(chosen):

@@ -8,15 +8,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["core_share"]
+from hvdtrain.collective import collective
 
 _SECONDS = 0.02
 # Elements of a piece of work, which numpy computes without Python's lock in about 100 us.
 _PIECE_ELEMENTS = 1 << 14
 
 
+@collective
 def core_share(threads: int, meet: Callable[[], None]) -> float:
-    """Return what a computation takes of the cores on which a program computes (collective).
+    """Return what a computation takes of the cores on which a program computes.
 
     Both are measured alone and together, on all ranks at the same time:
 
@@ -31,8 +32,9 @@ def core_share(threads: int, meet: Callable[[], None]) -> float:
     return min(1.0, max(0.0, lost))
 
 
+@collective
 def _speed(threads: int, others: int, meet: Callable[[], None]) -> tuple[float, float]:
-    """Return the speed of threads of the program together, and of the other ones (collective)."""
+    """Return the speed of threads of the program together, and of the other ones."""
     meet()
     end = time.perf_counter() + _SECONDS
     done = [0.0] * (threads + others)

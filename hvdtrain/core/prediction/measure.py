@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.gradients.bucket_size import AllreduceCost, fit_cost, measure_allreduces
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
@@ -19,8 +20,6 @@ from hvdtrain.core.prediction.rehearsal import Rehearsed, rehearse, small
 from hvdtrain.core.prediction.step_times import StepTimes
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
-
-__all__ = ["Measurement", "Place", "place_of"]
 
 # Sizes of all-reduces, calls of each, and the time that the larger sizes must not exceed.
 _SIZES_BYTES, _CALLS, _BUDGET_SECONDS = (4 << 10, 1 << 20, 4 << 20), 5, 1.0
@@ -52,8 +51,9 @@ class Measurement:
     times: StepTimes
     threads: int
 
+    @collective
     def run(self, communicators: Communicators) -> Measured:
-        """Measure the links and rehearse the exchanges; return the slowest of all (collective)."""
+        """Measure the links and rehearse the exchanges; return the slowest of all."""
         network = communicators.network
         nodes = 0 if network is None else network.size
         links = [_link(network), _link(communicators.node)]
@@ -86,6 +86,7 @@ class Measurement:
         on_host = all(device == "cpu" for _, device in self.memory)
         return core_share(self.threads, meet) if on_host else 1.0
 
+    @collective
     def _rehearse(
         self,
         exchange: Exchange,
@@ -93,7 +94,7 @@ class Measurement:
         nodes: int,
         meet: Callable[[], None],
     ) -> list[Rehearsed]:
-        """Rehearse an exchange with a small parameter, and with one of each shape (collective).
+        """Rehearse an exchange with a small parameter, and with one of each shape.
 
         All ranks that share the network compute at the same time, as in a step.
         """
@@ -142,8 +143,9 @@ def _shape(spec: ParameterSpec) -> _Shape:
     return place_of(spec), spec.shape, spec.strides
 
 
+@collective
 def _link(communicator: Communicator | None) -> AllreduceCost:
-    """Measure all-reduces (collective)."""
+    """Measure all-reduces."""
     if communicator is None or communicator.size == 1:
         return _NOTHING
     for _ in range(_TRIES):  # as many on all members, who have the same times

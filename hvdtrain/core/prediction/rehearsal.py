@@ -21,8 +21,6 @@ from hvdtrain.engines.communicator import Capabilities, Communicator
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Rehearsed", "rehearse", "small"]
-
 # The first run does not count: it has no residual, and touches new memory. All others do, because
 # a computation that is short may have a core for itself although ranks have to share them.
 _RUNS, _SECONDS = 2, 0.005
@@ -99,7 +97,7 @@ class _NoNetwork(Communicator):
 
 
 def rehearse(exchange: Exchange, spec: ParameterSpec, memory: Buffer, nodes: int) -> Rehearsed:
-    """Return what an exchange does for the gradient of a parameter (local)."""
+    """Return what an exchange does for the gradient of a parameter."""
     exchange = deepcopy(exchange)
     buffer = memory.like(spec.count)
     elements = elements_of(buffer)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-__all__ = ["StepTimes"]
-
 
 class StepTimes:
     """Times of the steps since the last clear(), apart from the first step of all.

@@ -8,8 +8,6 @@ from hvdtrain.core.gradients.bucket_size import size_text
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.costs import Measured, Prediction
 
-__all__ = ["choice_line", "outcome_line", "prediction_lines"]
-
 
 def prediction_lines(
     measured: Measured, found: Sequence[Prediction], now_seconds: float | None

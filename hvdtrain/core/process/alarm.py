@@ -7,8 +7,6 @@ import os
 import threading
 import time
 
-__all__ = ["NEVER", "NOW", "Alarm", "after"]
-
 # A struct itimerspec: the interval and the first time, each in seconds and nanoseconds.
 _Times = ctypes.c_long * 4
 

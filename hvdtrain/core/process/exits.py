@@ -31,8 +31,6 @@ from hvdtrain.errors import (
 from hvdtrain.supervision.milestones import FAILED, report
 from hvdtrain.topology import Topology
 
-__all__ = ["OWN_THREADS", "ExitGuard", "install_plain_excepthook", "write_message"]
-
 # Names of hvdtrain's own threads begin with this; the job does not go on without them.
 OWN_THREADS = "hvdtrain-"
 
@@ -139,11 +137,11 @@ class ExitGuard:
             self._on_exception(type(error), error, error.__traceback__)
 
     def fail(self, error: BaseException) -> None:
-        """End the job at once, as if an error had not been caught (local)."""
+        """End the job at once, as if an error had not been caught."""
         self._on_exception(type(error), error, error.__traceback__)
 
     def end_soon(self, reason: str) -> None:
-        """End the job in two seconds, unless the program ends by itself before that (local)."""
+        """End the job in two seconds, unless the program ends by itself before that."""
         timer = threading.Timer(_GRACE_SECONDS, self._end_for, [reason])
         timer.name, timer.daemon = f"{OWN_THREADS}end", True
         try:
@@ -168,7 +166,7 @@ class ExitGuard:
 
 
 def write_message(title: str, text: str) -> None:
-    """Write a message to stderr, with a prefix before each line (local)."""
+    """Write a message to stderr, with a prefix before each line."""
     lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         sys.stderr.write("\n".join(lines) + "\n")

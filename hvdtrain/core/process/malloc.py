@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 
-__all__ = ["keep_freed_memory", "keep_large_memory"]
-
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _KEPT_BYTES = 256 << 20
@@ -18,7 +16,7 @@ _USER_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TU
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Make glibc keep up to 256 MiB of freed memory for the next tensors (local, permanent).
+    """Make glibc keep up to 256 MiB of freed memory for the next tensors (permanent).
 
     By default it returns all but twice the largest block that was ever freed. A gradient is freed
     as soon as it is in its bucket, and would be mapped page by page again in the next step.
@@ -30,7 +28,7 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 
 def keep_large_memory(nbytes: int, environ: Mapping[str, str]) -> bool:
-    """Make glibc keep freed blocks of any size, and `nbytes` more of them (local, permanent).
+    """Make glibc keep freed blocks of any size, and `nbytes` more of them (permanent).
 
     XLA allocates the memory of a whole step as one block, which keep_freed_memory() alone would
     return to the system. The drawback is that large blocks of other libraries are returned only if

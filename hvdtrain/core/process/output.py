@@ -11,14 +11,12 @@ import sys
 import termios
 import time
 
-__all__ = ["drain_output", "flush_output"]
-
 _LONGEST_SECONDS = 1.0
 _POLL_SECONDS = 1e-3
 
 
 def flush_output() -> None:
-    """Flush stdout and stderr to the operating system (local)."""
+    """Flush stdout and stderr to the operating system."""
     _release_stderr()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -26,7 +24,7 @@ def flush_output() -> None:
 
 
 def drain_output() -> None:
-    """Flush, and wait for up to a second until pipes have been read (local).
+    """Flush, and wait for up to a second until pipes have been read.
 
     A launcher ends at once when a rank aborts the job: MPICH's mpiexec drops output that it has
     not read by then, such as the reason for the abort.

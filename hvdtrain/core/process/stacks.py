@@ -8,11 +8,9 @@ import traceback
 from itertools import dropwhile
 from types import FrameType
 
-__all__ = ["thread_stacks"]
-
 
 def thread_stacks() -> str:
-    """Return the Python stacks of all other threads, with the main thread first (local)."""
+    """Return the Python stacks of all other threads, with the main thread first."""
     frames = sys._current_frames()
     threads = sorted(threading.enumerate(), key=lambda t: t is not threading.main_thread())
     return "".join(

@@ -11,8 +11,6 @@ from pathlib import Path
 import hvdtrain
 from hvdtrain.errors import HvdtrainError
 
-__all__ = ["format_error"]
-
 _PACKAGE = Path(hvdtrain.__file__).parent
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -22,7 +20,7 @@ _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
 def format_error(error: BaseException) -> str:
-    """Return the traceback of an error, with its last line (local).
+    """Return the traceback of an error, with its last line.
 
     That of an error of hvdtrain's ends in the line that called hvdtrain, or a framework that did:
     how hvdtrain found the error tells nothing about its cause. If the error has a cause in

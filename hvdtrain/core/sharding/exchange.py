@@ -17,8 +17,6 @@ from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.slices import Slices
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["KERNEL_TYPES", "OwnedSlices", "ShardedExchange", "owned_slices"]
-
 # Types of the weights that the compiled kernel updates.
 KERNEL_TYPES = (DType.FLOAT32, DType.FLOAT64)
 # Slices in memory that the ranks of a node share, or in that of each rank.
@@ -26,7 +24,7 @@ OwnedSlices: TypeAlias = Slices | ScatteredSlices
 
 
 def owned_slices(channel: Channel, memory: Mapping[str, Elements]) -> OwnedSlices | None:
-    """Return the slices of a plan's buckets, or None if ranks cannot share their work (local).
+    """Return the slices of a plan's buckets, or None if ranks cannot share their work.
 
     The result is of the same kind on all ranks of the channel.
     """
@@ -62,7 +60,7 @@ class ShardedExchange(Exchange):
         self.defer_to(None)
 
     def defer_to(self, board: npt.NDArray[np.float64] | None) -> None:
-        """Leave sums of real numbers to the optimizer's step, from the next step on (local).
+        """Leave sums of real numbers to the optimizer's step, from the next step on.
 
         Args:
             board: memory for the factor of this rank's gradients, [1], which the ranks of the node

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from hvdtrain.compiled.library import load_or_report, open_library
 
-__all__ = ["KINDS", "KernelRule", "KernelSegment", "KernelUpdate", "load_kernel", "open_kernel"]
-
 _SOURCE = Path(__file__).with_name("update_kernel.c")
 _MODULE = "hvdtrain.core.sharding._update_kernel"
 

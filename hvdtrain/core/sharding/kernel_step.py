@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from hvdtrain.core.sharding.kernel import KernelRule, KernelSegment, KernelUpdate, load_kernel
 
-__all__ = ["Form", "KernelStep", "Place", "Scales"]
-
 
 @dataclass(frozen=True)
 class Form:

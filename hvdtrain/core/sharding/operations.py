@@ -13,8 +13,6 @@ from hvdtrain.core.sharding.exchange import OwnedSlices
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["GatherSlices", "PutSegments", "SlicedBuckets", "SpreadSlices", "SumSlices"]
-
 
 @dataclass(frozen=True)
 class SlicedBuckets:

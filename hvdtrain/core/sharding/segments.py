@@ -10,8 +10,6 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.slices import aligned_bounds
 from hvdtrain.types import DType
 
-__all__ = ["Quantity", "Segment", "StateLayout", "segments_of"]
-
 # Each quantity of a segment begins on a cache line of its own.
 _ALIGNMENT_BYTES = 64
 

@@ -8,16 +8,6 @@ from dataclasses import dataclass
 from hvdtrain.core.agreement.request import JOIN, LEAVE
 from hvdtrain.topology import format_ranks
 
-__all__ = [
-    "OperationId",
-    "Stall",
-    "StallSettings",
-    "Wait",
-    "describe",
-    "find_stalls",
-    "stalls_of_one",
-]
-
 # Members of the channel, number of the channel among those with these members, and request key.
 OperationId = tuple[tuple[int, ...], int, str]
 

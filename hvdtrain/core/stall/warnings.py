@@ -10,8 +10,6 @@ from hvdtrain.core.stall.finding import OperationId, Stall, StallSettings, descr
 from hvdtrain.errors import EXIT_CRASH
 from hvdtrain.topology import Topology
 
-__all__ = ["StallWarnings"]
-
 _MOST_LINES = 8
 _ADVICE = "Every rank must submit the same operations: see what those ranks do instead"
 _OFFER = " (HVDTRAIN_STALL_STACKS=1 shows it)"

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import JOIN, LEAVE
@@ -34,8 +35,6 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.topology import Topology
 
-__all__ = ["StallWatch", "pending_on", "watch_stalls"]
-
 T = TypeVar("T")
 
 _LONGEST_PAUSE_SECONDS = 1.0
@@ -43,6 +42,7 @@ _POLL_SECONDS = 0.05
 _LAST_POLL_SECONDS = 1e-3  # at the end of the job, when all ranks take part
 
 
+@collective
 def watch_stalls(
     communicator: Communicator,
     config: Config,
@@ -50,7 +50,7 @@ def watch_stalls(
     pending: Callable[[], list[Wait]],
     abort: Callable[[int], None],
 ) -> StallWatch | None:
-    """Start the stall watch of this rank; return None if it is off (collective)."""
+    """Start the stall watch of this rank; return None if it is off."""
     if communicator.size == 1:
         return None
     settings = _agree(communicator, config)
@@ -77,7 +77,7 @@ def _agree(communicator: Communicator, config: Config) -> StallSettings | None:
 
 
 def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
-    """Return the pending operations of this rank (local)."""
+    """Return the pending operations of this rank."""
     now = time.perf_counter()
     progressed = max(channel.progressed for channel in channels)
     waits = []
@@ -121,8 +121,9 @@ class StallWatch:
         for thread in self._threads:
             thread.start()
 
+    @collective
     def stop(self) -> None:
-        """End the watch (collective)."""
+        """End the watch."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -130,7 +131,7 @@ class StallWatch:
             self._communicator.close()
 
     def abandon(self) -> None:
-        """End the watch when ranks have ended and engine calls fail (local)."""
+        """End the watch when ranks have ended and engine calls fail."""
         self._abandoned = True
         self.stop()
 
@@ -179,8 +180,9 @@ class StallWatch:
     def _periods(self, waits: Sequence[Wait]) -> dict[OperationId, int]:
         return {wait.id: self._settings.periods(wait.seconds or 0.0) for wait in waits}
 
+    @collective
     def _compare(self, communicator: Communicator) -> None:
-        """Gather the pending operations of all ranks, and report stalls on rank 0 (collective)."""
+        """Gather the pending operations of all ranks, and report stalls on rank 0."""
         started, waits = time.perf_counter(), self._pending()
         self._compared = self._periods(waits)
         own = (waits, thread_stacks() if self._settings.stacks else "")

@@ -24,9 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Communicator
-
-__all__ = ["Reading", "offset", "read_clock", "root_clock"]
 
 _BARRIERS = 10
 
@@ -40,8 +39,9 @@ class Reading:
     error_seconds: float
 
 
+@collective
 def read_clock(communicator: Communicator) -> Reading:
-    """Measure the offset of this rank's clock from rank 0's (collective, blocking)."""
+    """Measure the offset of this rank's clock from rank 0's."""
     own = np.empty((_BARRIERS, 2))
     for barrier in own:
         barrier[0] = time.perf_counter()

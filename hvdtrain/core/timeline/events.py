@@ -9,8 +9,6 @@ from hvdtrain.core.timeline.items import Item
 from hvdtrain.core.timeline.times import JoinTimes, RankRecords, RecoveryTimes
 from hvdtrain.topology import format_ranks
 
-__all__ = ["Event", "Events"]
-
 Event = dict[str, object]
 
 

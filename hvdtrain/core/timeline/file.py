@@ -12,15 +12,13 @@ from hvdtrain.core.timeline.times import RankRecords
 from hvdtrain.core.timeline.trace import trace_events
 from hvdtrain.errors import UsageError
 
-__all__ = ["TimelineError", "usable_path", "write", "write_events"]
-
 
 class TimelineError(UsageError, ValueError):
     """A timeline cannot be recorded, or its file cannot be written."""
 
 
 def usable_path(file_path: str) -> str:
-    """Return the full path of a file, after checking that it can be written (local)."""
+    """Return the full path of a file, after checking that it can be written."""
     path = os.path.realpath(file_path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise TimelineError(f"timeline {path} cannot be written: it is not a file; name another")
@@ -34,7 +32,7 @@ def usable_path(file_path: str) -> str:
 
 
 def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> None:
-    """Write the records of all ranks to a file (local, on rank 0)."""
+    """Write the records of all ranks to a file (on rank 0)."""
     clocks: list[dict[str, float]] = []
     dropped: dict[str, int] = {}
 
@@ -51,7 +49,7 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
 
 
 def write_events(path: str, events: Iterable[Event], notes: Mapping[str, object]) -> None:
-    """Write a trace file atomically (local)."""
+    """Write a trace file atomically."""
     part = _part(path)
     try:
         try:

@@ -6,8 +6,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 
-__all__ = ["GrowingFile", "earlier_path", "is_growing_file", "read_events"]
-
 _MOST_BYTES = 32 << 20
 _BEGINNING = '{"displayTimeUnit": "ms", "otherData": {'
 _SEPARATOR = ",\n"
@@ -36,7 +34,7 @@ class GrowingFile:
     def write(
         self, lasting: Iterable[dict[str, object]], passing: Iterable[dict[str, object]]
     ) -> None:
-        """Append events (local)."""
+        """Append events."""
         if self._place > self._most_bytes:
             self.close()
             os.replace(self.path, earlier_path(self.path))
@@ -50,12 +48,12 @@ class GrowingFile:
         self._size = max(self._size, self._place + len(goes))
 
     def close(self) -> None:
-        """Close the file without removing it (local)."""
+        """Close the file without removing it."""
         self._file.close()
 
 
 def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict[str, object]]:
-    """Yield the events of a file, whose last write may have been interrupted (local)."""
+    """Yield the events of a file, whose last write may have been interrupted."""
     passing = False
     for line in lines:
         passing |= not line.strip()
@@ -68,7 +66,7 @@ def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict
 
 
 def is_growing_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a file begins like a GrowingFile (local)."""
+    """Return whether a file begins like a GrowingFile."""
     with open(path, "rb") as file:
         return file.read(len(_BEGINNING)) == _BEGINNING.encode()
 

@@ -9,8 +9,6 @@ from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.timeline.times import ChannelTimes, OperationTimes, RankRecords
 
-__all__ = ["Item", "TraceRow", "bucket_phases", "operation_phases", "rows_of"]
-
 Phase = tuple[str, float, float]
 
 

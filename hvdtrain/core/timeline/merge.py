@@ -10,11 +10,9 @@ from hvdtrain.core.timeline.file import TimelineError, write_events
 from hvdtrain.core.timeline.growing_file import earlier_path, read_events
 from hvdtrain.core.timeline.pieces import find_pieces, piece_path
 
-__all__ = ["merge_pieces"]
-
 
 def merge_pieces(path: str, out: str) -> list[Path]:
-    """Merge the pieces of a timeline into one file; return the paths of the pieces (local)."""
+    """Merge the pieces of a timeline into one file; return the paths of the pieces."""
     pieces = _found(path)
     if not pieces:
         raise TimelineError(

@@ -13,8 +13,6 @@ from hvdtrain.core.timeline.items import TraceRow, rows_of
 from hvdtrain.core.timeline.pieces import remove_piece
 from hvdtrain.core.timeline.times import RankRecords
 
-__all__ = ["PieceWriter"]
-
 _PAUSE_SECONDS = 0.5
 # An abort does not wait longer for a disk that does not respond.
 _LOCK_TIMEOUT_SECONDS = 1.0
@@ -43,7 +41,7 @@ class PieceWriter:
         self._thread.start()
 
     def save(self) -> None:
-        """Write all records so far (local)."""
+        """Write all records so far."""
         if self._lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
             try:
                 self._write()
@@ -51,14 +49,14 @@ class PieceWriter:
                 self._lock.release()
 
     def close(self) -> None:
-        """Write all records and stop the thread (local)."""
+        """Write all records and stop the thread."""
         self._closing.set()
         self._thread.join()
         self.save()
         self._release()
 
     def remove(self) -> None:
-        """Remove the file after close(), because its contents are in another file (local)."""
+        """Remove the file after close(), because its contents are in another file."""
         if self._path is not None:
             remove_piece(self._path)
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from hvdtrain.core.timeline.growing_file import earlier_path, is_growing_file
 
-__all__ = ["find_pieces", "piece_path", "remove_piece", "remove_pieces"]
-
 
 def piece_path(path: str, rank: int) -> str:
     """Return the path of a rank's piece of a timeline."""
@@ -19,7 +17,7 @@ def piece_path(path: str, rank: int) -> str:
 
 
 def find_pieces(path: str) -> list[Path]:
-    """Return the pieces of the timeline at `path`, ordered by rank and time (local)."""
+    """Return the pieces of the timeline at `path`, ordered by rank and time."""
     stem, suffix = map(re.escape, os.path.splitext(os.path.basename(path)))
     name = re.compile(rf"{stem}\.rank-(\d+)(\.earlier)?{suffix}")
     found = [
@@ -31,14 +29,14 @@ def find_pieces(path: str) -> list[Path]:
 
 
 def remove_piece(path: str) -> None:
-    """Remove a piece and the earlier one of the same rank (local)."""
+    """Remove a piece and the earlier one of the same rank."""
     with contextlib.suppress(OSError):
         os.unlink(path)
     _remove_ours(earlier_path(path))
 
 
 def remove_pieces(path: str) -> None:
-    """Remove all pieces of the timeline at `path`, also those of an earlier job (local)."""
+    """Remove all pieces of the timeline at `path`, also those of an earlier job."""
     with contextlib.suppress(OSError):
         for piece in find_pieces(path):
             _remove_ours(piece)

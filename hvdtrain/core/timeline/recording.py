@@ -21,8 +21,6 @@ from hvdtrain.core.timeline.times import (
     RecoveryTimes,
 )
 
-__all__ = ["Recorded", "Recording", "Track"]
-
 _UNFINISHED = "was under way when the timeline stopped"
 _UNDER_WAY = "was under way when this was written"
 
@@ -170,7 +168,7 @@ class Recording:
             self.piece.close()
 
     def save(self) -> None:
-        """Write all records so far to disk (local)."""
+        """Write all records so far to disk."""
         if self.piece is not None:
             self.piece.save()
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.process.exits import write_message
 from hvdtrain.core.timeline.clock import read_clock
@@ -20,11 +21,10 @@ from hvdtrain.core.timeline.recording import Recording
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["begin", "begin_from_environment", "write_timeline", "write_timeline_or_warn"]
 
-
+@collective
 def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) -> Recording:
-    """Start a recording (collective, blocking)."""
+    """Start a recording."""
     # Before the barriers, after which other ranks create their pieces.
     remove_piece(piece_path(path, communicator.rank))  # hosts may not share the directory
     if communicator.rank == 0:
@@ -63,10 +63,11 @@ def _warn_of_missing(communicator: Communicator, missing: bool, title: str, path
         )
 
 
+@collective
 def write_timeline(
     communicator: Communicator, recording: Recording, hostnames: Sequence[str]
 ) -> None:
-    """Write the file of a recording that is finished (collective, blocking)."""
+    """Write the file of a recording that is finished."""
     collected, refusal = _collect(communicator, recording), None
     if communicator.rank == 0:
         try:
@@ -91,8 +92,9 @@ def write_timeline_or_warn(
         print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
 
 
+@collective
 def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
-    """Gather the records of all ranks on rank 0 (collective, blocking)."""
+    """Gather the records of all ranks on rank 0."""
     times = recording.times
     times.stop = read_clock(communicator)
     own = np.frombuffer(pickle.dumps(times, pickle.HIGHEST_PROTOCOL), np.uint8).copy()
@@ -107,10 +109,11 @@ def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
     return [part.tobytes() for part in parts] if communicator.rank == 0 else []
 
 
+@collective
 def begin_from_environment(
     config: Config, communicator: Communicator, host: str
 ) -> Recording | None:
-    """Start a recording if rank 0's environment asks for it (collective, blocking).
+    """Start a recording if rank 0's environment asks for it.
 
     Rank 0 decides, because a launcher may not pass environment variables to other ranks.
     """
@@ -130,8 +133,9 @@ def begin_from_environment(
     return begin(communicator, _from_root(communicator, path), marks_rounds, host)
 
 
+@collective
 def _from_root(communicator: Communicator, text: str) -> str:
-    """Return rank 0's text on every rank (collective)."""
+    """Return rank 0's text on every rank."""
     own = np.frombuffer(text.encode(errors="surrogateescape"), np.uint8)
     size = np.array([own.size])
     communicator.broadcast(Buffer.from_array(size), 0)

@@ -6,8 +6,6 @@ import time
 
 from hvdtrain.core.timeline.times import Records
 
-__all__ = ["Stopwatch"]
-
 
 class Stopwatch:
     """A sum of wall-clock time.

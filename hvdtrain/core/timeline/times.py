@@ -10,16 +10,6 @@ from typing import Generic, NamedTuple, TypeVar
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.clock import Reading
 
-__all__ = [
-    "BucketTimes",
-    "ChannelTimes",
-    "JoinTimes",
-    "OperationTimes",
-    "RankRecords",
-    "Records",
-    "RecoveryTimes",
-]
-
 T = TypeVar("T")
 
 # A record takes about 500 bytes of memory, and browsers can still show this many.

@@ -9,8 +9,6 @@ from hvdtrain.core.timeline.events import Event, Events
 from hvdtrain.core.timeline.items import Item, rows_of
 from hvdtrain.core.timeline.times import RankRecords
 
-__all__ = ["in_lanes", "trace_events"]
-
 
 def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
     """Yield the events of a rank, which is a process in the trace."""

@@ -5,15 +5,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Indices",
-    "epoch_permutation",
-    "global_batch",
-    "rank_slice",
-    "resolve_rank",
-    "steps_per_epoch",
-]
-
 Indices = npt.NDArray[np.int64]
 
 
@@ -51,7 +42,7 @@ def rank_slice(samples: int, rank: int, size: int) -> slice:
 
 
 def resolve_rank(rank: int | None, size: int | None) -> tuple[int, int]:
-    """Return rank and size; those of init() if neither is given (local)."""
+    """Return rank and size; those of init() if neither is given."""
     if rank is None and size is None:
         # Deferred, so that data sets can be read without importing the communication core.
         from hvdtrain.core import horovod_api as world

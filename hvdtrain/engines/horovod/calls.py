@@ -10,8 +10,6 @@ import torch
 
 from hvdtrain.errors import HvdtrainError
 
-__all__ = ["HorovodCalls", "HorovodProcess"]
-
 
 @dataclass
 class HorovodProcess:
@@ -47,7 +45,7 @@ class HorovodCalls:
         return handle
 
     def is_done(self, handle: int) -> bool:
-        """Return whether `finish` would return at once (local)."""
+        """Return whether `finish` would return at once."""
         return bool(self._hvd.poll(handle))
 
     def finish(self, handle: int) -> Any:

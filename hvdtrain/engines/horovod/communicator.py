@@ -22,8 +22,6 @@ from hvdtrain.engines.horovod.types import NATIVE, REDUCES, reducible_tensor, wi
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["HorovodCommunicator"]
-
 _MOST_WORDS = 2**31 - 1
 _HIGHEST_BIT = np.uint64(1 << 63)
 

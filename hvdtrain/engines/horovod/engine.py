@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.horovod.installed import installed_horovod
 from hvdtrain.engines.mpi import engine as mpi_engine
 from hvdtrain.errors import EngineUnavailableError, HvdtrainError, LauncherMismatchError
-
-__all__ = ["open_world"]
 
 _BUILD = "python -m hvdtrain build-horovod"
 _SETTINGS = {
@@ -34,8 +33,9 @@ _SETTINGS = {
 _MPI_SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
+@collective
 def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Initialize MPI, and Horovod on top of it (collective)."""
+    """Initialize MPI, and Horovod on top of it."""
     with installed_horovod():
         for module in ("torch", "horovod"):
             if importlib.util.find_spec(module) is None:

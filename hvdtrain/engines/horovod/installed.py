@@ -10,14 +10,12 @@ from types import ModuleType
 
 import hvdtrain
 
-__all__ = ["installed_horovod"]
-
 _HVDTRAIN = Path(hvdtrain.__file__).resolve().parent
 
 
 @contextmanager
 def installed_horovod() -> Iterator[None]:
-    """Return a context in which `import horovod` imports the installed package (local)."""
+    """Return a context in which `import horovod` imports the installed package."""
     path = sys.path[:]
     others = [entry for entry in path if not Path(entry).resolve().is_relative_to(_HVDTRAIN)]
     if others == path:

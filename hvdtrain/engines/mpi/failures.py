@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 from mpi4py import MPI
 
+from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import JOINED, EngineWorld, Failures, Newcomer
 from hvdtrain.engines.mpi.joining import MpiNewcomer, join_with, start_rank
 from hvdtrain.engines.mpi.segment_files import remove_segment_names
@@ -21,16 +22,6 @@ from hvdtrain.engines.mpi.survivor_calls import EndNotice, agree, shrunk
 from hvdtrain.errors import PeerFailureError, RanksLostError, SystemLimitError
 from hvdtrain.polling import poll_until
 from hvdtrain.topology import format_ranks
-
-__all__ = [
-    "CHECK_SECONDS",
-    "MpiFailures",
-    "duplicate_comm",
-    "free_comm",
-    "open_among_survivors",
-    "split_comm",
-    "tolerates_failures",
-]
 
 # How often a rank that waits in shared memory looks for failures.
 CHECK_SECONDS = 0.1
@@ -42,7 +33,7 @@ _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 def tolerates_failures() -> bool:
-    """Return whether ranks can go on when another ends, as under mpirun --with-ft ulfm (local)."""
+    """Return whether ranks can go on when another ends, as under mpirun --with-ft ulfm."""
     name, version = MPI.get_vendor()
     if name != "Open MPI" or version < (5,):
         return False
@@ -50,6 +41,7 @@ def tolerates_failures() -> bool:
     return isinstance(address, int) and ctypes.c_int.from_address(address).value != 0
 
 
+@collective
 def open_among_survivors(
     comm: MPI.Intracomm, open_world: Callable[[MpiFailures], EngineWorld], name: str = ""
 ) -> EngineWorld:
@@ -95,8 +87,9 @@ class MpiFailures(Failures):
         self._derived: list[MPI.Comm] = []
         self._unfinished: object = None
 
+    @collective
     def split(self, parent: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
-        """Split a communicator, on all of its ranks or on none (collective).
+        """Split a communicator, on all of its ranks or on none.
 
         Ranks that revoke all that they have then reach every rank that waits for them.
         """
@@ -112,8 +105,9 @@ class MpiFailures(Failures):
         assert made is not None
         return self._added(made)
 
+    @collective
     def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
-        """Return another communicator of the same ranks (collective); see `split`."""
+        """Return another communicator of the same ranks; see `split`."""
         # If a rank ends within MPI_Comm_dup, others crash or wait for ever.
         made = shrunk(comm)
         if made.size < comm.size:
@@ -143,8 +137,9 @@ class MpiFailures(Failures):
     def agree(self, value: bool) -> bool:
         return agree(self.comm, value)
 
+    @collective
     def confirm(self, comm: MPI.Comm) -> None:
-        """Check that all ranks of a communicator call this, and none has ended (collective)."""
+        """Check that all ranks of a communicator call this, and none has ended."""
         flag = np.array([True], np.int32)
         request = comm.Iagree(flag)
         checked = time.monotonic()
@@ -201,18 +196,21 @@ class MpiFailures(Failures):
         return RanksLostError(f"{title} {who}: look for its own message", ranks)
 
 
+@collective
 def split_comm(
     failures: MpiFailures | None, comm: MPI.Intracomm, color: int, key: int
 ) -> MPI.Intracomm:
-    """Split a communicator, in the way that suits the world (collective)."""
+    """Split a communicator, in the way that suits the world."""
     return _split(comm, color, key) if failures is None else failures.split(comm, color, key)
 
 
+@collective
 def duplicate_comm(failures: MpiFailures | None, comm: MPI.Intracomm) -> MPI.Intracomm:
-    """Duplicate a communicator, in the way that suits the world (collective)."""
+    """Duplicate a communicator, in the way that suits the world."""
     return comm.Dup() if failures is None else failures.duplicate(comm)
 
 
+@collective
 def free_comm(comm: MPI.Comm) -> None:
     """Free a communicator that is not null (collective; local if it was revoked)."""
     # Late messages in a revoked one would be received in the next one that has its number.

@@ -12,8 +12,6 @@ from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.mpi.types import MPI_OPS, memory, typed
 from hvdtrain.types import ReduceOp
 
-__all__ = ["FlatMpi"]
-
 
 class FlatMpi:
     """MPI calls on host memory; the methods are those of Communicator."""

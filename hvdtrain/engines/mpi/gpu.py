@@ -14,11 +14,9 @@ from hvdtrain.engines.mpi.flat import FlatMpi
 from hvdtrain.engines.mpi.gpu_support import gpu_kinds
 from hvdtrain.types import ReduceOp
 
-__all__ = ["GpuMpi", "gpu_devices"]
-
 
 def gpu_devices() -> frozenset[str]:
-    """Return the device types, by torch's names, whose memory the loaded MPI supports (local).
+    """Return the device types, by torch's names, whose memory the loaded MPI supports.
 
     PyTorch also calls AMD's GPUs "cuda"; it is built for one of the two.
     """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["gpu_kinds"]
-
 # Query functions of Open MPI, MPICH, MVAPICH and others.
 _QUERIES = {
     "CUDA": ("MPIX_Query_cuda_support",),
@@ -17,7 +15,7 @@ _GENERAL_NUMBERS = {"CUDA": 0, "ROCm": 2}
 
 
 def gpu_kinds(library: object) -> tuple[str, ...]:
-    """Return the kinds of GPU ("CUDA", "ROCm") whose memory an MPI library supports (local).
+    """Return the kinds of GPU ("CUDA", "ROCm") whose memory an MPI library supports.
 
     Call it after MPI_Init, in which Open MPI selects its components.
     """

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.float_order import from_ordered, to_ordered
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.slices import NodeSlices
@@ -23,8 +24,6 @@ from hvdtrain.engines.shared_memory.system_errors import SystemFailure, agree_on
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
-
-__all__ = ["NodeHierarchy", "open_hierarchy"]
 
 _T = TypeVar("_T")
 _AnyNodeGroup = NodeGroup | NumpyNodeGroup
@@ -40,13 +39,14 @@ _LEAST_BYTES_BETWEEN = 1 << 20
 _LEAST_BYTES_WITHIN = 256 << 10
 
 
+@collective
 def open_hierarchy(
     comm: MPI.Intracomm,
     nodes: Sequence[int],
     kernel: ctypes.CDLL | None,
     failures: MpiFailures | None = None,
 ) -> NodeHierarchy | None:
-    """Set up shared memory within each node (collective)."""
+    """Set up shared memory within each node."""
     counts = [list(nodes).count(node) for node in set(nodes)]
     if max(counts) == 1:
         return None
@@ -83,8 +83,9 @@ def _close(group: _AnyNodeGroup | None) -> None:
         group.close()
 
 
+@collective
 def _agree(comm: MPI.Comm, acquire: Callable[[], _T], release: Callable[[_T], object]) -> _T | None:
-    """Return a resource if every rank acquires one that is not None, else None (collective)."""
+    """Return a resource if every rank acquires one that is not None, else None."""
     got, failure = None, SystemFailure()
     try:
         got = acquire()
@@ -122,8 +123,9 @@ class NodeHierarchy:
         self.least_bytes = _LEAST_BYTES_WITHIN if self._alone else _LEAST_BYTES_BETWEEN
         self._scratch: list[Buffer] | None = None
 
+    @collective
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> bool:
-        """Reduce in place (collective)."""
+        """Reduce in place."""
         shared_in_place = self._is_shared_everywhere(buffer)
         scratch = [] if shared_in_place else self._open_scratch()
         if not shared_in_place and not scratch:
@@ -151,8 +153,9 @@ class NodeHierarchy:
         self._comm.Allreduce(MPI.IN_PLACE, lowest, op=MPI.MIN)
         return bool(lowest[0] == -lowest[1] != 0)
 
+    @collective
     def _open_scratch(self) -> list[Buffer]:
-        """Return two alternating chunks of shared memory (collective); [] if there are none."""
+        """Return two alternating chunks of shared memory; [] if there are none."""
         if self._scratch is None:
             memory = self.empty(2 * _SCRATCH_BYTES)
             self._scratch = (
@@ -172,8 +175,9 @@ class NodeHierarchy:
         if chunk.shared is not chunk.piece:
             chunk.piece.array()[:] = chunk.shared.array()
 
+    @collective
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
-        """Allocate memory that is reduced without a copy (collective).
+        """Allocate memory that is reduced without a copy.
 
         Returns:
             [nbytes] uint8, uninitialized; None on all ranks if a node cannot share memory.
@@ -182,14 +186,15 @@ class NodeHierarchy:
         return _agree(self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last())
 
     def slices(self) -> NodeSlices:
-        """Return the slices of memory that the ranks of this node share (local)."""
+        """Return the slices of memory that the ranks of this node share."""
         alone = self._alone or self._across == MPI.COMM_NULL
         across = None if alone else self._across
         number = self._local.Get_rank()
         return NodeSlices(self._group, number, self._owners, across, self._nodes)
 
+    @collective
     def close(self) -> None:
-        """Free the communicators and the memory (collective)."""
+        """Free the communicators and the memory."""
         self._group.close()
         for comm in (self._local, self._across):
             if comm != MPI.COMM_NULL:

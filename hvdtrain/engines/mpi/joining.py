@@ -17,20 +17,11 @@ from typing import NoReturn, cast
 import numpy as np
 from mpi4py import MPI
 
+from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Newcomer
 from hvdtrain.engines.mpi.survivor_calls import agree
 from hvdtrain.errors import HvdtrainError, PeerFailureError
 from hvdtrain.polling import poll_until
-
-__all__ = [
-    "MpiNewcomer",
-    "enter",
-    "is_joining",
-    "join_with",
-    "meet_starter",
-    "program_words",
-    "start_rank",
-]
 
 # Tags of messages between a newcomer and the rank that has started it.
 _ENVIRON, _READY, _CALLED, _TAKEN, _MEETING = range(5)
@@ -67,7 +58,7 @@ class MpiNewcomer(Newcomer):
 
 
 def start_rank(host: str, known: bool) -> MpiNewcomer:
-    """Start a process that runs what this one does, and wait until it has MPI (local)."""
+    """Start a process that runs what this one does, and wait until it has MPI."""
     info = MPI.Info.Create()
     # The slots of ranks that have ended count as taken.
     info.Set("map_by", ":OVERSUBSCRIBE")
@@ -119,8 +110,9 @@ def program_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[1:position], program
 
 
+@collective
 def join_with(base: MPI.Intracomm, newcomer: MpiNewcomer | None) -> MPI.Intracomm:
-    """Return a communicator of these ranks and of a newcomer, which comes last (collective).
+    """Return a communicator of these ranks and of a newcomer, which comes last.
 
     If no rank brings one, or if one of these ranks or the newcomer ends meanwhile, the communicator
     may be that which was given.
@@ -172,8 +164,9 @@ class _Entrance:
             if self._peer.Get_failed().size:
                 _leave_unseen()
 
+    @collective
     def enter(self) -> MPI.Intracomm:
-        """Wait to be called, and return the communicator of all ranks (collective)."""
+        """Wait to be called, and return the communicator of all ranks."""
         self._entering.set()
         self._watch.join()
         try:
@@ -202,12 +195,13 @@ _entrance: _Entrance | None = None
 
 
 def is_joining() -> bool:
-    """Return whether this process was started by ranks, and has not joined them yet (local)."""
+    """Return whether this process was started by ranks, and has not joined them yet."""
     return _entrance is not None
 
 
+@collective
 def enter() -> MPI.Intracomm | None:
-    """Join the ranks that have started this process (collective); None if it was not by them."""
+    """Join the ranks that have started this process; None if it was not by them."""
     global _entrance
     if _entrance is None:
         return None
@@ -216,7 +210,7 @@ def enter() -> MPI.Intracomm | None:
 
 
 def meet_starter() -> None:
-    """Meet the rank that has started this process, and take its variables (local)."""
+    """Meet the rank that has started this process, and take its variables."""
     global _entrance
     peer = MPI.Comm.Get_parent().Merge(high=True)
     sent: Mapping[str, str] = peer.recv(source=0, tag=_ENVIRON)

@@ -11,8 +11,6 @@ from hvdtrain.engines.mpi.failures import free_comm
 from hvdtrain.engines.mpi.types import memory
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
 
-__all__ = ["MpiPointToPoint"]
-
 
 class MpiPointToPoint(PointToPoint):
     """Messages on an MPI communicator."""

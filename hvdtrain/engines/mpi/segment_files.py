@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["remove_segment_names"]
-
 _OF_OPEN_MPI = "/dev/shm/sm_segment."
 
 
 def remove_segment_names() -> None:
-    """Remove the names of the segments that this rank has mapped (local).
+    """Remove the names of the segments that this rank has mapped.
 
     Call it once all ranks of this host have mapped each other's. They then need no names, and what
     has none is freed with the last rank that uses it, however ranks end.

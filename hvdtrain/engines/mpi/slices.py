@@ -16,8 +16,6 @@ from hvdtrain.engines.slices import Slices
 from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["NodeSlices"]
-
 # As many bytes as one rank sends at a time in an all-reduce between nodes.
 _PIECE_BYTES = 256 << 10
 

@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["end_job_if_a_rank_ends"]
-
 # The process imports no packages, so that it starts at once.
 _MILESTONES = Path(__file__).resolve().parents[2] / "supervision" / "milestones.py"
 
@@ -30,7 +28,7 @@ _UNSEEN_SECONDS = 10.0
 
 @contextmanager
 def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
-    """End the job if a rank of this host ends within the context (local).
+    """End the job if a rank of this host ends within the context.
 
     Nothing is watched if the parent of this process is not the daemon of Open MPI's mpirun, as
     under `mpirun bash -c ...`.

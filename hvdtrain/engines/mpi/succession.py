@@ -11,14 +11,12 @@ from mpi4py import MPI
 from hvdtrain.errors import ExcludedError
 from hvdtrain.topology import format_ranks
 
-__all__ = ["require_succession"]
-
 # How long the smaller side lets others be first.
 _MINORITY_SECONDS = 0.3
 
 
 def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> None:
-    """Check that no other ranks go on in the place of these (local, on each of them).
+    """Check that no other ranks go on in the place of these (on each of them).
 
     Where connections are closed and nobody has ended, each side takes the other one for dead. The
     side of which a rank is the first to publish it with mpirun goes on; ranks of a minority wait

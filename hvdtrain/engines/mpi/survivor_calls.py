@@ -9,9 +9,8 @@ from typing import Self, cast
 import numpy as np
 from mpi4py import MPI
 
+from hvdtrain.collective import collective
 from hvdtrain.polling import poll_until
-
-__all__ = ["EndNotice", "agree", "shrunk"]
 
 _ENDS = 1  # tag of messages
 # Ranks look for them ten times a second.
@@ -19,6 +18,7 @@ _HEARD_SECONDS = 1.0
 
 
 # mpi4py declares the result as a communicator of any kind.
+@collective
 def shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
     """Return a communicator of the ranks that are left (collective over them)."""
     made = cast("MPI.Intracomm", comm.Shrink())
@@ -26,8 +26,9 @@ def shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
     return made
 
 
+@collective
 def agree(comm: MPI.Comm, value: bool) -> bool:
-    """Return whether a value is true on all ranks, none of which has ended (collective).
+    """Return whether a value is true on all ranks, none of which has ended.
 
     The result is the same on all that are left, also if the communicator is revoked.
     """
@@ -46,15 +47,16 @@ class EndNotice:
         self._comm = comm
 
     @classmethod
+    @collective
     def of(cls, comm: MPI.Intracomm) -> Self | None:
-        """Return a notice for ranks that have more than one MPI_COMM_WORLD, else None (collective)."""
+        """Return a notice for ranks that have more than one MPI_COMM_WORLD, else None."""
         own = MPI.COMM_WORLD.Get_group()
         if MPI.UNDEFINED not in comm.Get_group().Translate_ranks(None, own):
             return None
         return cls(shrunk(comm))
 
     def give(self, code: int) -> None:
-        """Have all other ranks end with an exit code, and wait until they have heard (local)."""
+        """Have all other ranks end with an exit code, and wait until they have heard."""
         mark = np.array([code], np.int32)
         with suppress(MPI.Exception):
             lost = self._comm.Get_failed().Translate_ranks(None, self._comm.Get_group())
@@ -64,7 +66,7 @@ class EndNotice:
         time.sleep(_HEARD_SECONDS)
 
     def heed(self) -> None:
-        """End the ranks of this MPI_COMM_WORLD if a rank has given notice (local)."""
+        """End the ranks of this MPI_COMM_WORLD if a rank has given notice."""
         mark = np.zeros(1, np.int32)
         for rank in range(self._comm.size):
             with suppress(MPI.Exception):

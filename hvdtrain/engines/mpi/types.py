@@ -7,8 +7,6 @@ from mpi4py import MPI
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["MPI_OPS", "MPI_TYPES", "memory", "typed"]
-
 # Arithmetic for half types and bool differs between MPI libraries.
 MPI_TYPES: dict[DType, MPI.Datatype] = {
     DType.UINT8: MPI.UINT8_T,

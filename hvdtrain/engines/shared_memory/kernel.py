@@ -9,22 +9,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Protocol, cast
 
+from hvdtrain.collective import collective
 from hvdtrain.compiled.library import KernelError, find_library, open_library, report_missing
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.types import DType, ReduceOp
-
-__all__ = [
-    "OPS",
-    "TYPES",
-    "KernelCalls",
-    "Task",
-    "Team",
-    "agree_on_kernel",
-    "load_calls",
-    "load_kernel",
-    "open_kernel",
-    "why_no_kernel",
-]
 
 _SOURCE = Path(__file__).with_name("node_kernel.c")
 # In the order in which their texts follow in the library.
@@ -120,8 +108,9 @@ def load_calls() -> KernelCalls | None:
         return None
 
 
+@collective
 def agree_on_kernel(rank: int, allgather: Allgather) -> ctypes.CDLL | None:
-    """Return the library if all ranks have it, else None on all ranks (collective).
+    """Return the library if all ranks have it, else None on all ranks.
 
     The first rank without it logs the reason, as a warning if it has an unusable one.
     """

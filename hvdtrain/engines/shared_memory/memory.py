@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
@@ -21,8 +22,6 @@ from hvdtrain.engines.shared_memory.system_errors import (
     failure_from_error,
 )
 from hvdtrain.memory import find_memory
-
-__all__ = ["NodeArena", "NodeMemory", "share_memory", "warn_once"]
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -59,8 +58,9 @@ class NodeArena:
         self._rank, self._size, self._allgather = rank, size, allgather
         self._shared: list[NodeMemory] = []
 
+    @collective
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
-        """Allocate memory that is reduced without a copy (collective).
+        """Allocate memory that is reduced without a copy.
 
         Returns:
             [nbytes] uint8, uninitialized; None on all ranks if one cannot share memory.
@@ -72,15 +72,15 @@ class NodeArena:
         return memory.parts[self._rank][:nbytes]
 
     def forget_last(self) -> None:
-        """Release the memory that empty() returned last, because another node has none (local)."""
+        """Release the memory that empty() returned last, because another node has none."""
         self._shared.pop()
 
     def close(self) -> None:
-        """Release all memory; it stays mapped while arrays refer to it (local)."""
+        """Release all memory; it stays mapped while arrays refer to it."""
         self._shared = []
 
     def location(self, buffer: Buffer) -> int:
-        """Return the location of a buffer in shared memory; 0 for private memory (local).
+        """Return the location of a buffer in shared memory; 0 for private memory.
 
         Ranks whose buffers have the same location can access each other's.
         """
@@ -95,13 +95,13 @@ class NodeArena:
         return 0
 
     def addresses(self, location: int) -> list[int]:
-        """Return the address of each rank's data at a location, as mapped here (local)."""
+        """Return the address of each rank's data at a location, as mapped here."""
         memory = self._shared[(location >> _OFFSET_BITS) - 1]
         offset = location & (1 << _OFFSET_BITS) - 1
         return [address + offset for address in memory.addresses]
 
     def copies(self, buffer: Buffer) -> list[npt.NDArray[np.uint8]] | None:
-        """Return the bytes of every rank's buffer; None for private memory (local)."""
+        """Return the bytes of every rank's buffer; None for private memory."""
         location = self.location(buffer)
         if not location:
             return None
@@ -110,8 +110,9 @@ class NodeArena:
         return [part[offset : offset + buffer.nbytes] for part in memory.parts]
 
 
+@collective
 def share_memory(nbytes: int, rank: int, size: int, allgather: Allgather) -> NodeMemory | None:
-    """Allocate `nbytes` of zeros on every rank of a node, writable by all of them (collective).
+    """Allocate `nbytes` of zeros on every rank of a node, writable by all of them.
 
     All pages are reserved before any is written: a page missing later would kill the process with
     SIGBUS. If memory cannot be allocated, the first rank warns once.
@@ -148,7 +149,7 @@ def _share(
 
 @cache
 def warn_once(reason: str) -> None:
-    """Log once per process why the ranks of this node do not share memory (local)."""
+    """Log once per process why the ranks of this node do not share memory."""
     _logger.warning(
         "hvdtrain: the ranks of this node communicate through MPI, which is slower: %s", reason
     )

@@ -20,8 +20,6 @@ from hvdtrain.engines.shared_memory.system_errors import (
     failure_from_error,
 )
 
-__all__ = ["detect_nodes", "machine_identity", "unreadable_peers"]
-
 _NAME = "hvdtrain-node"
 _NONCE_BYTES = 16  # written as 32 hexadecimal digits
 
@@ -48,12 +46,12 @@ def detect_nodes(allgather: Allgather) -> tuple[int, ...] | str:
 
 
 def machine_identity() -> tuple[str, str]:
-    """Return the boot ID and the host name of this machine (local)."""
+    """Return the boot ID and the host name of this machine."""
     return read_file(Path("/proc/sys/kernel/random/boot_id")) or "", socket.gethostname()
 
 
 def unreadable_peers(nodes: Sequence[int], machines: Sequence[tuple[str, str]]) -> str:
-    """Describe two ranks of one machine that cannot read each other's memory; "" for none (local).
+    """Describe two ranks of one machine that cannot read each other's memory; "" for none.
 
     Containers with their own host names are considered nodes, as intended by their user.
     """

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.communicator import Pending, Pieces, Verdict
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
@@ -17,8 +18,6 @@ from hvdtrain.engines.shared_memory.node_maximum import NodeMaximum
 from hvdtrain.engines.shared_memory.peers import Peers
 from hvdtrain.engines.shared_memory.voted_reduction import VERDICTS, NodeVotedReduction
 from hvdtrain.types import DType, ReduceOp
-
-__all__ = ["CHUNK_BYTES", "SLOT_BYTES", "NodeGroup"]
 
 # Bytes that a rank stages at a time: small enough for the caches, large enough to amortize the
 # synchronization.
@@ -61,20 +60,23 @@ class NodeGroup:
         self._task = Task(team=ctypes.pointer(self._state))
         self._rank, self._size = rank, size
 
+    @collective
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        """Start an element-wise maximum, in place (collective)."""
+        """Start an element-wise maximum, in place."""
         self.peers.check_now_and_then()
         return NodeMaximum(self._kernel, self._state, values, self.peers)
 
+    @collective
     def allreduce(
         self, source: Buffer, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """Reduce `source` into `buffer` (collective)."""
+        """Reduce `source` into `buffer`."""
         self._prepare(buffer, op, prescale, postscale)
         if source is not buffer:
             self._task.source, self._task.location = source.pointer, 0
         self._finish(self._kernel.hvd_reduce)
 
+    @collective
     def allreduce_many(
         self,
         pieces: Pieces,
@@ -83,10 +85,11 @@ class NodeGroup:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce many tensors (collective)."""
+        """Reduce many tensors."""
         self._prepare_many(pieces, dtype, op, prescale, postscale)
         self._finish(self._kernel.hvd_reduce)
 
+    @collective
     def vote_on_many(
         self,
         votes: npt.NDArray[np.uint64],
@@ -96,7 +99,7 @@ class NodeGroup:
         prescale: float,
         postscale: float,
     ) -> bool:
-        """Vote on the reduction of many tensors; see Communicator.vote_on_many (collective)."""
+        """Vote on the reduction of many tensors; see Communicator.vote_on_many."""
         self.peers.check_now_and_then()
         self._prepare_many(pieces, dtype, op, prescale, postscale)
         task = self._task
@@ -107,17 +110,19 @@ class NodeGroup:
         votes[:] = task.ballot[:]
         return False
 
+    @collective
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
     ) -> Buffer:
-        """Reduce within the node and return this rank's slice of the result (collective)."""
+        """Reduce within the node and return this rank's slice of the result."""
         self._prepare(buffer, op, prescale, postscale, owners)
         self._finish(self._kernel.hvd_add)
         start, end = (self._kernel.hvd_slice_start(self._task, self._rank + k) for k in (0, 1))
         return buffer.slice(start, end - start)
 
+    @collective
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
-        """Write postscale times each owner's slice into the buffers of all ranks (collective)."""
+        """Write postscale times each owner's slice into the buffers of all ranks."""
         self._prepare(buffer, ReduceOp.SUM, 1.0, postscale, owners)
         self._finish(self._kernel.hvd_spread)
 
@@ -128,7 +133,7 @@ class NodeGroup:
         prescales: Sequence[float],
         postscale: float,
     ) -> None:
-        """Add pieces of memory that lie elsewhere on each rank (local).
+        """Add pieces of memory that lie elsewhere on each rank.
 
         Args:
             rows: number of elements of each piece, and addresses of its sources and its targets, as
@@ -146,8 +151,9 @@ class NodeGroup:
             postscale,
         )
 
+    @collective
     def meet(self) -> None:
-        """Wait until all ranks are here, and see what they have written (collective)."""
+        """Wait until all ranks are here, and see what they have written."""
         value = Buffer.from_array(np.zeros(1, np.uint8))
         self.allreduce(value, value, ReduceOp.MAX, 1.0, 1.0)
 
@@ -189,7 +195,7 @@ class NodeGroup:
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> NodeVotedReduction | None:
-        """Return a reduction that is voted on and run in one call (local)."""
+        """Return a reduction that is voted on and run in one call."""
         calls = load_calls()
         if calls is None:
             return None
@@ -210,7 +216,7 @@ class NodeGroup:
         )
 
     def close(self) -> None:
-        """Release the memory, which stays mapped while arrays refer to it (local)."""
+        """Release the memory, which stays mapped while arrays refer to it."""
         self.peers.close()
         self.arena.close()
 

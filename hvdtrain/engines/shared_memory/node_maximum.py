@@ -11,8 +11,6 @@ from hvdtrain.engines.communicator import Pending
 from hvdtrain.engines.shared_memory.kernel import Team
 from hvdtrain.engines.shared_memory.peers import Peers
 
-__all__ = ["NodeMaximum"]
-
 
 class NodeMaximum(Pending):
     """A maximum that all ranks start; see NodeGroup.start_max."""

@@ -9,12 +9,11 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.shared_memory.memory import NodeArena, share_memory
 from hvdtrain.engines.slices import aligned_bounds
 from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
-
-__all__ = ["NumpyNodeGroup", "open_numpy_node_group"]
 
 _FOLDS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
@@ -24,8 +23,9 @@ _FOLDS: dict[ReduceOp, np.ufunc] = {
 }
 
 
+@collective
 def open_numpy_node_group(comm: MPI.Comm) -> NumpyNodeGroup | None:
-    """Set up shared memory among the ranks of one node (collective); None if that fails."""
+    """Set up shared memory among the ranks of one node; None if that fails."""
     tried = share_memory(1, comm.Get_rank(), comm.Get_size(), comm.allgather)
     return None if tried is None else NumpyNodeGroup(comm)
 
@@ -42,10 +42,11 @@ class NumpyNodeGroup:
         self.arena = NodeArena(self._rank, comm.Get_size(), comm.allgather)
 
     @np.errstate(all="ignore")  # as in MPI and C; loss scalers check for overflow
+    @collective
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
     ) -> Buffer:
-        """Reduce within the node and return this rank's slice of the result (collective)."""
+        """Reduce within the node and return this rank's slice of the result."""
         buffer.scale(prescale)
         self.meet()
         own = self._own_slice(buffer, owners)
@@ -60,8 +61,9 @@ class NumpyNodeGroup:
             own.scale(postscale)
         return own
 
+    @collective
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
-        """Write postscale times each owner's slice into the buffers of all ranks (collective)."""
+        """Write postscale times each owner's slice into the buffers of all ranks."""
         own = self._own_slice(buffer, owners)
         if own.count:
             own.scale(postscale)
@@ -70,13 +72,14 @@ class NumpyNodeGroup:
                     part[:] = own.array()
         self.meet()
 
+    @collective
     def meet(self) -> None:
-        """Wait until all ranks are here, and see what they have written (collective)."""
+        """Wait until all ranks are here, and see what they have written."""
         # MPI_Barrier would keep a core busy while waiting for a late rank.
         poll_until(self._comm.Ibarrier().Test)
 
     def close(self) -> None:
-        """Release the memory (local)."""
+        """Release the memory."""
         self.arena.close()
 
     def _own_slice(self, buffer: Buffer, owners: int) -> Buffer:

@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable
 
+from hvdtrain.collective import collective
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.engines.shared_memory.memory import share_memory, warn_once
 from hvdtrain.engines.shared_memory.node_group import CHUNK_BYTES, SLOT_BYTES, NodeGroup
@@ -17,13 +18,12 @@ from hvdtrain.engines.shared_memory.system_errors import (
     failure_from_error,
 )
 
-__all__ = ["open_node_group"]
-
 # How long to spin on a flag before sleeping: longer than it takes to wake up. With fewer cores than
 # ranks, spinning would only keep peers from running.
 _SPIN_NANOSECONDS = 100_000
 
 
+@collective
 def open_node_group(
     kernel: ctypes.CDLL,
     rank: int,
@@ -31,7 +31,7 @@ def open_node_group(
     check_launcher: Callable[[], object] = bool,
     check_seconds: float = CHECK_SECONDS,
 ) -> NodeGroup | None:
-    """Set up shared memory among the ranks of one node (collective)."""
+    """Set up shared memory among the ranks of one node."""
     processes = allgather((os.getpid(), os.sched_getaffinity(0)))
     watch, failure = _watch(
         {process: number for number, (process, _) in enumerate(processes) if number != rank}

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from hvdtrain.engines.shared_memory.processes import PeerWatch
 from hvdtrain.errors import PeerFailureError
 
-__all__ = ["CHECK_SECONDS", "Peers"]
-
 # How often to handle signals, and to check peers.
 CHECK_SECONDS = 1.0
 

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["PeerWatch"]
-
 
 @dataclass
 class _Watched:
@@ -45,11 +43,11 @@ class PeerWatch:
             raise
 
     def ended(self) -> int | None:
-        """Return a rank whose process has ended, or None (local)."""
+        """Return a rank whose process has ended, or None."""
         return next((self._peers[descriptor] for descriptor, _ in self._poll.poll(0)), None)
 
     def close(self) -> None:
-        """Stop watching; a second call does nothing (local)."""
+        """Stop watching; a second call does nothing."""
         for descriptor in self._peers:
             self._poll.unregister(descriptor)
         for process in self._processes:

@@ -16,8 +16,6 @@ from typing import NamedTuple
 
 from hvdtrain.errors import SystemLimitError
 
-__all__ = ["SystemFailure", "agree_on_failure", "failure_from_error"]
-
 _FILES = 4096
 
 
@@ -29,7 +27,7 @@ class SystemFailure(NamedTuple):
 
 
 def failure_from_error(error: Exception, action: str) -> SystemFailure:
-    """Return the failure that an error of this rank means (local)."""
+    """Return the failure that an error of this rank means."""
     if not isinstance(error, OSError):
         return SystemFailure(f"{action}: {error}")
     reason = f"{action}: {error.strerror or error}"
@@ -37,7 +35,7 @@ def failure_from_error(error: Exception, action: str) -> SystemFailure:
 
 
 def agree_on_failure(failures: Iterable[Sequence[str]]) -> str:
-    """Return the first reason among the failures of all ranks, "" for none (local)."""
+    """Return the first reason among the failures of all ranks, "" for none."""
     reasons = []
     for reason, limit in failures:
         if limit:

@@ -9,8 +9,6 @@ from hvdtrain.engines.shared_memory.memory import NodeArena
 from hvdtrain.engines.shared_memory.peers import Peers
 from hvdtrain.engines.votes import Verdict, VotedReduction
 
-__all__ = ["VERDICTS", "NodeVotedReduction"]
-
 # In the order of the verdicts in node/task.h; the first one stands for a timeout.
 VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
 

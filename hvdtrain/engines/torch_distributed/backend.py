@@ -21,8 +21,6 @@ from hvdtrain.engines.torch_distributed.types import (
 )
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Backend"]
-
 _WIDE_ELEMENTS = 16 << 20  # number of elements converted to a wider type at a time
 
 _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed

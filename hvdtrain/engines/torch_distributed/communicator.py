@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Communicator, Pending
 from hvdtrain.engines.torch_distributed.backend import Backend
 from hvdtrain.engines.torch_distributed.groups import Members, gloo_group
@@ -26,8 +27,6 @@ from hvdtrain.engines.torch_distributed.types import (
 )
 from hvdtrain.errors import ConnectionLostError, HvdtrainError
 from hvdtrain.types import ReduceOp
-
-__all__ = ["TorchCommunicator"]
 
 _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
@@ -178,8 +177,9 @@ class TorchCommunicator(Communicator):
     def _backend(self, tensor: torch.Tensor) -> Backend:
         return self._connect(tensor.device) if tensor.is_cuda else self._host()
 
+    @collective
     def _connect(self, device: torch.device) -> Backend:
-        """Return the NCCL backend, creating it on first use (collective)."""
+        """Return the NCCL backend, creating it on first use."""
         if self._nccl is None:
             from hvdtrain.engines.torch_distributed.nccl import connect
 

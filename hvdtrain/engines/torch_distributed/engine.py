@@ -6,21 +6,22 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.errors import EngineUnavailableError
 
-__all__ = ["open_gloo", "open_nccl"]
 
-
+@collective
 def open_gloo(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over gloo, for host memory (collective)."""
+    """Join all ranks over gloo, for host memory."""
     _require("gloo")
     return _open("gloo", config, environ)
 
 
+@collective
 def open_nccl(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over NCCL for CUDA memory and gloo for host memory (collective)."""
+    """Join all ranks over NCCL for CUDA memory and gloo for host memory."""
     _require("nccl")
     import torch
 

@@ -14,11 +14,10 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
+from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import EngineWorld, Failures, Newcomer
 from hvdtrain.errors import PeerFailureError, RanksLostError, UnsupportedError
 from hvdtrain.polling import poll_until
-
-__all__ = ["TorchFailures"]
 
 _Made = TypeVar("_Made")
 
@@ -35,8 +34,9 @@ class TorchFailures(Failures):
         self._groups: WeakSet[Any] = WeakSet()
         self.revoked = False
 
+    @collective
     def connect(self, make: Callable[[], _Made]) -> _Made:
-        """Return the process group that a function makes, and have `revoke` end it (collective)."""
+        """Return the process group that a function makes, and have `revoke` end it."""
         group = self.unless_lost(make)
         with self._lock:
             self._groups.add(group)
@@ -44,8 +44,9 @@ class TorchFailures(Failures):
             _abort(group)
         return group
 
+    @collective
     def unless_lost(self, make: Callable[[], _Made]) -> _Made:
-        """Return the result of a function that may wait for other ranks (collective)."""
+        """Return the result of a function that may wait for other ranks."""
         made: Future[_Made] = Future()
 
         def work() -> None:
@@ -64,7 +65,7 @@ class TorchFailures(Failures):
         return made.result()
 
     def watched(self, store: dist.Store) -> dist.Store:
-        """Return a store whose waits end when a rank has ended (local)."""
+        """Return a store whose waits end when a rank has ended."""
         return _WatchedStore(store, self.check)
 
     def lost(self) -> tuple[int, ...]:
@@ -143,7 +144,7 @@ class _WatchedStore(dist.Store):
 
 
 def _abort(group: Any) -> None:
-    """Have all calls on a group fail, here and on the ranks that wait for this one (local)."""
+    """Have all calls on a group fail, here and on the ranks that wait for this one."""
     gloo: Any = dist.ProcessGroupGloo
     if not isinstance(group, gloo):
         group.abort()

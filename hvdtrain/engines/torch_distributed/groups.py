@@ -15,9 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvdtrain.collective import collective
 from hvdtrain.engines.torch_distributed.failures import TorchFailures
-
-__all__ = ["Members", "device_at", "gloo_group", "nccl_group"]
 
 # How long ranks wait for each other when they connect. Later waits are unlimited, because the core
 # detects late ranks, and the network ranks that have ended.
@@ -45,8 +44,9 @@ def device_at(address: str) -> dist.ProcessGroupGloo.Device:
     return dist.ProcessGroupGloo.create_device(hostname=address)
 
 
+@collective
 def gloo_group(members: Members) -> dist.ProcessGroupGloo:
-    """Create the gloo group of the members (collective)."""
+    """Create the gloo group of the members."""
     kind: Any = dist.ProcessGroupGloo
     options = kind._Options()
     options._timeout = _CONNECT
@@ -64,8 +64,9 @@ def gloo_group(members: Members) -> dist.ProcessGroupGloo:
     return make() if failures is None else failures.connect(make)
 
 
+@collective
 def nccl_group(members: Members, device: torch.device) -> dist.ProcessGroupNCCL:
-    """Create the NCCL group of the members, and connect their GPUs (collective)."""
+    """Create the NCCL group of the members, and connect their GPUs."""
     if members.failures is not None:
         # By default a process ends when another one has ended.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

@@ -14,10 +14,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hvdtrain.collective import collective
 from hvdtrain.engines.allgather import Allgather
 from hvdtrain.errors import EngineUnavailableError
-
-__all__ = ["MasterAddress", "find_master_address"]
 
 _LOOPBACK = "127.0.0.1"
 _PROBE_SECONDS = 3.0
@@ -36,10 +35,11 @@ class MasterAddress:
     listener: socket.socket | None
 
 
+@collective
 def find_master_address(
     allgather: Allgather, rank: int, environ: Mapping[str, str]
 ) -> MasterAddress:
-    """Find an address of rank 0 that every rank reaches, by connecting to it (collective).
+    """Find an address of rank 0 that every rank reaches, by connecting to it.
 
     Ranks that share a loopback device use it. Otherwise rank 0 listens on each of its addresses, or
     on those of the interfaces named in GLOO_SOCKET_IFNAME.

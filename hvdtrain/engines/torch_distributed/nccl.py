@@ -13,25 +13,25 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from hvdtrain.collective import collective
 from hvdtrain.engines.torch_distributed.backend import Backend
 from hvdtrain.engines.torch_distributed.groups import Members, nccl_group
 from hvdtrain.engines.torch_distributed.types import GLOO_WIDE, NCCL_WIDE
 from hvdtrain.errors import UnsupportedError
-
-__all__ = ["connect"]
 
 Record = npt.NDArray[np.uint8]
 
 _DIGEST_BYTES = 16
 
 
+@collective
 def connect(
     members: Members, device: torch.device, gather: Callable[[Record], npt.NDArray[np.uint8]]
 ) -> Backend:
-    """Connect the members' GPUs (collective).
+    """Connect the members' GPUs.
 
     Args:
-        gather: function that gathers a [n] uint8 record per member, in rank order (collective).
+        gather: function that gathers a [n] uint8 record per member, in rank order.
     """
     own = np.frombuffer(_digest(device) + bytes([members.halves_in_float32]), np.uint8)
     records = gather(own).reshape(members.size, -1)

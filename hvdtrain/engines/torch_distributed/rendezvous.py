@@ -16,6 +16,7 @@ import numpy as np
 import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.mpi import engine as mpi_engine
@@ -27,8 +28,6 @@ from hvdtrain.engines.torch_distributed.master_address import (
 )
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import promised_world, under_launcher
-
-__all__ = ["RankInfo", "open_on_ranks"]
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT = timedelta(seconds=300)
@@ -49,13 +48,14 @@ class RankInfo:
     failures: TorchFailures | None = None
 
 
+@collective
 def open_on_ranks(
     config: Config,
     environ: Mapping[str, str],
     open_on: Callable[[RankInfo], EngineWorld],
     takes_newcomers: bool,
 ) -> EngineWorld:
-    """Find all ranks of the job, and open a world of them (collective)."""
+    """Find all ranks of the job, and open a world of them."""
     if _has_torchrun(environ):
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         with _reporting(rank, size):

@@ -12,18 +12,6 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = [
-    "BOOL_OPS",
-    "GLOO_WIDE",
-    "NCCL_WIDE",
-    "OPS",
-    "Widths",
-    "bytes_of",
-    "capabilities",
-    "multiply",
-    "tensor_of",
-]
-
 # Wider dtypes in which dtypes are reduced that a library does not support, or not well.
 Widths = Mapping[torch.dtype, torch.dtype]
 

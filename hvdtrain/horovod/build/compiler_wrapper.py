@@ -8,8 +8,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-__all__ = ["rewrite", "script"]
-
 _STANDARD = re.compile(r"-std=(c|gnu)\+\+(0x|11|1y|14|1z|17)")
 _FRAMEWORKS = ("torch", "tensorflow")  # the folders of the sources that include them
 _RUNPATH = "-Wl,-rpath"

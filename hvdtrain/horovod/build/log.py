@@ -10,8 +10,6 @@ from typing import IO
 
 from hvdtrain.errors import HvdtrainError
 
-__all__ = ["BuildFailedError", "Log"]
-
 # The most relevant kind of line first: what follows a compiler error is mostly noise.
 _TELLING = (
     re.compile(

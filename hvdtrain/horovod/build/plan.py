@@ -17,8 +17,6 @@ from hvdtrain.horovod.build.recipe import Target, cache_folder, choices, runpath
 from hvdtrain.horovod.build.toolchain import Toolchain, find_toolchain
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
 
-__all__ = ["FRAMEWORKS", "BuildPlan", "installed_versions", "make_plan"]
-
 FRAMEWORKS = ("torch", "tensorflow")
 
 

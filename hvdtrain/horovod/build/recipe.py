@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["HOROVOD_VERSION", "Target", "cache_folder", "choices", "runpath", "tools", "variables"]
-
 HOROVOD_VERSION = "0.28.1"
 # Incremented when a change of this recipe changes the wheel.
 _RECIPE = 2

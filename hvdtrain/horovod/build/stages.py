@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Stages"]
-
 _Detail = Callable[[str], None]
 
 

@@ -18,8 +18,6 @@ from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, programs
 
-__all__ = ["Toolchain", "find_toolchain"]
-
 _Found = TypeVar("_Found")
 
 _TIMEOUT_SECONDS = 60

@@ -20,8 +20,6 @@ from hvdtrain.horovod.build.stages import Stages
 from hvdtrain.horovod.build.toolchain import Toolchain
 from hvdtrain.launch.mpirun import mpirun_command
 
-__all__ = ["Workshop", "open_workshop"]
-
 _REQUIREMENT = f"horovod=={HOROVOD_VERSION}"
 _MOST_JOBS = 8
 _JOB_BYTES = 2 << 30  # memory of the compiler for a file that includes all of torch

@@ -9,14 +9,12 @@ import keras
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.reduction import Backend
 
-__all__ = ["current_backend", "require_backend"]
-
 _BACKENDS = ("tensorflow", "torch", "jax")
 
 
 @functools.cache  # also keeps AutoGraph from rewriting this function
 def current_backend() -> Backend:
-    """Return the backend that Keras runs on (local)."""
+    """Return the backend that Keras runs on."""
     name = keras.backend.backend()
     require_backend(name)
     # Imported here, because only the framework of this backend may be installed.

@@ -15,16 +15,9 @@ from hvdtrain.keras.sharding.rules import check_shared
 from hvdtrain.keras.tensors.arrays import to_array
 from hvdtrain.keras.tensors.types import Model, Variable
 
-__all__ = [
-    "distribute",
-    "distributed_optimizers",
-    "training_state",
-    "undistribute",
-]
-
 
 def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> DistributedMixin:
-    """Return an optimizer with the state of another that reduces gradients (local)."""
+    """Return an optimizer with the state of another that reduces gradients."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
@@ -75,7 +68,7 @@ def _rebuilt(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> Dis
 
 
 def undistribute(optimizer: DistributedMixin) -> keras.optimizers.Optimizer:
-    """Return the optimizer of a distributed one, with its state, without the reduction (local)."""
+    """Return the optimizer of a distributed one, with its state, without the reduction."""
     plain = _with_state_of(optimizer, optimizer.hvdtrain_class)
     del plain.hvdtrain_reduction
     return plain
@@ -89,7 +82,7 @@ def _with_state_of(optimizer: keras.optimizers.Optimizer, kind: Any) -> Any:
 
 
 def distributed_optimizers(model: Model) -> list[DistributedMixin]:
-    """Return the distributed optimizers of a model: its own and those in its attributes (local)."""
+    """Return the distributed optimizers of a model: its own and those in its attributes."""
     candidates = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
         if isinstance(value, dict):
@@ -103,7 +96,7 @@ def distributed_optimizers(model: Model) -> list[DistributedMixin]:
 
 
 def training_state(model: Model) -> list[Variable]:
-    """Return the weights of a model and its optimizers' variables; builds its optimizer (local)."""
+    """Return the weights of a model and its optimizers' variables; builds its optimizer."""
     own = model.optimizer
     if own is not None and not own.built:
         own.build(model.trainable_variables)

@@ -16,8 +16,6 @@ from hvdtrain.keras.backends.weight_backend import WeightBackend
 from hvdtrain.keras.tensors.arrays import to_array
 from hvdtrain.keras.tensors.types import Tensor, Variable
 
-__all__ = ["OptimizerState"]
-
 
 class OptimizerState:
     """The state of a rank's own optimizer, between exchanges of weights.
@@ -39,11 +37,11 @@ class OptimizerState:
         return self._what is not InnerState.KEEP
 
     def variables(self, optimizer: keras.optimizers.Optimizer) -> list[Variable]:
-        """Return the variables that exchanges average or reset (local)."""
+        """Return the variables that exchanges average or reset."""
         return _state_variables(optimizer) if self.settles else []
 
     def note_built(self, optimizer: keras.optimizers.Optimizer, is_new: bool) -> None:
-        """Keep the initial state of an optimizer if exchanges reset it (local)."""
+        """Keep the initial state of an optimizer if exchanges reset it."""
         if self._what is not InnerState.RESET:
             return
         with self._backend.outside_traces():
@@ -68,13 +66,13 @@ class OptimizerState:
             self.forgotten = None
 
     def forgotten_steps(self, optimizer: keras.optimizers.Optimizer) -> int | None:
-        """Return the number of steps before the last reset, None without resets (local)."""
+        """Return the number of steps before the last reset, None without resets."""
         if self._what is not InnerState.RESET:
             return None
         return int(to_array(optimizer._iterations)) if self._weights.anew else self._forgotten_steps
 
     def load(self, forgotten_steps: int) -> None:
-        """Go on from a result of forgotten_steps() (local)."""
+        """Go on from a result of forgotten_steps()."""
         self._forgotten_steps, self._weights.anew = forgotten_steps, False
 
     def _has_reset(self, numbers: list[HostArray]) -> bool:

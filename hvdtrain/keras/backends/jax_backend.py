@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
@@ -22,8 +23,6 @@ from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
-
-__all__ = ["JaxBackend"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -138,10 +137,11 @@ class JaxBackend:
         return function  # JAX rewrites no function
 
 
+@collective
 def _allreduce_traced(
     value: jax.Array, op: ReduceOp, name: str | None, prescale: float, postscale: float
 ) -> jax.Array:
-    """Reduce a traced value; its gradient is reduced in the same way (collective)."""
+    """Reduce a traced value; its gradient is reduced in the same way."""
 
     def function(given: list[HostArray]) -> list[HostArray]:
         return collectives.allreduce(given, op, name, prescale, postscale, global_process_set)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.tensors.types import Tensor, Variable
-
-__all__ = ["LossScaleMixin"]
 
 
 class LossScaleMixin(DistributedMixin):
@@ -22,13 +21,14 @@ class LossScaleMixin(DistributedMixin):
     dynamic_scale: Variable
     initial_scale: float
 
+    @collective
     def stateless_apply(
         self,
         optimizer_variables: Sequence[Tensor],
         grads: Sequence[Tensor | None],
         trainable_variables: Sequence[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Reduce gradients and return the updated variables (collective)."""
+        """Reduce gradients and return the updated variables."""
         updated: tuple[list[Tensor], list[Tensor]]
         own, reduction = self._trainable_variables, self.hvdtrain_reduction
         if reduction.weights is None:

@@ -8,13 +8,12 @@ from typing import TypeAlias
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.reduction import Reduction, SampleWeight
 from hvdtrain.keras.sharding.state_variable import StateVariable
 from hvdtrain.keras.tensors.types import Tensor, Variable
-
-__all__ = ["DistributedMixin"]
 
 # Takes the step of a rank's own optimizer on gradients.
 _Update: TypeAlias = Callable[[Sequence[Tensor | None]], None]
@@ -33,18 +32,18 @@ class DistributedMixin:
     _trainable_variables: Sequence[Variable]
 
     def register_local_var(self, var: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
+        """Do not reduce the gradient of a variable."""
         self.hvdtrain_reduction.add_local(var)
 
     def exchange_state(self) -> SavedExchange:
-        """Return the state of the exchange and the number of steps, for a checkpoint (local).
+        """Return the state of the exchange and the number of steps, for a checkpoint.
 
         A checkpoint needs that of each rank, because `own` differs between ranks.
         """
         return self.hvdtrain_reduction.exchange_state(self)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        """Restore the state of the exchange, when model and optimizer are restored (local)."""
+        """Restore the state of the exchange, when model and optimizer are restored."""
         self.hvdtrain_reduction.load_exchange_state(state)
 
     @property
@@ -54,7 +53,7 @@ class DistributedMixin:
 
     @property
     def exchanges_weights(self) -> bool:
-        """Whether ranks step on their own gradients, and exchange weights afterwards (local).
+        """Whether ranks step on their own gradients, and exchange weights afterwards.
 
         With post-local SGD that is so from its switch on.
         """
@@ -83,17 +82,18 @@ class DistributedMixin:
 
     @property
     def sharded(self) -> bool:
-        """Whether the ranks of the node share the optimizer's work (local)."""
+        """Whether the ranks of the node share the optimizer's work."""
         return self.hvdtrain_reduction.shared is not None
 
     @property
     def synchronized(self) -> bool:
-        """Whether this rank has taken no step since the weights of all ranks were equal (local)."""
+        """Whether this rank has taken no step since the weights of all ranks were equal."""
         weights = self.hvdtrain_reduction.weights
         return weights is None or weights.synchronized
 
+    @collective
     def flush(self) -> None:
-        """Exchange weights now if those of any rank have changed since all were equal (collective).
+        """Exchange weights now if those of any rank have changed since all were equal.
 
         Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
         """
@@ -116,7 +116,7 @@ class DistributedMixin:
         return since
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """Create the optimizer's own variables (local)."""
+        """Create the optimizer's own variables."""
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
         super().build(variables)  # type: ignore[misc]
         if is_new and self.hvdtrain_reduction.shared is not None:
@@ -127,7 +127,7 @@ class DistributedMixin:
     def add_variable_from_reference(
         self, reference_variable: Variable, name: str | None = None, initializer: str = "zeros"
     ) -> Variable | StateVariable:
-        """Create a variable of the optimizer for one of the model (local)."""
+        """Create a variable of the optimizer for one of the model."""
         create = super().add_variable_from_reference  # type: ignore[misc]
         shared = self.hvdtrain_reduction.shared
         if shared is None:
@@ -138,12 +138,13 @@ class DistributedMixin:
         self._track_variable(state)
         return state
 
+    @collective
     def apply(
         self,
         grads: Sequence[Tensor | None],
         trainable_variables: Iterable[Variable] | None = None,
     ) -> None:
-        """Reduce gradients, outside of any condition, and update the variables (collective)."""
+        """Reduce gradients, outside of any condition, and update the variables."""
         given = None if trainable_variables is None else list(trainable_variables)
         variables = self._trainable_variables if given is None else given
         update: _Update = partial(super().apply, trainable_variables=given)  # type: ignore[misc]
@@ -158,8 +159,9 @@ class DistributedMixin:
         else:
             update(self._reduce(grads, variables))
 
+    @collective
     def _reduce(
         self, grads: Sequence[Tensor | None], variables: Sequence[Variable]
     ) -> list[Tensor | None]:
-        """Reduce gradients over the ranks; None stays None (collective)."""
+        """Reduce gradients over the ranks; None stays None."""
         return self.hvdtrain_reduction(grads, variables)

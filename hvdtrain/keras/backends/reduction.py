@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import keras
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.allocators.opening import FindLibrary
 from hvdtrain.core.arrays.fused import exchange_fused
 from hvdtrain.core.arrays.fused_plan import OwnStep
@@ -21,8 +22,6 @@ from hvdtrain.keras.backends.weights import WeightExchange
 from hvdtrain.keras.sharding.update import ArrayBackend, SharedUpdate
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
-
-__all__ = ["Backend", "Reduction", "SampleWeight"]
 
 # Returns the weight of this rank in a step.
 Weigh: TypeAlias = Callable[[], Tensor | float | None]
@@ -39,6 +38,7 @@ class Backend(WeightBackend, ArrayBackend, Protocol):
     def allocator(self) -> FindLibrary | None:
         """Finds the allocator of gradients; None if the backend has none."""
 
+    @collective
     def reduce(
         self,
         gradients: Sequence[Tensor | None],
@@ -46,27 +46,28 @@ class Backend(WeightBackend, ArrayBackend, Protocol):
         reduction: Reduction,
         samples: Tensor | float | None,
     ) -> list[Tensor | None]:
-        """Reduce gradients over the ranks (collective)."""
+        """Reduce gradients over the ranks."""
 
     def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return gradients of which none is sparse (local)."""
+        """Return gradients of which none is sparse."""
 
     def size_like(self, gradient: Tensor, process_set: ProcessSet) -> Tensor | int:
-        """Return the number of ranks, in a function that is traced as it is when it runs (local)."""
+        """Return the number of ranks, in a function that is traced as it is when it runs."""
 
+    @collective
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> Tensor | None:
         """Reduce a value of a function that is being traced (collective when it runs)."""
 
     def is_tracing(self) -> bool:
-        """Return whether this function is called by one that is being traced (local)."""
+        """Return whether this function is called by one that is being traced."""
 
     def retrace(self, model: Model) -> None:
-        """Make a model trace its step again if dense gradients may become sparse (local)."""
+        """Make a model trace its step again if dense gradients may become sparse."""
 
     def do_not_compile(self, function: F) -> F:
-        """Keep the backend's compiler of user functions from rewriting a function (local)."""
+        """Keep the backend's compiler of user functions from rewriting a function."""
 
 
 class Reduction:
@@ -114,7 +115,7 @@ class Reduction:
         return bool(self._local)
 
     def add_local(self, variable: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
+        """Do not reduce the gradient of a variable."""
         if self.shared is not None:
             raise ValueError("sharded=True: all gradients are reduced, and none is local")
         if self.weights is not None and self.weights.inner_state.settles:
@@ -155,17 +156,18 @@ class Reduction:
 
     @contextmanager
     def weighted(self, weigh: Weigh) -> Iterator[None]:
-        """Weight gradients that are reduced, or traced, in this block, unless it says the weight."""
+        """Weight gradients reduced or traced in this block, unless it sets a weight."""
         told, self.sample_weight, self._weigh = self.sample_weight, None, weigh
         try:
             yield
         finally:
             self.sample_weight, self._weigh = told, None
 
+    @collective
     def __call__(
         self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]
     ) -> list[Tensor | None]:
-        """Reduce gradients over the ranks; None counts as zero if any has one (collective)."""
+        """Reduce gradients over the ranks; None counts as zero if any has one."""
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
         exchange = self.settings.make_exchange()
@@ -200,13 +202,14 @@ class Reduction:
             return list(gradients)
         return [g if g is None else keras.ops.multiply(g, self._factor) for g in gradients]
 
+    @collective
     def update_together(
         self,
         optimizer: keras.optimizers.Optimizer,
         gradients: Sequence[Tensor | None],
         variables: Sequence[Variable],
     ) -> None:
-        """Update variables together with the other ranks of the node (collective)."""
+        """Update variables together with the other ranks of the node."""
         assert self.shared is not None
         self.shared(optimizer, gradients, variables, self._weight)
 
@@ -215,6 +218,7 @@ class Reduction:
         """Whether ranks step on their own gradients at present, and exchange weights."""
         return self.weights is not None and self.weights.exchanges_weights
 
+    @collective
     def update_alone(
         self,
         update: Callable[[Sequence[Tensor | None]], None],
@@ -227,13 +231,15 @@ class Reduction:
             own = self._scaled(self._backend.as_dense(gradients) if self._as_dense else gradients)
             self.weights.update(update, own, variables, self._local, self._weight, optimizer)
 
+    @collective
     def flush(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make values that ranks exchange equal now; gradients need no flush (collective)."""
+        """Make values that ranks exchange equal now; gradients need no flush."""
         if self.weights is not None:
             variables = optimizer._trainable_variables
             shared = [each for each in variables if id(each) not in self._local]
             self.weights.flush(shared, optimizer)
 
+    @collective
     def reduce_arrays(
         self,
         arrays: Sequence[HostArray | None],
@@ -242,7 +248,7 @@ class Reduction:
         zeros: Callable[[int], HostArray],
         fixed: bool = False,
     ) -> list[HostArray | None]:
-        """Reduce gradients that are arrays as one operation (collective, blocking)."""
+        """Reduce gradients that are arrays as one operation."""
 
         def reduce(given: Sequence[HostArray], layout: Layout) -> list[HostArray]:
             return self.reduce_layout(given, variables, layout, samples)[0]
@@ -250,6 +256,7 @@ class Reduction:
         names = [variable.path for variable in variables]
         return reduce_present(arrays, names, self.name, zeros, reduce, fixed)
 
+    @collective
     def reduce_layout(
         self,
         arrays: Sequence[HostArray],
@@ -258,7 +265,7 @@ class Reduction:
         samples: float | None,
         name: str | None = None,
     ) -> tuple[list[HostArray], float]:
-        """Reduce the dense gradients of a layout as one operation (collective, blocking)."""
+        """Reduce the dense gradients of a layout as one operation."""
         own, owners = OwnStep(samples, self.steps), [variables[i] for i in layout.dense]
         results, info = exchange_fused(
             arrays, owners, name or self.name, self.settings, own, layout
@@ -267,7 +274,7 @@ class Reduction:
         return results, info.weigh()
 
     def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
-        """Return the state of the exchange and the number of steps (local)."""
+        """Return the state of the exchange and the number of steps."""
         counts: Mapping[str, float | None] = {}
         if self.weights is not None:
             counts = self.weights.counts(optimizer)
@@ -275,7 +282,7 @@ class Reduction:
         return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        """Restore the state of the exchange (local)."""
+        """Restore the state of the exchange."""
         members = self.settings.process_set
         first = members.included() and members.rank() == 0
         exchange = self.settings.make_exchange()

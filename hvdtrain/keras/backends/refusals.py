@@ -7,8 +7,6 @@ import keras
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.inner_state import InnerState
 
-__all__ = ["refuse_weights"]
-
 # Optimizers of keras.optimizers, some of which only later versions have.
 _REASONS = {
     "ScheduleFreeAdamW": "whose state begins with the weights",
@@ -17,7 +15,7 @@ _REASONS = {
 
 
 def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuse what does not go with an exchange of weights in Keras (local)."""
+    """Refuse what does not go with an exchange of weights in Keras."""
     exchange = settings.exchange
     if exchange is None or exchange.inner_state is not InnerState.RESET:
         return

@@ -23,8 +23,6 @@ from hvdtrain.tensorflow.operations import reductions
 from hvdtrain.tensorflow.operations.sizes import size_as
 from hvdtrain.types import ReduceOp
 
-__all__ = ["TensorFlowBackend"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

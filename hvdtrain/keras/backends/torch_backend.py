@@ -15,8 +15,6 @@ from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
-__all__ = ["TorchBackend"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.keras.tensors.types import Tensor
-
-__all__ = ["WeightBackend"]
 
 
 class WeightBackend(Protocol):
     """What exchanges of weights need of Keras's backend."""
 
+    @collective
     def exchange_if(
         self,
         due: Callable[[list[HostArray]], bool],
@@ -25,7 +25,7 @@ class WeightBackend(Protocol):
         """Exchange weights if that is due, else copy nothing to the host (collective if due)."""
 
     def wait_for_steps(self) -> None:
-        """Wait until all steps that were started are done (local)."""
+        """Wait until all steps that were started are done."""
 
     def outside_traces(self) -> AbstractContextManager[object]:
         """Return a context in which variables have values, also while a function is traced."""

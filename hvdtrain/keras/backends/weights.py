@@ -8,6 +8,7 @@ from functools import partial
 import keras
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.arrays.local_steps import ExchangedWeights
 from hvdtrain.core.exchanges.saved import FORGOTTEN_STEPS, SAMPLES_PER_STEP
 from hvdtrain.core.gradient_settings import GradientSettings
@@ -15,8 +16,6 @@ from hvdtrain.keras.backends.inner_state import OptimizerState
 from hvdtrain.keras.backends.weight_backend import WeightBackend
 from hvdtrain.keras.tensors.arrays import to_array
 from hvdtrain.keras.tensors.types import Tensor, Variable
-
-__all__ = ["WeightExchange"]
 
 # Stands for an unknown number of samples among numbers.
 _UNKNOWN = -1.0
@@ -56,6 +55,7 @@ class WeightExchange:
         self._backend.wait_for_steps()
         return self.counter.synchronized
 
+    @collective
     def update(
         self,
         update: Callable[[Sequence[Tensor | None]], None],
@@ -105,8 +105,9 @@ class WeightExchange:
             results[i] = result
         return results
 
+    @collective
     def flush(self, variables: Sequence[Variable], optimizer: keras.optimizers.Optimizer) -> None:
-        """Make the values of all ranks equal now (collective, not in a function that is traced)."""
+        """Make the values of all ranks equal now (not in a function that is traced)."""
         if not (self.exchanges_weights and self._settings.process_set.included()):
             return
         state = self.inner_state.variables(optimizer)
@@ -119,7 +120,7 @@ class WeightExchange:
             variable.assign(value)
 
     def counts(self, optimizer: keras.optimizers.Optimizer) -> dict[str, float | None]:
-        """Return counts for a checkpoint, by name (local)."""
+        """Return counts for a checkpoint, by name."""
         self._backend.wait_for_steps()
         self.counter.check_synchronized("exchange_state")
         return {
@@ -128,7 +129,7 @@ class WeightExchange:
         }
 
     def begin_anew(self, counts: Mapping[str, float]) -> None:
-        """Go on from equal weights (local)."""
+        """Go on from equal weights."""
         self._passes, self._samples_of_step = 0, None
         self.counter.begin_anew()
         self.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.keras.backends.distributed import training_state
 from hvdtrain.keras.operations.variables import broadcast_variables
 from hvdtrain.keras.tensors.types import Logs, Model, Variable
@@ -47,15 +48,18 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Do not broadcast a variable (local)."""
         self.local_variables.append(var)
 
+    @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Broadcast if the model is built (collective)."""
         self.broadcast_done = False
         self._broadcast_once()
 
+    @collective
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Broadcast if the model was not built before (collective)."""
         self._broadcast_once()
 
+    @collective
     def on_train_end(self, logs: Logs | None = None) -> None:
         """Broadcast if there was one batch only, which built the model (collective)."""
         self._broadcast_once()

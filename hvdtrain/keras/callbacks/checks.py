@@ -11,8 +11,6 @@ from hvdtrain.keras.callbacks.learning_rate import LearningRateScheduleCallback
 from hvdtrain.keras.callbacks.metrics import MetricAverageCallback
 from hvdtrain.keras.callbacks.rank_zero import BestModelCheckpoint, SharedBackup
 
-__all__ = ["collective_callbacks", "find_problem"]
-
 _COLLECTIVE = (
     BroadcastGlobalVariablesCallback,
     LearningRateScheduleCallback,
@@ -27,12 +25,12 @@ _DECIDING = (
 
 
 def collective_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """Return the class names of the callbacks that communicate, in their order (local)."""
+    """Return the class names of the callbacks that communicate, in their order."""
     return [type(callback).__name__ for callback in callbacks if isinstance(callback, _COLLECTIVE)]
 
 
 def find_problem(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
-    """Return the reason why these callbacks cannot work on several ranks, or None (local)."""
+    """Return the reason why these callbacks cannot work on several ranks, or None."""
     deciding = None
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank, size
 from hvdtrain.keras.sharding.state_variable import StateVariable
@@ -57,6 +58,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         )
         self._epoch, self._steps = 0, 1
 
+    @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Find the number of batches in an epoch on the rank that has most (collective)."""
         optimizer = _with_learning_rate(self.model.optimizer)

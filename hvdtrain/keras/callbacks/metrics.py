@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.errors import MismatchError
 from hvdtrain.keras.tensors.arrays import to_array
@@ -48,6 +49,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Remember the number of training samples, before validation resets it."""
         self._training_samples = self._samples()
 
+    @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Average the logs over the ranks (collective)."""
         last = self._samples()

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.keras.backends.distributed import training_state
@@ -32,7 +33,7 @@ def RankZero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
 
 
 class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Keep a backup on rank 0, from which all ranks continue (collective, in fit)."""
+    """Keep a backup on rank 0, from which all ranks continue (in fit)."""
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
         super().__init__()
@@ -48,8 +49,9 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
         super().set_model(model)
         self.backup.set_model(model)
 
+    @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore the backup of rank 0 on all ranks (collective)."""
+        """Restore the backup of rank 0 on all ranks."""
         model: Model = self.model
         self.backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")

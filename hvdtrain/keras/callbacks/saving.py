@@ -9,8 +9,6 @@ import keras
 
 from hvdtrain.keras.callbacks.rank_zero import SharedBackup
 
-__all__ = ["SaveSchedule", "save_schedules"]
-
 
 @dataclass
 class SaveSchedule:
@@ -21,7 +19,7 @@ class SaveSchedule:
     last: int | None
 
     def saves_after(self, batch: int) -> bool:
-        """Count the batches up to this one; return whether the callback saves after it (local)."""
+        """Count the batches up to this one; return whether the callback saves after it."""
         begins = self.last is None or batch <= self.last
         self.seen += batch + 1 if begins or self.last is None else batch - self.last
         self.last = batch
@@ -32,7 +30,7 @@ class SaveSchedule:
 
 
 def save_schedules(callbacks: Sequence[keras.callbacks.Callback]) -> list[SaveSchedule]:
-    """Return the schedules of those callbacks that save after batches (local)."""
+    """Return the schedules of those callbacks that save after batches."""
     inner = [each.backup if isinstance(each, SharedBackup) else each for each in callbacks]
     kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
     return [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context, objects, operations
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.exchanges.saved import SavedExchange
@@ -20,8 +21,6 @@ from hvdtrain.keras.callbacks.saving import SaveSchedule, save_schedules
 from hvdtrain.keras.operations.variables import broadcast_variables, require_equal_variables
 from hvdtrain.keras.tensors.types import Logs, Model, Variable
 from hvdtrain.types import ReduceOp
-
-__all__ = ["FirstBeforeSaving", "FirstCallback", "LastCallback"]
 
 
 class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -39,8 +38,9 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_before, self._ended = 0, False
         self._saves, self._schedules = False, list[SaveSchedule]()
 
+    @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check callbacks, models and numbers of batches (collective)."""
+        """Check callbacks, models and numbers of batches."""
         model: Model = self.model
         problem = find_problem(self._callbacks)
         names, saves = collective_callbacks(self._callbacks), bool(save_schedules(self._callbacks))
@@ -58,6 +58,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 reduction.uneven = uneven
                 current_backend().retrace(model)
 
+    @collective
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Start to count steps (collective if a rank saves after batches)."""
         self._steps_before, self._ended = self._steps(), False
@@ -66,6 +67,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
             gathered = objects.allgather_object(own, "saves of an epoch")
             self._schedules = [schedule for schedules in gathered for schedule in schedules]
 
+    @collective
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Take part in the exchange before another rank saves (collective if one does).
 
@@ -75,6 +77,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if batch > 0:
             self._flush_before_saves(batch - 1)
 
+    @collective
     def _flush_before_saves(self, batch: int) -> None:
         """Make weights equal after a batch if any rank saves then (collective if so)."""
         saves = [schedule.saves_after(batch) for schedule in self._schedules]
@@ -83,8 +86,9 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 self.model.jax_state_sync()  # makes variables current, so that they can be read
             self._flush(ended=False)
 
+    @collective
     def _flush(self, ended: bool) -> None:
-        """Make weights equal (collective)."""
+        """Make weights equal."""
         optimizers = [each for each in distributed_optimizers(self.model) if _flushes(each)]
         while optimizers:
             for optimizer in optimizers:
@@ -95,12 +99,14 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
             if all_ended or not ended:
                 return
 
+    @collective
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """End the epoch before its validation (collective)."""
+        """End the epoch before its validation."""
         self._end_epoch()
 
+    @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """End the epoch unless that was done before its validation (collective)."""
+        """End the epoch unless that was done before its validation."""
         self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -126,8 +132,9 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def _steps(self) -> int:
         return sum(each.hvdtrain_reduction.steps for each in distributed_optimizers(self.model))
 
+    @collective
     def _broadcast_state(self, root_rank: int, done: Sequence[int]) -> None:
-        """Broadcast the state of a rank that did all steps (collective)."""
+        """Broadcast the state of a rank that did all steps."""
         model: Model = self.model
         optimizers = distributed_optimizers(model)
         title = context.current().topology.title
@@ -169,6 +176,7 @@ class FirstBeforeSaving(FirstCallback):
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         """Do nothing: the batch before has had its end."""
 
+    @collective
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Make weights equal before any rank saves after this batch (collective if so)."""
         self._flush_before_saves(batch)
@@ -182,8 +190,9 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._callbacks = callbacks
         self._restores = False
 
+    @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check that ranks are to train the same epochs, which a callback may set (collective)."""
+        """Check that ranks are to train the same epochs, which a callback may set."""
         epochs = (getattr(self.model, "_initial_epoch", None) or 0, self.params.get("epochs"))
         restores = any(
             getattr(callback, "restore_best_weights", False) for callback in self._callbacks
@@ -199,8 +208,9 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     "with RankZero(BackupAndRestore(...))"
                 )
 
+    @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Stop if any rank stops, and use rank 0's learning rates (collective)."""
+        """Stop if any rank stops, and use rank 0's learning rates."""
         model: Model = self.model
         optimizers = distributed_optimizers(model)
         rates = [float(optimizer.learning_rate) for optimizer in optimizers]
@@ -210,14 +220,15 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
             for optimizer, rate in zip(optimizers, gathered[0][1], strict=True):
                 optimizer.learning_rate = rate
 
+    @collective
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Broadcast rank 0's weights if EarlyStopping restored the best ones (collective)."""
+        """Broadcast rank 0's weights if EarlyStopping restored the best ones."""
         if self._restores:
             broadcast_variables(self.model.weights, 0)
 
 
 def _variables_to_compare(model: Model) -> Sequence[Variable] | None:
-    """Return the variables that the models of other ranks have, too, or None (local).
+    """Return the variables that the models of other ranks have, too, or None.
 
     A rank that joins others builds its model in the step that these take for it.
     """
@@ -232,8 +243,9 @@ def _flushes(optimizer: DistributedMixin) -> bool:
     return weights is not None and optimizer.exchanges_weights and weights.flush_in_fit
 
 
+@collective
 def _average_statistics(model: Model) -> None:
-    """Average the statistics of BatchNormalization over the ranks (collective)."""
+    """Average the statistics of BatchNormalization over the ranks."""
     statistics = [
         variable
         for layer in model._flatten_layers()

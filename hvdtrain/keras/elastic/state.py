@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.elastic import ObjectState
 from hvdtrain.core.horovod_api import rank
@@ -69,6 +70,7 @@ class TensorFlowKerasState(ObjectState):
             variable.assign(value)
         super().restore()
 
+    @collective
     def sync(self) -> None:
         """Broadcast rank 0's weights, optimizer's variables and values (collective)."""
         broadcast_variables(self._variables(), root_rank=0)

@@ -18,17 +18,15 @@ from hvdtrain.keras.backends.distributed import distribute, undistribute
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.tensors.types import Model
 
-__all__ = ["adjust_compiled", "compile_model"]
-
 
 def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
-    """Compile a model, with what a DistributedOptimizer needs (local)."""
+    """Compile a model, with what a DistributedOptimizer needs."""
     _adjust(arguments.arguments)
     return original(*arguments.args, **arguments.kwargs)
 
 
 def adjust_compiled(model: Model) -> None:
-    """Do for a compiled model what `compile_model` would have done (local).
+    """Do for a compiled model what `compile_model` would have done.
 
     The first `model.compile(DistributedOptimizer(...))` before init() calls Keras's own `compile`:
     Python looks it up before it makes the optimizer, which hooks it.

@@ -13,11 +13,9 @@ from hvdtrain.keras.backends.distributed import distributed_optimizers
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.tensors.types import Model
 
-__all__ = ["warn_if_unsynchronized", "warn_if_unwrapped"]
-
 
 def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Warn once, on rank 0, that each rank trains a model of its own (local).
+    """Warn once, on rank 0, that each rank trains a model of its own.
 
     That is certain only if ranks start from the same weights, and if the step, the optimizer and
     the callbacks are those of Keras or hvdtrain, so that none can average gradients or weights.
@@ -30,7 +28,7 @@ def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback
 
 
 def warn_if_unsynchronized(model: Model) -> None:
-    """Warn once, on rank 0, of Keras layers that synchronize under tf.distribute only (local)."""
+    """Warn once, on rank 0, of Keras layers that synchronize under tf.distribute only."""
     if not context.is_initialized() or context.current().topology.size == 1:
         return
     for layer in model._flatten_layers():

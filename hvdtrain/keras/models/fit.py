@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.core.horovod_api import size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.keras.backends.distributed import distributed_optimizers
@@ -24,14 +25,13 @@ from hvdtrain.keras.models.compile import adjust_compiled
 from hvdtrain.keras.models.drift import warn_if_unsynchronized, warn_if_unwrapped
 from hvdtrain.keras.tensors.types import Model
 
-__all__ = ["fit_model"]
-
 # What `fit` takes as callbacks.
 Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.Callback] | None
 
 
+@collective
 def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
-    """Fit a model so that all ranks end each epoch together (collective)."""
+    """Fit a model so that all ranks end each epoch together."""
     given = arguments.arguments
     model: Model = given["self"]
     adjust_compiled(model)

@@ -20,11 +20,9 @@ from hvdtrain.keras.models.fit import fit_model
 from hvdtrain.keras.models.save import save_model
 from hvdtrain.keras.models.weighing import hook_losses, make_weighing_step
 
-__all__ = ["hook_models"]
-
 
 def hook_models() -> None:
-    """Hook methods of every Keras model (local). A second call does nothing."""
+    """Hook methods of every Keras model. A second call does nothing."""
     _hook("compile", compile_model)
     _hook("fit", fit_model)
     _hook("make_train_function", make_weighing_step)

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from hvdtrain.core import context
 from hvdtrain.keras.backends.distributed import distributed_optimizers
 
-__all__ = ["save_model"]
-
 
 def save_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
-    """Save a model if it is not one of this rank alone (local).
+    """Save a model if it is not one of this rank alone.
 
     A rank that saves by itself cannot ask others for an exchange: they may not take part.
     """

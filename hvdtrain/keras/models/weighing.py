@@ -24,8 +24,6 @@ from hvdtrain.core.process.exits import write_message
 from hvdtrain.keras.backends.distributed import distributed_optimizers
 from hvdtrain.keras.tensors.types import Model, Tensor
 
-__all__ = ["hook_losses", "make_weighing_step", "warn_once"]
-
 _SAY_IT = (
     "set optimizer.sample_weight to a function of (x, y, sample_weight) that returns what the "
     "rank's loss of a batch divides by"
@@ -90,7 +88,7 @@ _steps: list[_BatchWeight] = []  # those that run, or are traced
 
 
 def hook_losses() -> None:
-    """Note what each of Keras's losses divides by (local). A second call does nothing."""
+    """Note what each of Keras's losses divides by. A second call does nothing."""
     module: Any = sys.modules[keras.losses.Loss.__module__]
     original = module.reduce_weighted_values
     if hasattr(original, "hvdtrain_hooked"):
@@ -157,7 +155,7 @@ def _rows(*structures: Any) -> Tensor | int | None:
 def make_weighing_step(
     original: Callable[..., object], arguments: inspect.BoundArguments
 ) -> object:
-    """Make a model's train function, whose steps weigh their batches (local)."""
+    """Make a model's train function, whose steps weigh their batches."""
     model: Model = arguments.arguments["self"]
     optimizers = distributed_optimizers(model)
     for optimizer in optimizers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process_set import global_process_set
@@ -20,6 +21,7 @@ from hvdtrain.types import ReduceOp
 __all__ = ["allgather", "allreduce", "broadcast", "reducescatter"]
 
 
+@collective
 def allreduce(
     value: Value,
     name: str | None = None,
@@ -59,6 +61,7 @@ def allreduce(
     return result.astype(array.dtype, copy=False)
 
 
+@collective
 def allgather(value: Value, name: str | None = None) -> HostArray:
     """Return the rows of all ranks, ordered by rank (collective).
 
@@ -71,6 +74,7 @@ def allgather(value: Value, name: str | None = None) -> HostArray:
     return result
 
 
+@collective
 def broadcast(value: Value, root_rank: int, name: str | None = None) -> HostArray:
     """Return the value of `root_rank` on every rank (collective).
 
@@ -82,6 +86,7 @@ def broadcast(value: Value, root_rank: int, name: str | None = None) -> HostArra
     return collectives.broadcast([to_array(value)], root_rank, [name], global_process_set)[0]
 
 
+@collective
 def reducescatter(
     value: Value, name: str | None = None, op: ReduceOp = ReduceOp.AVERAGE
 ) -> HostArray:

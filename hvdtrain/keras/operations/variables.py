@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, TypeAlias
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process_set import global_process_set
@@ -18,6 +19,7 @@ __all__ = ["broadcast_global_variables", "broadcast_variables", "require_equal_v
 _Spec: TypeAlias = tuple[tuple[int, ...], str, str]
 
 
+@collective
 def broadcast_variables(variables: Iterable[Variable], root_rank: int) -> None:
     """Overwrite variables of Keras with those of `root_rank` (collective).
 
@@ -50,8 +52,9 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
     )
 
 
+@collective
 def require_equal_variables(variables: Iterable[Variable] | None, operation: str) -> None:
-    """Check that number, shapes and dtypes of variables are equal on all ranks (collective)."""
+    """Check that number, shapes and dtypes of variables are equal on all ranks."""
     here = context.current().topology
     own: list[_Spec] | None = None
     if variables is not None:

@@ -8,8 +8,6 @@ from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradient_settings import GradientSettings, check_sharding
 from hvdtrain.errors import UnsupportedError
 
-__all__ = ["check_shared", "rule_of"]
-
 # Settings of Keras's optimizers that concern whole gradients, or keep more than the rules do.
 _NOT_SHARED = (
     *("clipnorm", "use_ema", "loss_scale_factor", "gradient_accumulation_steps"),
@@ -18,7 +16,7 @@ _NOT_SHARED = (
 
 
 def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettings) -> None:
-    """Refuse what does not go with a shared step (local)."""
+    """Refuse what does not go with a shared step."""
     check_sharding()
     name, backend = type(optimizer).__name__, keras.backend.backend()
     if backend == "jax":
@@ -46,7 +44,7 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
-    """Return how an optimizer updates an element (local)."""
+    """Return how an optimizer updates an element."""
     kind = getattr(optimizer, "hvdtrain_class", type(optimizer))
     if kind is keras.optimizers.SGD or (kind.__name__ == "SGD" and _is_keras(kind)):
         return SgdRule(float(optimizer.momentum), bool(optimizer.nesterov))

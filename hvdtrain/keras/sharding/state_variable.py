@@ -11,8 +11,6 @@ from hvdtrain.core.arrays.state_memory import StateMemory
 from hvdtrain.keras.tensors.arrays import to_array
 from hvdtrain.keras.tensors.types import Tensor, Variable
 
-__all__ = ["StateVariable"]
-
 
 class StateVariable:
     """What a shared optimizer keeps for a variable of the model, in place of a keras.Variable.
@@ -30,14 +28,14 @@ class StateVariable:
         self._value: HostArray | None = None
 
     def move(self, memory: StateMemory, index: int) -> None:
-        """Keep the value in a memory from now on (local)."""
+        """Keep the value in a memory from now on."""
         self._place = memory, index
         if self._value is not None:
             memory.write(index, self._quantity, self._value)
         self._value = None
 
     def numpy(self) -> HostArray:
-        """Return a copy of the value (local)."""
+        """Return a copy of the value."""
         if self._place is not None:
             memory, index = self._place
             return memory.read(index, self._quantity)
@@ -47,7 +45,7 @@ class StateVariable:
         return self.numpy().astype(dtype or self.dtype, copy=False)
 
     def scale(self, factor: float) -> None:
-        """Multiply the value (local, between two steps; by the same factor on all ranks)."""
+        """Multiply the value (between two steps; by the same factor on all ranks)."""
         if self._place is not None:
             memory, index = self._place
             memory.scale(index, self._quantity, factor)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.arrays.shared_steps import SharedSteps
 from hvdtrain.core.arrays.shared_weights import node_slices
 from hvdtrain.core.arrays.step_values import StepValues
@@ -21,14 +22,13 @@ from hvdtrain.keras.sharding.state_variable import StateVariable
 from hvdtrain.keras.tensors.types import Tensor, Variable
 from hvdtrain.types import DType
 
-__all__ = ["ArrayBackend", "SharedUpdate"]
-
 _UNKNOWN = -1.0
 
 
 class ArrayBackend(Protocol):
     """What shared updates need of Keras's backend."""
 
+    @collective
     def map_arrays(
         self,
         function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
@@ -36,7 +36,7 @@ class ArrayBackend(Protocol):
         results: Sequence[Tensor],
         name: str,
     ) -> list[Tensor]:
-        """Call a function on arrays, in the order of the program (collective)."""
+        """Call a function on arrays, in the order of the program."""
 
 
 class SharedUpdate:
@@ -50,13 +50,13 @@ class SharedUpdate:
         self.active = self._slices is not None
 
     def keep(self, reference: Variable, quantity: str, path: str) -> StateVariable:
-        """Return a variable for what the optimizer keeps for a variable of the model (local)."""
+        """Return a variable for what the optimizer keeps for a variable of the model."""
         variable = StateVariable(reference, quantity, path)
         self._state.append((variable, reference))
         return variable
 
     def build(self, optimizer: Any) -> None:
-        """Prepare for the variables of an optimizer that is built (local)."""
+        """Prepare for the variables of an optimizer that is built."""
         assert self._slices is not None
         variables = optimizer._trainable_variables
         self._steps = SharedSteps(
@@ -70,6 +70,7 @@ class SharedUpdate:
         for state, reference in self._state:
             state.move(self._steps.state, numbers[id(reference)])
 
+    @collective
     def __call__(
         self,
         optimizer: Any,
@@ -77,7 +78,7 @@ class SharedUpdate:
         variables: Sequence[Variable],
         samples: Tensor | float | None,
     ) -> None:
-        """Take a step (collective)."""
+        """Take a step."""
         assert self._steps is not None
         indices = [optimizer._get_variable_index(variable) for variable in variables]
         own = {i: g for i, g in zip(indices, gradients, strict=True) if g is not None}

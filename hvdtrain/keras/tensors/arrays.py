@@ -8,8 +8,6 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.keras.tensors.types import Value
 
-__all__ = ["to_array"]
-
 
 def to_array(value: Value) -> HostArray:
     """Return a value as a contiguous array of the same shape, 0-d for a number."""

@@ -13,13 +13,11 @@ import jax
 from hvdtrain.devices import DeviceWish, device_index, no_gpus
 from hvdtrain.topology import Topology
 
-__all__ = ["pin_device"]
-
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
-    """Make one GPU, or none, visible to this rank and return its index (local).
+    """Make one GPU, or none, visible to this rank and return its index.
 
     Call it before anything that makes JAX look for devices, because JAX allocates memory on all of
     them. For the same reason GPUs are counted without JAX.

@@ -9,8 +9,6 @@ import keras
 
 from hvdtrain.arrays import HostArray
 
-__all__ = ["Logs", "Model", "Tensor", "Value", "Variable"]
-
 # The metrics of an epoch or batch, by name.
 Logs: TypeAlias = dict[str, Any]
 

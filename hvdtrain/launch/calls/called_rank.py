@@ -22,8 +22,6 @@ from hvdtrain.launch.cluster_environment import torch_variables
 from hvdtrain.launch.ports import free_port
 from hvdtrain.world import promised_world
 
-__all__ = ["ADDRESS", "KEY", "Answer", "Arrival", "connected", "main", "node_name"]
-
 # Environment variables: where the caller listens, a file's path or HOST:PORT,HOST:PORT..., and the
 # secret that both share.
 ADDRESS, KEY = "HVDTRAIN_CALL_ADDRESS", "HVDTRAIN_CALL_KEY"
@@ -58,7 +56,7 @@ class Answer:
 
 
 def main() -> None:
-    """Receive the call, run it and send the answer (local)."""
+    """Receive the call, run it and send the answer."""
     key = bytes.fromhex(os.environ.pop(KEY))
     world = promised_world(os.environ)
     rank = 0 if world is None else world.rank

@@ -11,8 +11,6 @@ from typing import Any
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.calls.called_rank import Answer
 
-__all__ = ["dumps_call", "results_of"]
-
 
 def dumps_call(
     function: Callable[..., object],

@@ -18,8 +18,6 @@ from hvdtrain.launch.addresses import LOOPBACK
 from hvdtrain.launch.calls.called_rank import Answer, Arrival, node_name
 from hvdtrain.launch.cluster_environment import ClusterRank
 
-__all__ = ["BACKLOG", "Arrived", "RankServer", "new_key", "places"]
-
 BACKLOG = 4096  # of ranks that connect at the same moment
 _KEY_BYTES = 32
 

@@ -20,8 +20,6 @@ from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.supervise import bound_to_this_process
 from hvdtrain.world import TORCHRUN_MARKER
 
-__all__ = ["ServedCall", "run_rank", "served_call"]
-
 
 class ServedCall:
     """A call that ranks fetch from this process."""
@@ -81,7 +79,7 @@ def served_call(
 
 
 def run_rank(variables: Mapping[str, str], rank: int, size: int) -> int:
-    """Run one rank in a process of its own, which ends with this one; return its exit code (local)."""
+    """Run one rank in a process of its own, which ends with this one; return its exit code."""
     # Modules that were sent to this process must be there, too.
     path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # With the marker, variables of a launcher or scheduler that started this process do not count.

@@ -9,8 +9,6 @@ from dataclasses import replace
 
 from hvdtrain.launch.hosts.host import Host, HostfileError, total_slots
 
-__all__ = ["mixed_names", "objections", "require_slots", "with_slots"]
-
 
 def objections(hosts: Sequence[Host], where: str) -> list[str]:
     """Return one line for each mistake that a launcher would accept without a warning."""

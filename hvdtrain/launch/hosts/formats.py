@@ -14,18 +14,6 @@ from hvdtrain.launch.hosts import hydra, openmpi, schedulers
 from hvdtrain.launch.hosts.check import mixed_names
 from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, check_name
 
-__all__ = [
-    "FOREIGN",
-    "FORMATS",
-    "Format",
-    "guess_format",
-    "left_out",
-    "read_file",
-    "read_hostfile",
-    "source_of_job",
-    "write_hosts",
-]
-
 
 @dataclass(frozen=True)
 class Format:

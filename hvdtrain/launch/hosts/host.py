@@ -8,16 +8,6 @@ from dataclasses import dataclass, replace
 
 from hvdtrain.errors import UsageError
 
-__all__ = [
-    "Host",
-    "HostText",
-    "HostfileError",
-    "add_up",
-    "check_name",
-    "check_slots",
-    "total_slots",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _IPV6 = re.compile(r"[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\w+)?")
 _PLACEHOLDER = re.compile(r"name_of_node\d*|<.*>|\$\{?\w+\}?|(node|host)name", re.IGNORECASE)

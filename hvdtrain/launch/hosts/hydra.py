@@ -13,8 +13,6 @@ from hvdtrain.launch.hosts.host import (
     check_slots,
 )
 
-__all__ = ["read", "write"]
-
 
 def read(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once; a host without a number has one slot."""

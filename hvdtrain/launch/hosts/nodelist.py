@@ -8,8 +8,6 @@ from itertools import groupby, product
 
 from hvdtrain.launch.hosts.host import HostfileError, check_name, check_slots
 
-__all__ = ["compress", "compress_counts", "expand", "expand_counts"]
-
 _MOST_OF_A_RANGE = 65_536
 _BRACKET = re.compile(r"\[([^][]*)\]")
 _COUNT = re.compile(r"(\d{1,8})(?:\(x(\d{1,8})\))?")

@@ -15,8 +15,6 @@ from hvdtrain.launch.hosts.host import (
     check_slots,
 )
 
-__all__ = ["read", "write"]
-
 _SLOTS = {"slots", "cpu", "count"}
 _MOST = {f"{a}{dash}{b}" for dash in "_-" for a, b in (("max", "slots"), ("slots", "max"))}
 _MOST |= {

@@ -15,20 +15,6 @@ from hvdtrain.launch.hosts.host import (
     check_slots,
 )
 
-__all__ = [
-    "read_flux",
-    "read_lines",
-    "read_lsf",
-    "read_sge",
-    "read_slurm",
-    "write_flux",
-    "write_lines",
-    "write_lsf",
-    "write_names",
-    "write_sge",
-    "write_slurm",
-]
-
 _NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _TASKS = ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE")
 _SETTING = re.compile(r"(?:export\s+)?(\w+)=(['\"]?)(.*)\2")
@@ -95,7 +81,7 @@ def write_sge(hosts: Sequence[Host]) -> str:
 
 
 def read_lsf(source: HostText) -> list[Host]:
-    """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, without the node of the job script."""
+    """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, without the job script's node."""
     words = source.text.split()
     if len(words) % 2:
         raise HostfileError(source.name, words[-1], "has no number after it: write host slots")

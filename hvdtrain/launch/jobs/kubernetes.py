@@ -10,8 +10,6 @@ from hvdtrain.launch.jobs.request import JobRequest
 from hvdtrain.launch.jobs.schedulers import AGAIN, Scheduler
 from hvdtrain.launch.jobs.script import body
 
-__all__ = ["KUBERNETES", "mpi_job"]
-
 KUBERNETES = Scheduler(
     launchers=("mpirun",),
     directives=lambda request: [],

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["JobRequest", "clock_text", "parse_seconds"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _ARRAY = re.compile(r"(\d+)-(\d+)")

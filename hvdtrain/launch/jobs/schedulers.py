@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from hvdtrain.launch.jobs.request import JobRequest, clock_text
 
-__all__ = ["AGAIN", "SCHEDULERS", "Scheduler"]
-
 # Exit codes that mean "start it again" to schedulers that check them.
 AGAIN = 75
 _SGE_AGAIN = 99

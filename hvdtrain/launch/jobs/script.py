@@ -7,8 +7,6 @@ import shlex
 from hvdtrain.launch.jobs.request import JobRequest
 from hvdtrain.launch.jobs.schedulers import SCHEDULERS, Scheduler
 
-__all__ = ["body", "job_script"]
-
 # The scheduler sends USR1 to this shell. The trap interrupts `wait`, which is called again.
 _PASSED_ON = """\
 trap 'kill -USR1 "$pid"' USR1

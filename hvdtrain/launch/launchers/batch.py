@@ -13,8 +13,6 @@ from hvdtrain.launch.launchers.request import (
     total_ranks,
 )
 
-__all__ = ["jsrun", "pals", "srun"]
-
 _SRUN_BINDINGS = {
     "none": "none",
     "hwthread": "threads",

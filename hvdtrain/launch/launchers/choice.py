@@ -13,8 +13,6 @@ from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun
 from hvdtrain.launch.launchers.open_mpi import open_mpi_4, open_mpi_5
 from hvdtrain.launch.launchers.request import Builder
 
-__all__ = ["LAUNCHERS", "Launcher", "choose_launcher", "own_builder"]
-
 LAUNCHERS = ("mpirun", "srun", "jsrun", "pals")
 
 

@@ -8,8 +8,6 @@ from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 from hvdtrain.world import discover
 
-__all__ = ["discovered_hosts", "max_ranks_variables", "min_ranks_variable", "require_tolerance"]
-
 _MIN_RANKS, _MAX_RANKS = "HVDTRAIN_MIN_RANKS", "HVDTRAIN_MAX_RANKS"
 _HOST_DISCOVERY = "HVDTRAIN_HOST_DISCOVERY"
 _FIRST_WITH_ULFM = 5

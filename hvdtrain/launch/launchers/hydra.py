@@ -14,8 +14,6 @@ from hvdtrain.launch.launchers.request import (
     total_ranks,
 )
 
-__all__ = ["intel_mpi", "mpich"]
-
 
 def mpich(request: LaunchRequest, site: Site) -> LaunchCommand:
     """Return the command line of MPICH's mpiexec."""

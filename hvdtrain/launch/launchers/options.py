@@ -21,8 +21,6 @@ from hvdtrain.launch.hosts.host import Host, HostfileError, HostText
 from hvdtrain.launch.launchers.choice import Launcher
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 
-__all__ = ["check_interface", "parse_exports", "parse_folder", "parse_hosts", "with_hosts"]
-
 _EXPORT = re.compile(r"([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL | re.ASCII)
 # Open MPI's wheel is built without these schedulers, and would start all ranks on this host.
 _UNKNOWN_TO_OPEN_MPI = {"PE_HOSTFILE": "sge", "LSB_JOBID": "lsf", "FLUX_URI": "flux"}

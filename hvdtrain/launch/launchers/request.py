@@ -9,20 +9,6 @@ from dataclasses import dataclass, field
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host, total_slots
 
-__all__ = [
-    "BINDINGS",
-    "Builder",
-    "LaunchCommand",
-    "LaunchRequest",
-    "Site",
-    "equal_slots",
-    "has_allocation",
-    "interface_variables",
-    "logged",
-    "total_ranks",
-    "without_allocation",
-]
-
 BINDINGS = ("none", "hwthread", "core", "numa", "socket")
 
 # If one of these is set, a launcher asks the scheduler for hosts, without any hostfile.
@@ -95,7 +81,7 @@ def without_allocation(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def total_ranks(request: LaunchRequest, site: Site) -> int | None:
-    """Return the number of ranks for launchers that do not count themselves; None for one per slot."""
+    """Return the number of ranks, for launchers that do not count; None for one per slot."""
     if request.ranks is not None or request.per_node is None:
         return request.ranks
     if not request.hosts and has_allocation(site.environ):
@@ -130,7 +116,7 @@ def interface_variables(interface: str | None) -> dict[str, str]:
 
 
 def logged(program: tuple[str, ...], folder: str | None, rank: str) -> tuple[str, ...]:
-    """Return a program that writes its output to a file, for launchers that cannot do so per rank."""
+    """Return a program that writes its output to a file, where the launcher cannot per rank."""
     if folder is None:
         return program
     script = f'mkdir -p "$0" && exec "$@" > "$0/rank.${rank}.log" 2>&1'

@@ -13,8 +13,6 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Settings", "accelerate_variables", "default_file", "has_gpu", "read_file", "remarks"]
-
 USE_CPU, MIXED_PRECISION = "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"
 
 # Names in /dev of what torch may be built for, by names in torch.version.

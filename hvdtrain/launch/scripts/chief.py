@@ -12,8 +12,6 @@ from hvdtrain.errors import EXIT_CRASH, UsageError
 from hvdtrain.launch.supervise import Launches
 from hvdtrain.world import promised_world
 
-__all__ = ["ENDED_WITH_THE_CHIEF", "has_waiting_ranks", "listen", "run_as_chief", "run_with_chief"]
-
 # Ranks with these roles end when the chief does; an evaluator has a last checkpoint to read.
 ENDED_WITH_THE_CHIEF = ("worker", "ps")
 
@@ -45,7 +43,7 @@ def listen(environ: Mapping[str, str]) -> socket.socket:
 def run_as_chief(
     words: Sequence[str], environ: Mapping[str, str], listening: socket.socket
 ) -> tuple[int, int]:
-    """Run the chief's script; return its exit code, and how many ranks were told that it is done."""
+    """Run the chief's script; return its exit code and the number of ranks told of its end."""
     code, told = Launches().run(words, environ), 0
     if code != 0:
         # Ranks are not told: the launcher ends them, with the exit code of this rank. They must

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["interpreter_options"]
-
 
 def interpreter_options() -> list[str]:
     """Return the options between `python` and `-m hvdtrain`, or the installed command."""

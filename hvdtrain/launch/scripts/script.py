@@ -11,8 +11,6 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.scripts.interpreter import interpreter_options
 
-__all__ = ["Script"]
-
 # transformers' Trainer is built on Accelerate.
 _ACCELERATE = {"accelerate", "transformers"}
 _WATCH = ("-m", "hvdtrain.launch.scripts.watched")

@@ -13,8 +13,6 @@ import threading
 import time
 from collections.abc import Mapping
 
-__all__ = ["is_lonely", "main"]
-
 _PERIOD_SECONDS = 0.2
 
 

@@ -8,11 +8,9 @@ import tensorflow as tf
 
 from hvdtrain.core.allocators.build import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe() -> Recipe:
-    """Return how the allocator is compiled (local)."""
+    """Return how the allocator is compiled."""
     flags = tf.sysconfig.get_compile_flags()
     headers = ["-isystem", tf.sysconfig.get_include()]  # which cause warnings
     return Recipe(

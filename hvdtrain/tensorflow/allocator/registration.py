@@ -20,8 +20,6 @@ from hvdtrain.core.allocators.library import Library
 from hvdtrain.tensorflow.allocator.recipe import recipe
 from hvdtrain.world import promised_world
 
-__all__ = ["TensorFlowLibrary", "find_library", "register_allocator", "why_no_allocator"]
-
 _logger = logging.getLogger("hvdtrain")
 
 
@@ -40,11 +38,11 @@ class TensorFlowLibrary(Library):
             raise AllocatorError("TensorFlow has made tensors before init()")
 
     def learn(self, address: int) -> None:
-        """Serve allocations of the operation that has made the gradient at an address (local)."""
+        """Serve allocations of the operation that has made the gradient at an address."""
         self._learn(address)
 
     def objection(self) -> str:
-        """Return why TensorFlow's memory does not come from arenas, or "" (local).
+        """Return why TensorFlow's memory does not come from arenas, or "".
 
         TensorFlow's choice of an allocator is final then.
         """
@@ -63,7 +61,7 @@ class TensorFlowLibrary(Library):
 
 
 def register_allocator() -> None:
-    """Let TensorFlow allocate gradients in memory of the node later, if there are ranks (local).
+    """Let TensorFlow allocate gradients in memory of the node later, if there are ranks.
 
     The allocator is compiled on the first call, in seconds.
     """
@@ -76,7 +74,7 @@ def register_allocator() -> None:
 
 
 def find_library() -> TensorFlowLibrary | None:
-    """Return the registered allocator, tried on the first call; None if there is none (local)."""
+    """Return the registered allocator, tried on the first call; None if there is none."""
     if not context.current().config.tensorflow_allocator:
         return None
     why = why_no_allocator()
@@ -87,7 +85,7 @@ def find_library() -> TensorFlowLibrary | None:
 
 @cache
 def why_no_allocator() -> str:
-    """Return why there is no usable allocator, or "" if there is one (local)."""
+    """Return why there is no usable allocator, or "" if there is one."""
     library, why = _registered()
     return why if library is None else library.objection()
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.tensorflow.tensors.types import Gradient, Variable
-
-__all__ = ["LocalAggregation"]
 
 
 class LocalAggregation:
@@ -30,6 +29,7 @@ class LocalAggregation:
         self._present: list[int] = []
         self._sums: list[tf.Variable] = []
 
+    @collective
     def add(self, gradients: Sequence[Gradient], variables: Sequence[Variable]) -> list[Gradient]:
         """Add the gradients of a pass (collective in the last pass)."""
         given: list[tf.Tensor | None] = [self._dense(g) for g in gradients]

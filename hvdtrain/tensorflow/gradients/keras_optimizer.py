@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
     LocalVariables,
@@ -26,8 +27,6 @@ from hvdtrain.types import ReduceOp
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["distributed_keras_optimizer"]
-
 Optimizer = TypeVar("Optimizer")
 
 
@@ -42,14 +41,15 @@ class _KerasOptimizerMixin:
     iterations: keras.Variable
 
     def register_local_var(self, var: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
+        """Do not reduce the gradient of a variable."""
         self._hvdtrain_local.add(var)
 
     @do_not_convert
+    @collective
     def apply(
         self, grads: Sequence[Gradient], trainable_variables: Iterable[Variable] | None = None
     ) -> None:
-        """Reduce the gradients and update the variables (collective)."""
+        """Reduce the gradients and update the variables."""
         update = super().apply  # type: ignore[misc]
         given = self._trainable_variables if trainable_variables is None else trainable_variables
         variables = list(given)
@@ -85,7 +85,7 @@ def distributed_keras_optimizer(
     passes: int = 1,
     average: bool = False,
 ) -> Optimizer:
-    """Return a new optimizer, with the configuration of another, that reduces gradients (local)."""
+    """Return a new optimizer, with the configuration of another, that reduces gradients."""
     if isinstance(optimizer, _KerasOptimizerMixin | TfKerasOptimizerMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)

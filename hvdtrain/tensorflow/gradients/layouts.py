@@ -10,12 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 from hvdtrain.tensorflow.tensors.types import Gradient
-
-__all__ = ["LayoutReduction", "as_dense"]
 
 # Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.
 # Returns the reduced gradients, and the factor for this rank's slices.
@@ -26,7 +25,7 @@ ReduceArrays: TypeAlias = (
 
 
 def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return gradients of which none is sparse (local)."""
+    """Return gradients of which none is sparse."""
     return [tf.convert_to_tensor(g) if _kind(g) == SPARSE else g for g in gradients]
 
 
@@ -41,8 +40,9 @@ class LayoutReduction:
     weight: tf.Tensor | None = None
     compressor: type[Compressor] = Compression.none
 
+    @collective
     def __call__(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """Reduce this rank's gradients (collective).
+        """Reduce this rank's gradients.
 
         In eager mode the result is None where no rank has a gradient, and sparse where all that
         have one have it so; in a graph it is of the kind that it is here.
@@ -60,8 +60,9 @@ class LayoutReduction:
         # Tensors in eager mode have no name, and names of variables may differ between ranks.
         return [f"gradient {number}" for number in range(len(self.variables))]
 
+    @collective
     def _reduced(self, gradients: Sequence[Gradient], layout: Layout) -> list[Gradient]:
-        """Reduce gradients of a layout that other ranks should have, too (collective)."""
+        """Reduce gradients of a layout that other ranks should have, too."""
         dense, sparse = layout.dense, [i for i, g in enumerate(gradients) if _kind(g) == SPARSE]
         pairs = [self.compressor.compress(tf.convert_to_tensor(gradients[i])) for i in dense]
         slices = {i: _with_defaults(gradients[i], self.variables[i]) for i in sparse}
@@ -102,10 +103,11 @@ class LayoutReduction:
             for each, (values, indices) in zip(own, pairs, strict=True)
         ]
 
+    @collective
     def _reduce_dense(
         self, tensors: Sequence[tf.Tensor], slices: dict[int, tf.IndexedSlices], layout: Layout
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Reduce dense gradients as one operation, which can be differentiated (collective)."""
+        """Reduce dense gradients as one operation, which can be differentiated."""
         count = len(tensors)
         passed = slices.values() if layout.fixed else []
         parts = [part for s in passed for part in (s.values, s.indices, s.dense_shape)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.arguments import Groups, choose_exchange
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.layouts import Layout
@@ -25,8 +26,6 @@ from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.tensorflow.operations.sizes import size_as
 from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
-
-__all__ = ["LocalVariables", "VariableSettings", "reduce_gradients"]
 
 _FUSED = (ReduceOp.AVERAGE, ReduceOp.SUM)
 
@@ -82,6 +81,7 @@ class LocalVariables:
         return gradient / size_as(gradient.dtype, process_set)
 
 
+@collective
 def reduce_gradients(
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
@@ -89,7 +89,7 @@ def reduce_gradients(
     local: LocalVariables,
     name: str,
 ) -> list[Gradient]:
-    """Reduce gradients over the ranks; None counts as zero if any has one (collective)."""
+    """Reduce gradients over the ranks; None counts as zero if any has one."""
     process_set = settings.process_set
     if not process_set.included():
         return list(gradients)
@@ -140,13 +140,14 @@ def _reduce_otherwise(
     return [results.get(index) for index in range(len(gradients))]
 
 
+@collective
 def _reduce_fused(
     gradients: Sequence[Gradient],
     variables: Sequence[Variable],
     settings: VariableSettings,
     name: str,
 ) -> list[Gradient]:
-    """Reduce gradients by Average or Sum (collective)."""
+    """Reduce gradients by Average or Sum."""
 
     def reduce(
         arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
     LocalVariables,
@@ -16,15 +17,13 @@ from hvdtrain.tensorflow.gradients.reduction import (
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 
-__all__ = ["TfKerasOptimizerMixin", "is_tf_keras", "tf_keras_class"]
-
 Pairs: TypeAlias = list[tuple[Gradient, Variable]]
 
 _PACKAGE = "tf_keras."
 
 
 def is_tf_keras(instance: object) -> bool:
-    """Return whether a class of an object is of tf_keras (local)."""
+    """Return whether a class of an object is of tf_keras."""
     return any(kind.__module__.startswith(_PACKAGE) for kind in type(instance).__mro__)
 
 
@@ -42,12 +41,13 @@ class TfKerasOptimizerMixin:
     iterations: tf.Variable
 
     def register_local_var(self, var: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
+        """Do not reduce the gradient of a variable."""
         self._hvdtrain_local.add(var)
 
     @do_not_convert
+    @collective
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> Pairs:
-        """Reduce gradients (collective)."""
+        """Reduce gradients."""
         pairs = list(grads_and_vars)
         if self._hvdtrain_aggregation is not None:
             raise ValueError(
@@ -61,10 +61,11 @@ class TfKerasOptimizerMixin:
     _aggregate_gradients = aggregate_gradients  # its name in tf_keras.optimizers.legacy
 
     @do_not_convert
+    @collective
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *args: Any, **kwargs: Any
     ) -> tf.Variable | tf.Operation | None:
-        """Reduce the gradients and update the variables (collective).
+        """Reduce the gradients and update the variables.
 
         With several passes per step both happen in the last of them only.
         """
@@ -108,7 +109,7 @@ class TfKerasOptimizerMixin:
 
 
 def tf_keras_class(optimizer: object) -> type:
-    """Return a subclass of an optimizer's class whose instances reduce gradients (local)."""
+    """Return a subclass of an optimizer's class whose instances reduce gradients."""
     kind = type(optimizer)
     if hasattr(optimizer, "inner_optimizer"):
         raise ValueError(

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
     LocalVariables,
@@ -17,8 +18,6 @@ from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
-
-__all__ = ["AdasumOptimizer", "OptimizerWrapper", "ReducingOptimizer"]
 
 
 class OptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -89,12 +88,13 @@ class ReducingOptimizer(OptimizerWrapper):
             )
 
     def register_local_var(self, var: Variable) -> None:
-        """Do not reduce the gradient of a variable (local)."""
+        """Do not reduce the gradient of a variable."""
         self._local.add(var)
 
     @do_not_convert
+    @collective
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of reduced gradient and variable (collective)."""
+        """Return pairs of reduced gradient and variable."""
         pairs = super().compute_gradients(*args, **kwargs)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
         reduce = self._aggregation.add if self._aggregation else self._reduced
@@ -113,7 +113,7 @@ class ReducingOptimizer(OptimizerWrapper):
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation | None:
-        """Update the variables; with backward_passes_per_step only after the last pass (local)."""
+        """Update the variables; with backward_passes_per_step only after the last pass."""
         if self._aggregation is None:
             return super().apply_gradients(grads_and_vars, global_step, name)
         pairs = list(grads_and_vars)
@@ -142,13 +142,14 @@ class AdasumOptimizer(OptimizerWrapper):
         self._settings = settings
 
     @do_not_convert
+    @collective
     def apply_gradients(
         self,
         grads_and_vars: Iterable[tuple[Gradient, Variable]],
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation | None:
-        """Update the variables with this rank's gradients, and combine the updates (collective)."""
+        """Update the variables with this rank's gradients, and combine the updates."""
         pairs = list(grads_and_vars)
         variables: list[tf.Variable] = [v for _, v in pairs]  # another rank may have the gradient
         before = [variable + 0 for variable in variables]  # a copy

@@ -16,8 +16,6 @@ from hvdtrain.tensorflow.graph.threaded_calls import call_in_thread
 from hvdtrain.tensorflow.graph.tracing import keeps_trace_order, next_in_trace_order
 from hvdtrain.tensorflow.tensors.arrays import as_array
 
-__all__ = ["ArrayFunction", "automatic_name", "call_on_arrays"]
-
 # Takes the inputs and the operation name, which is None where the core numbers the operation.
 ArrayFunction = Callable[[Sequence[HostArray], str | None], Sequence[HostArray]]
 

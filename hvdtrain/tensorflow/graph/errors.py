@@ -6,12 +6,6 @@ import tensorflow as tf
 
 from hvdtrain.errors import HvdtrainError, MismatchError
 
-__all__ = [
-    "FailedPreconditionError",
-    "InvalidArgumentError",
-    "as_eager_error",
-]
-
 
 class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
     """Ranks submitted different requests."""

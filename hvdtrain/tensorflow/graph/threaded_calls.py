@@ -21,8 +21,6 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.tensorflow.tensors.arrays import as_array
 
-__all__ = ["call_in_thread"]
-
 _mutex_numbers = itertools.count()
 
 # A complete run is dropped when this many later runs of its operation have started.
@@ -75,7 +73,7 @@ class _Runs:
         return np.array(number)
 
     def _drop_abandoned(self, before: int) -> None:
-        """Drop complete runs with lower numbers: their session failed before it took the results."""
+        """Drop complete runs with lower numbers: their session failed before taking the results."""
         # Iterate over a copy: sessions of one graph start and finish runs in their own threads.
         for number, done in self._pending.copy().items():
             if number < before and done.done():

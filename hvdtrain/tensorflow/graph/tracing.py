@@ -14,8 +14,6 @@ from typing import TypeVar
 import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
-__all__ = ["do_not_convert", "keeps_trace_order", "next_in_trace_order"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

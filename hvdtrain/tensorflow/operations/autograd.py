@@ -8,11 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.core.process_set import ProcessSet, require_process_set
 from hvdtrain.tensorflow.graph.array_calls import automatic_name
 from hvdtrain.types import ReduceOp
-
-__all__ = ["OperationName", "Reduction", "differentiable"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Reduction:
         require_process_set(self.process_set)
 
 
+@collective
 def differentiable(
     forward: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     backward: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], list[tf.Tensor]],

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
@@ -21,19 +22,12 @@ from hvdtrain.tensorflow.operations.autograd import OperationName, Reduction, di
 from hvdtrain.tensorflow.operations.sizes import size_as
 from hvdtrain.types import ReduceOp
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "broadcast",
-    "reducescatter",
-]
 
-
+@collective
 def allreduce(
     tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
 ) -> list[tf.Tensor]:
-    """Reduce a group of tensors; gradients are reduced in the same way (collective)."""
+    """Reduce a group of tensors; gradients are reduced in the same way."""
     how = reduction
     kind = "Allreduce" if len(tensors) == 1 else "GroupedAllreduce"
     full = name.or_automatic(kind, tensors)
@@ -54,10 +48,11 @@ def allreduce(
     return differentiable(forward, backward, tensors)
 
 
+@collective
 def allgather(
     tensors: Sequence[tf.Tensor], process_set: ProcessSet, name: OperationName
 ) -> list[tf.Tensor]:
-    """Concatenate each tensor of a group over the ranks (collective).
+    """Concatenate each tensor of a group over the ranks.
 
     The gradient of a rank's rows is the average of the gradients that ranks send back for them.
 
@@ -92,10 +87,11 @@ def allgather(
     return differentiable(forward, backward, tensors)
 
 
+@collective
 def broadcast(
     tensor: tf.Tensor, root_rank: int, process_set: ProcessSet, name: OperationName
 ) -> tf.Tensor:
-    """Return one rank's tensor on every rank (collective).
+    """Return one rank's tensor on every rank.
 
     The gradient of the root rank's tensor is the average; on the other ranks it is zero.
     """
@@ -122,10 +118,11 @@ def broadcast(
     return differentiable(forward, backward, [tensor])[0]
 
 
+@collective
 def alltoall(
     tensor: tf.Tensor, splits: tf.Tensor | None, process_set: ProcessSet, name: OperationName
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to every rank; gradients go back to the ranks that the rows came from (collective).
+    """Send rows to every rank; gradients go back to the ranks that the rows came from.
 
     Args:
         tensor: tensor [rows, ...] of any dtype, of which only `rows` may differ between ranks.
@@ -161,10 +158,11 @@ def alltoall(
     return rows, counts
 
 
+@collective
 def reducescatter(
     tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
 ) -> list[tf.Tensor]:
-    """Reduce a group and return this rank's rows; gradients of all rows are gathered (collective).
+    """Reduce a group and return this rank's rows; gradients of all rows are gathered.
 
     Args:
         tensors: tensors [rows, ...], with equal shapes and dtypes on all ranks.

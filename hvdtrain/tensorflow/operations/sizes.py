@@ -12,11 +12,9 @@ from hvdtrain.core import context
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 
-__all__ = ["size_as"]
-
 
 def size_as(dtype: tf.DType, process_set: ProcessSet) -> tf.Tensor:
-    """Return the number of ranks of a process set, as it is when the graph runs if that can change."""
+    """Return the number of ranks of a process set, read when the graph runs if it can change."""
 
     if context.current().failures is None:
         return tf.cast(process_set.size(), dtype)

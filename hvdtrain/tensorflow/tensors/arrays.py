@@ -7,8 +7,6 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 
-__all__ = ["as_array"]
-
 
 def as_array(tensor: tf.Tensor) -> HostArray:
     """Return an eager tensor as an array: a view of host memory, else a copy."""

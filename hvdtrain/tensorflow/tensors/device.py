@@ -9,11 +9,9 @@ import tensorflow as tf
 from hvdtrain.devices import DeviceWish, device_index, no_gpus
 from hvdtrain.topology import Topology
 
-__all__ = ["pin_device"]
-
 
 def pin_device(topology: Topology, wish: DeviceWish) -> int | None:
-    """Make one GPU, or none, visible to this rank and return its index (local).
+    """Make one GPU, or none, visible to this rank and return its index.
 
     Call it before anything that initializes GPUs.
     """

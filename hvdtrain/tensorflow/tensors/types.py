@@ -9,8 +9,6 @@ from typing import Protocol, TypeAlias
 
 import tensorflow as tf
 
-__all__ = ["Gradient", "Model", "TensorLike", "Variable"]
-
 # A gradient as TensorFlow returns it: dense, sparse, or None where nothing depends on a variable.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 

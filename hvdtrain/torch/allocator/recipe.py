@@ -8,11 +8,9 @@ import torch
 
 from hvdtrain.core.allocators.build import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe() -> Recipe:
-    """Return how the allocator is compiled (local)."""
+    """Return how the allocator is compiled."""
     abi = int(torch.compiled_with_cxx11_abi())
     beside = Path(torch.__file__).parent
     return Recipe(

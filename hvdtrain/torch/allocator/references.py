@@ -6,8 +6,6 @@ import sys
 
 import torch
 
-__all__ = ["References", "count_references"]
-
 # Of the gradient: in Python, to the tensor, to its storage; and to the tensor that it is a view of.
 References = tuple[int, int, int, int]
 

@@ -17,8 +17,6 @@ from hvdtrain.core.allocators.library import Library
 from hvdtrain.torch.allocator.recipe import recipe
 from hvdtrain.torch.allocator.references import References, count_references
 
-__all__ = ["Allocator", "find_allocator", "why_no_allocator"]
-
 _ELEMENTS = LEAST_BYTES // 4
 
 

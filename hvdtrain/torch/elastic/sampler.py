@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.horovod_api import rank, size
 from hvdtrain.torch.functions import allgather_object
 
@@ -79,6 +80,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.processed_indices = set(state_dict["processed_indices"])
         self.reset()
 
+    @collective
     def sync(self) -> None:
         """Adopt rank 0's epoch, with the samples that any rank has processed in it (collective)."""
         states = allgather_object(self.state_dict(), "sampler")

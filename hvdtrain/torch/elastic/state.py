@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.elastic import ObjectState
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.torch.elastic.sampler import ElasticSampler
@@ -55,6 +56,7 @@ class TorchState(ObjectState):
             getattr(self, name).load_state_dict(snapshot(saved))
         super().restore()
 
+    @collective
     def sync(self) -> None:
         """Broadcast rank 0's state and commit it (collective).
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvdtrain.buffer import Elements
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
@@ -33,8 +34,6 @@ from hvdtrain.torch.tensors.device import page_lock
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType
 
-__all__ = ["ParameterBuckets", "describe_dtype_change"]
-
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
@@ -54,8 +53,9 @@ class ParameterBuckets:
     dtypes: list[torch.dtype]
 
     @classmethod
+    @collective
     def agree(cls, named: Named, settings: ParameterSettings) -> ParameterBuckets:
-        """Agree on a plan and allocate its memory (collective)."""
+        """Agree on a plan and allocate its memory."""
         parent, exchange = settings.process_set.channel(), settings.make_exchange()
         capabilities = parent.communicator.capabilities
         halves = capabilities.half_types and exchange.half_types
@@ -145,6 +145,7 @@ def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:
     )
 
 
+@collective
 def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communicators:
     """Return the communicators of an exchange (collective if it is hierarchical)."""
     if not exchange.hierarchical:

@@ -8,8 +8,6 @@ import torch
 
 from hvdtrain.torch.gradients.views import BucketViews
 
-__all__ = ["GradientChanges"]
-
 
 class GradientChanges:
     """Looks for changes before each backward pass of a step, and before the step.
@@ -35,7 +33,7 @@ class GradientChanges:
         return not self._backward_ended
 
     def look(self, views: BucketViews, complete: Iterable[int], arriving: int) -> None:
-        """Look for changes since note(), when the first gradient of another backward pass arrives."""
+        """Look for changes since note() when another backward pass brings its first gradient."""
         if self._backward_ended:
             self._backward_ended = False
             if self._found is None:

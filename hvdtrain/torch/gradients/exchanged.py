@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.exchanges.saved import (
@@ -29,8 +30,6 @@ from hvdtrain.torch.operations.divergence import note_wrapped
 from hvdtrain.torch.tensors.buffers import is_communicated
 from hvdtrain.torch.tensors.parameters import parameters_of, rate_of
 from hvdtrain.torch.tensors.parts import require_values
-
-__all__ = ["Exchanged"]
 
 
 class Exchanged(Follower):
@@ -55,8 +54,9 @@ class Exchanged(Follower):
         if self.gradients is not None:
             context.current().followers.add(self, settings.process_set.channel().ranks)
 
+    @collective
     def _plan(self) -> None:
-        """Plan the exchange of gradients or weights on the ranks that take part (collective)."""
+        """Plan the exchange of gradients or weights on the ranks that take part."""
         note_wrapped(self._optimizer)
         settings = self.settings
         if not settings.process_set.included():
@@ -139,10 +139,11 @@ class Exchanged(Follower):
         return self.weights is None or self.weights.counter.synchronized
 
     def check_synchronized(self, caller: str) -> None:
-        """Check that the weights of all ranks are equal (local)."""
+        """Check that the weights of all ranks are equal."""
         if self.weights is not None:
             self.weights.counter.check_synchronized(caller)
 
+    @collective
     def end_gradient_step(self) -> None:
         """Let averages of gradients end if they have been enough (collective if so)."""
         exchange = self.settings.exchange
@@ -153,7 +154,7 @@ class Exchanged(Follower):
             self._follow_exchange()
 
     def save(self) -> SavedExchange:
-        """Return the state of the exchange and the number of steps (local)."""
+        """Return the state of the exchange and the number of steps."""
         self.check_synchronized("exchange_state")
         samples = None if self.weights is None else self.weights.counter.samples_per_step
         counts = {SAMPLES_PER_STEP: samples}
@@ -171,24 +172,27 @@ class Exchanged(Follower):
             self.weights.counter.begin_anew()
             self.weights.counter.samples_per_step = counts.get(SAMPLES_PER_STEP)
 
+    @collective
     def _follow_exchange(self) -> None:
         """Exchange what the exchange wants at present (collective if that has changed)."""
         planned = self.gradients or self.weights
         if planned is not None and self.exchanges_weights != (planned is self.weights):
             self.replan(self.names)
 
+    @collective
     def replan(self, names: Mapping[int, str]) -> None:
-        """Plan anew, and go on with the same steps and sample weight (collective)."""
+        """Plan anew, and go on with the same steps and sample weight."""
         steps, weight = self.steps, self.sample_weight
         self.names = names
         self._plan()
         self.steps, self.sample_weight = steps, weight
 
 
+@collective
 def _require_reducible(
     trainable: Sequence[tuple[str, torch.nn.Parameter]], channel: Channel
 ) -> None:
-    """Raise on all ranks why one of them has no gradient to reduce for a parameter (collective)."""
+    """Raise on all ranks why one of them has no gradient to reduce for a parameter."""
     title, problem = context.current().topology.title, None
     try:
         for name, parameter in trainable:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
@@ -26,8 +27,6 @@ from hvdtrain.torch.gradients.sparse import reduce_sparse
 from hvdtrain.torch.gradients.usage import StepUsage, unused_names
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.types import ReduceOp
-
-__all__ = ["Gradients"]
 
 
 class Gradients:
@@ -65,8 +64,9 @@ class Gradients:
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
 
+    @collective
     def _make_plan(self) -> None:
-        """Agree on a plan for the current parameters (collective)."""
+        """Agree on a plan for the current parameters."""
         self._world = context.current()
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
@@ -126,8 +126,9 @@ class Gradients:
         """The layout of the final plan; None before the first step has determined it."""
         return self.plan.layout if self._plan_is_final else None
 
+    @collective
     def use_layout(self, layout: Mapping[str, Any] | None) -> None:
-        """Use the layout that the first rank was given as the final plan (collective)."""
+        """Use the layout that the first rank was given as the final plan."""
         if self.open:
             raise RuntimeError(
                 "a bucket plan cannot be set between backward() and step(): call step() first"
@@ -321,7 +322,7 @@ class Gradients:
         return (index for index, count in passes if count == self.passes)
 
     def check_unchanged(self) -> None:
-        """Check that gradients are those of backward(), or of note_results() after it (local)."""
+        """Check that gradients are those of backward(), or of note_results() after it."""
         if self.open and self._hooks.in_backward and self._changes.arriving:
             raise RuntimeError(
                 "sharded=True: step(), synchronize() or clip_grad_norm_() was called before "
@@ -346,8 +347,9 @@ class Gradients:
         self._buckets.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
         step.delivered = count
 
+    @collective
     def finish(self) -> None:
-        """Reduce the remaining gradients, as zeros where this rank has none (collective).
+        """Reduce the remaining gradients, as zeros where this rank has none.
 
         A parameter that no rank used keeps its gradient None.
         """
@@ -376,17 +378,18 @@ class Gradients:
                 )
 
     def note_results(self) -> None:
-        """Note the reduced gradients, for check_unchanged() (local)."""
+        """Note the reduced gradients, for check_unchanged()."""
         self._changes.note(self._buckets.views)
 
     def forget_results(self) -> None:
-        """Let the program use its gradients for other numbers than the last results (local)."""
+        """Let the program use its gradients for other numbers than the last results."""
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
         self._changes.forget()
         self.whole = True
 
+    @collective
     def spread(self) -> None:
-        """Give all ranks the results of the last reduction for all elements (collective)."""
+        """Give all ranks the results of the last reduction for all elements."""
         if not self.whole:
             spread_slices(self._buckets)
             self._buckets.views.deliver(self.plan.buckets, ())
@@ -407,7 +410,7 @@ class Gradients:
             self._forget_step()
 
     def interrupt(self) -> None:
-        """Discard the gradients of a step that ended because ranks were lost (local)."""
+        """Discard the gradients of a step that ended because ranks were lost."""
         self._held.clear()
         self._hooks.forget()
         self._forget_step()
@@ -508,8 +511,9 @@ class Gradients:
         """Refuse to become part of a CUDA graph; see `ParameterBuckets.refuse_capture`."""
         self._buckets.refuse_capture()
 
+    @collective
     def _begin(self) -> None:
-        """Make a new plan if dtypes of parameters or the world have changed (collective)."""
+        """Make a new plan if dtypes of parameters or the world have changed."""
         self.refuse_capture()
         if context.is_initialized() and context.current() is not self._world:
             self._remake_plan()

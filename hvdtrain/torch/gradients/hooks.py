@@ -15,8 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.torch.tensors.dynamo import disable_compile, in_compiled_backward
 
-__all__ = ["GradientHooks", "check_hookable", "in_nested_backward", "weakly"]
-
 # The last hooks of each parameter, by id(); hooks keep their parameters alive.
 _LAST: weakref.WeakValueDictionary[int, GradientHooks] = weakref.WeakValueDictionary()
 

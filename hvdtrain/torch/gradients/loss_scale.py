@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["LossScale"]
-
 
 class LossScale:
-    """The factor of the loss (local)."""
+    """The factor of the loss."""
 
     def __init__(self) -> None:
         self.scaler: torch.amp.GradScaler | None = None

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.gradients.inner_state import InnerState
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.torch.operations.grouped_allreduce import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
-__all__ = ["settle_states"]
-
 # Number of a parameter, and name of a tensor of its state.
 _Name = tuple[int, str]
 _COUNT = "step"  # which torch keeps as a floating point number
 
 
+@collective
 def settle_states(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[torch.nn.Parameter],

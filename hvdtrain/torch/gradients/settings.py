@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.torch.operations.compression import Compression, Compressor
 
-__all__ = ["ParameterSettings"]
-
 
 @dataclass(frozen=True)
 class ParameterSettings(GradientSettings):

@@ -6,8 +6,6 @@ from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.operations import SlicedBuckets, SpreadSlices, SumSlices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 
-__all__ = ["spread_slices", "sum_slices"]
-
 
 def sum_slices(buckets: ParameterBuckets) -> None:
     """Sum the slices of this rank whose sums were left to the optimizer's step."""

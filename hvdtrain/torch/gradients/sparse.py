@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.step_info import StepInfo
 from hvdtrain.torch.operations.allgather import sparse_allreduce_async
 
-__all__ = ["reduce_sparse"]
 
-
+@collective
 def reduce_sparse(
     own: torch.Tensor | None,
     name: str,
@@ -18,7 +18,7 @@ def reduce_sparse(
     settings: GradientSettings,
     info: StepInfo,
 ) -> torch.Tensor:
-    """Return the total of all ranks' sparse gradients, of rows and coalesced (collective)."""
+    """Return the total of all ranks' sparse gradients, of rows and coalesced."""
     if own is None:
         device = parameter.device
         own = torch.sparse_coo_tensor(

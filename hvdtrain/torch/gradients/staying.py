@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
@@ -21,8 +22,6 @@ from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_all
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.tensors.buffers import is_plain
-
-__all__ = ["StayingGradients", "open_staying", "placed_of"]
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -66,6 +65,7 @@ def _address(gradient: torch.Tensor | None, part: torch.Tensor) -> int | None:
     return gradient.data_ptr() if like and is_plain(gradient) else None
 
 
+@collective
 def open_staying(
     channel: Channel,
     plan: BucketPlan,
@@ -74,7 +74,7 @@ def open_staying(
     settings: ParameterSettings,
     name: str,
 ) -> StayingGradients | None:
-    """Let autograd allocate gradients in memory that the ranks share, if all can (collective)."""
+    """Let autograd allocate gradients in memory that the ranks share, if all can."""
     if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
         return None
     # Ranks whose exchanges differ find that out in the first step.
@@ -112,7 +112,7 @@ def placed_of(
 
 
 def _wanted() -> Allocator | None:
-    """Return the allocator, unless the user or its trial has decided against it (local)."""
+    """Return the allocator, unless the user or its trial has decided against it."""
     if not context.current().config.torch_allocator:
         return None
     allocator = find_allocator()

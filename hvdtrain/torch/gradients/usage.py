@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["StepUsage", "unused_names", "usage_length", "write_usage"]
-
 
 def usage_length(parameters: int) -> int:
     """Return the length of the array for this number of parameters."""

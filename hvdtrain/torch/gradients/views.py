@@ -15,8 +15,6 @@ from hvdtrain.torch.gradients.staying import StayingGradients
 from hvdtrain.torch.operations.compression import Compressor
 from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer, is_plain
 
-__all__ = ["BucketViews"]
-
 # Larger gradients do not stay in the caches until they are reduced.
 _LARGE_BYTES = 256 << 10
 

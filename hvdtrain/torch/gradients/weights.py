@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from hvdtrain.arrays import Array, HostArray, is_tensor
+from hvdtrain.collective import collective
 from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
 from hvdtrain.core.gradients.step_counter import StepCounter
@@ -18,8 +19,6 @@ from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_ch
 from hvdtrain.torch.gradients.optimizer_state import settle_states
 from hvdtrain.torch.gradients.settings import ParameterSettings
 from hvdtrain.torch.tensors.parameters import check_reduced, rate_of
-
-__all__ = ["Weights"]
 
 
 class Weights:
@@ -41,8 +40,9 @@ class Weights:
         self.counter = StepCounter()
         self._make_plan()
 
+    @collective
     def _make_plan(self) -> None:
-        """Agree on a plan for the current parameters (collective)."""
+        """Agree on a plan for the current parameters."""
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
@@ -67,7 +67,7 @@ class Weights:
                 )
 
     def _begin(self) -> None:
-        """Pass the weights that all ranks have in common to the exchange, if new (local)."""
+        """Pass the weights that all ranks have in common to the exchange, if new."""
         if not self.counter.begun:
             for bucket, streams in self._filled():
                 filled = partial(self._buckets.exchange.begin, bucket)
@@ -75,30 +75,34 @@ class Weights:
                 streams.wait(read)
             self.counter.begun = True
 
+    @collective
     def after_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
         steps = self.counter.count(self.sample_weight, rate_of(self._optimizer))
         if self._buckets.exchange.due(steps):
             self._exchange(flush=False, weight=self.counter.samples)
 
+    @collective
     def flush(self) -> None:
-        """Make the weights of all ranks equal now (collective).
+        """Make the weights of all ranks equal now.
 
         A rank that is at its end earlier than others takes part in their exchanges until then.
         """
         while not self._exchange(flush=True, weight=self.counter.samples).flush:
             pass
 
+    @collective
     def _follow_dtypes(self) -> None:
-        """Make a new plan if dtypes of parameters have changed (collective)."""
+        """Make a new plan if dtypes of parameters have changed."""
         change = describe_dtype_change(self._named, self._buckets.dtypes)
         if change:
             agree_on_change(self._buckets.channel, self._buckets.reducer.name, change)
             self._release()
             self._make_plan()
 
+    @collective
     def _exchange(self, flush: bool, weight: float) -> StepInfo:
-        """Exchange the weights of all ranks; return what they know about it (collective)."""
+        """Exchange the weights of all ranks; return what they know about it."""
         self._follow_dtypes()
         self._begin()
         exchange, reducer = self._buckets.exchange, self._buckets.reducer

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.operations.allreduce_handle import average_gradients
@@ -161,10 +162,11 @@ class _Allgather(torch.autograd.Function):
         return (None, None, *parts)
 
 
+@collective
 def differentiable_allgather(
     process_set: ProcessSet, tensors: Tensors, name: str | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Gather a group of tensors differentiably (collective)."""
+    """Gather a group of tensors differentiably."""
     gathered = _Allgather.apply(process_set, name, *tensors)  # type: ignore[no-untyped-call]
     return tuple(gathered)
 

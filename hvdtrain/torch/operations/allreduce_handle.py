@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import check_has_gradient, op_on_wire
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
@@ -15,8 +16,6 @@ from hvdtrain.torch.operations.handle import Handle
 from hvdtrain.torch.tensors.buffers import as_buffer, dtype_of, require_tensors
 from hvdtrain.torch.tensors.routes import Route, order, route_of
 from hvdtrain.types import ReduceOp
-
-__all__ = ["allreduce_handle", "average_gradients", "differentiable_allreduce"]
 
 Tensors = Sequence[torch.Tensor]
 # op, prescale_factor, postscale_factor, process_set
@@ -92,6 +91,7 @@ def _result(
     return tensor
 
 
+@collective
 def differentiable_allreduce(
     tensors: Tensors,
     op: ReduceOp,
@@ -100,15 +100,16 @@ def differentiable_allreduce(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> tuple[torch.Tensor, ...]:
-    """Return the reductions of a group of tensors, differentiably (collective)."""
+    """Return the reductions of a group of tensors, differentiably."""
     arguments = (op, prescale_factor, postscale_factor, process_set)
     reduced: tuple[torch.Tensor, ...]
     reduced = _Allreduce.apply(arguments, name, *tensors)  # type: ignore[no-untyped-call]
     return reduced
 
 
+@collective
 def average_gradients(gradients: Tensors, process_set: ProcessSet) -> tuple[torch.Tensor, ...]:
-    """Return the averages of a group of gradients, differentiably (collective)."""
+    """Return the averages of a group of gradients, differentiably."""
     return differentiable_allreduce(gradients, ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
 
 

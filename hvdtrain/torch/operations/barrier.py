@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.tensors.dynamo import disable_compile
@@ -10,12 +11,14 @@ __all__ = ["barrier", "join"]
 
 
 @disable_compile
+@collective
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Block until every rank of the process set has called it (collective)."""
     operations.barrier(channel_of(process_set))
 
 
 @disable_compile
+@collective
 def join(device: int = -1) -> int:
     """Contribute zeros to the other ranks' reductions until all ranks have joined (collective).
 

@@ -55,6 +55,6 @@ class Compression:
 
 
 def compression_name(compression: type[Compressor]) -> str:
-    """Return "none", "fp16" or "bf16" for a compressor of Compression, "own" for any other class."""
+    """Return "none", "fp16" or "bf16" for a compressor of Compression, else "own"."""
     names = {getattr(Compression, name): name for name in ("none", "fp16", "bf16")}
     return names.get(compression, "own")

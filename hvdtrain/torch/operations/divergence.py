@@ -15,8 +15,6 @@ from hvdtrain.core import context
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parameters import parameters_of
 
-__all__ = ["note_broadcast", "note_exchanged", "note_exchanged_elements", "note_wrapped"]
-
 # Programs that average weights only from time to time do so more often than this.
 _STEPS = 100
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.operations import Submission
@@ -27,8 +28,9 @@ class Handle:
         self._started = started
         self._output: Any = None
 
+    @collective
     def start(self) -> Handle:
-        """Submit the operation and return at once (collective, in any order)."""
+        """Submit the operation and return at once (in any order)."""
         self._submitted.start()
         self._started = True
         return self
@@ -45,7 +47,7 @@ class Handle:
         return self.then(lambda results: results[0])
 
     def done(self) -> bool:
-        """Return whether wait() would return at once (local)."""
+        """Return whether wait() would return at once."""
         return self._submitted.done()
 
     @disable_compile
@@ -123,6 +125,6 @@ def _checked(handle: Handle) -> Handle:
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether autograd must record an operation on these tensors (local)."""
+    """Return whether autograd must record an operation on these tensors."""
     require_tensors(tensors)
     return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import UNNAMED
@@ -20,8 +21,6 @@ from hvdtrain.torch.operations.handle import Handle, StartedHandle
 from hvdtrain.torch.tensors.buffers import as_buffer, dtype_of, is_plain
 from hvdtrain.torch.tensors.routes import route_of
 from hvdtrain.types import ReduceOp
-
-__all__ = ["run_allreduce", "start_allreduce"]
 
 # Programs that give each call another name must not fill the memory. Each plan has two keys.
 _MOST_PLANS = 2048
@@ -41,6 +40,7 @@ class _Plan:
     seen: weakref.ref[torch.Tensor]  # the tensor of the last call, which was plain
 
 
+@collective
 def run_allreduce(
     tensor: torch.Tensor,
     op: ReduceOp,
@@ -50,7 +50,7 @@ def run_allreduce(
     process_set: ProcessSet,
     in_place: bool = False,
 ) -> torch.Tensor:
-    """Return the reduction of a tensor, without gradients (collective, blocking).
+    """Return the reduction of a tensor, without gradients.
 
     The first call with these arguments and a tensor of this shape and dtype checks them and leaves
     a plan to the later ones.
@@ -69,6 +69,7 @@ def run_allreduce(
     return reduced
 
 
+@collective
 def start_allreduce(
     tensor: torch.Tensor,
     op: ReduceOp,
@@ -78,7 +79,7 @@ def start_allreduce(
     process_set: ProcessSet,
     in_place: bool = False,
 ) -> Handle:
-    """Submit the reduction of a tensor, without gradients; see `run_allreduce` (collective)."""
+    """Submit the reduction of a tensor, without gradients; see `run_allreduce`."""
     plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
         data = _source_and_target(plan, tensor, in_place)
@@ -160,7 +161,7 @@ def _keep_plan(
     postscale: float,
     process_set: ProcessSet,
 ) -> None:
-    """Keep a plan for calls like one that was accepted (local)."""
+    """Keep a plan for calls like one that was accepted."""
     plans = context.current().plans
     if (
         len(plans) >= _MOST_PLANS

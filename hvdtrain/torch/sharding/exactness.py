@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.torch.sharding.fused_form import find_form, kernel_rule
 from hvdtrain.torch.tensors.parameters import parameters_of
 
-__all__ = ["shares_exactly"]
-
 _TYPES = (torch.float32, torch.float64)
 
 
+@collective
 def shares_exactly(optimizer: torch.optim.Optimizer, name: str) -> bool:
-    """Return whether shared steps of an optimizer have the bits of its own steps (collective).
+    """Return whether shared steps of an optimizer have the bits of its own steps.
 
     `sharded=True` changes no bit of weights and state for steps of SGD, Adam and AdamW in their
     fused form, where all ranks share memory and the compiled kernel has the bits of this torch,

@@ -11,8 +11,6 @@ import torch
 from hvdtrain.core.sharding.kernel import KINDS, KernelRule, load_kernel
 from hvdtrain.core.sharding.kernel_step import Form, KernelStep, Place
 
-__all__ = ["STATES", "find_form", "kernel_rule"]
-
 # The state that the kernel changes for each element, in its order.
 STATES: Mapping[type, tuple[str, ...]] = {
     torch.optim.SGD: ("momentum_buffer",),

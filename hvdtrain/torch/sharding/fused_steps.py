@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES
@@ -19,11 +20,9 @@ from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.weight_memory import WeightMemory
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["FusedSteps"]
-
 
 class FusedSteps:
-    """What all ranks need to sum and step in one pass (collective).
+    """What all ranks need to sum and step in one pass.
 
     Attributes:
         boards: memory for the factor of each rank's gradients, float64 [1] each.
@@ -39,7 +38,7 @@ class FusedSteps:
             self.boards = [copy.view(np.float64) for copy in slices.copies(memory) or ()]
 
     def update_of(self, steps: SegmentSteps, weights: WeightMemory) -> FusedUpdate | None:
-        """Return the update of this rank's segments; None if a rank cannot take it (local)."""
+        """Return the update of this rank's segments; None if a rank cannot take it."""
         if self._form is None or not self.boards:
             return None
         specs = self._buckets.plan.specs
@@ -66,8 +65,9 @@ class FusedSteps:
         )
 
 
+@collective
 def _agreed(form: Form | None, buckets: ParameterBuckets) -> Form | None:
-    """Return the form if it is that of all ranks, else None (collective)."""
+    """Return the form if it is that of all ranks, else None."""
     own = 0 if form is None else 2 * form.width_bytes + form.contracts
     ends = np.array([own, -own], np.int64)
     name = f"form of {buckets.reducer.name}"

@@ -19,8 +19,6 @@ from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import StateMemory
 from hvdtrain.types import DType
 
-__all__ = ["FusedUpdate"]
-
 
 class FusedUpdate:
     """The sums and the step of this rank's segments.

@@ -18,8 +18,6 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.torch.sharding.segment_optimizer import is_elementwise
 from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer
 
-__all__ = ["GatherStates"]
-
 _Entry = dict[str, Any]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.operations import GatherSlices
@@ -21,8 +22,6 @@ from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import in_memory_order
 from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer
 from hvdtrain.types import ReduceOp
-
-__all__ = ["ScatteredUpdate"]
 
 _Entry = dict[str, Any]
 
@@ -57,8 +56,9 @@ class ScatteredUpdate:
         self._given = False
         self._whole: dict[int, _Entry] | None = None  # the state of all ranks, until the next step
 
+    @collective
     def step(self, kept: bool) -> None:
-        """Update the weights of all ranks with the gradients of the owners (collective)."""
+        """Update the weights of all ranks with the gradients of the owners."""
         self._prepare()
         self._whole = None
         for index, tensor in self._tensors.items():
@@ -74,7 +74,7 @@ class ScatteredUpdate:
         return elements[segment.first : segment.first + segment.count]
 
     def _receive(self, number: int, weights: Buffer) -> None:
-        """Take the weights of a bucket's parameters, if they were updated (local)."""
+        """Take the weights of a bucket's parameters, if they were updated."""
         bucket, specs = self.buckets.plan.buckets[number], self.buckets.plan.specs
         elements = from_buffer(weights)
         targets, views = [], []
@@ -140,13 +140,14 @@ class ScatteredUpdate:
         loaded = any(parameter in self._optimizer.state for parameter in self._parameters)
         return self._plan is None or self._given or loaded
 
+    @collective
     def give_back(self) -> None:
-        """Move the whole state into every user's optimizer, until the next step (collective)."""
+        """Move the whole state into every user's optimizer, until the next step."""
         if not self.given:
             self._give(self._gather(None))
 
     def give_consolidated(self) -> bool:
-        """Move the whole state into the user's optimizer, and return whether it is here (local)."""
+        """Move the whole state into the user's optimizer, and return whether it is here."""
         if self._whole is not None and not self.given:
             self._give(self._whole)
         return self._given
@@ -156,8 +157,9 @@ class ScatteredUpdate:
         for index in sorted(whole):
             self._optimizer.state[self._parameters[index]] = whole[index]
 
+    @collective
     def consolidate(self, to: int) -> None:
-        """Bring the whole state to one member, for give_consolidated() (collective)."""
+        """Bring the whole state to one member, for give_consolidated()."""
         if not self.given:
             whole = self._gather(to)
             self._whole = whole if to == self._slices.number else None
@@ -177,28 +179,30 @@ class ScatteredUpdate:
         return found
 
     def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because the segments have it (local)."""
+        """Remove the state from the user's optimizer, because the segments have it."""
         for parameter in self._parameters:
             self._optimizer.state.pop(parameter, None)
         self._given = False
 
     def discard(self) -> None:
-        """Take the state from the user's optimizer in the next step, even if empty (local)."""
+        """Take the state from the user's optimizer in the next step, even if empty."""
         self._given = True
 
+    @collective
     def gradients(self) -> list[torch.Tensor]:
         """Return the reduced gradients that this rank owns (collective after a new plan)."""
         self._prepare()
         return self._steps.gradients()
 
     def scale(self, factor: torch.Tensor) -> None:
-        """Multiply the reduced gradients that this rank owns (local)."""
+        """Multiply the reduced gradients that this rank owns."""
         own = self._steps.gradients()
         if own:
             torch._foreach_mul_(own, factor)
 
+    @collective
     def norm(self, kind: float) -> torch.Tensor:
-        """Return the norm of all reduced gradients together, float64 [] (collective)."""
+        """Return the norm of all reduced gradients together, float64 []."""
         own, largest = self.gradients(), math.isinf(kind)
         device = self._devices[0] if self._devices else torch.device("cpu")
         total = torch.zeros(1, dtype=torch.float64, device=device)

@@ -13,8 +13,6 @@ from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.buffers import dtype_of
 from hvdtrain.types import DType
 
-__all__ = ["check_elementwise", "is_elementwise", "like", "quantities_of", "take_settings"]
-
 _Group = dict[str, Any]
 
 # Each element of a parameter is updated by itself.

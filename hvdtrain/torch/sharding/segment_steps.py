@@ -12,8 +12,6 @@ from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.segment_optimizer import like, take_settings
 from hvdtrain.torch.sharding.state_memory import in_memory_order
 
-__all__ = ["SegmentSteps"]
-
 _Entry = dict[str, Any]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.sharding.segments import Quantity, Segment
 from hvdtrain.engines.slices import Slices
@@ -14,8 +15,6 @@ from hvdtrain.torch.sharding.segment_optimizer import quantities_of
 from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import StateMemory
 from hvdtrain.torch.tensors.parameters import parameters_of
-
-__all__ = ["SharedState"]
 
 
 class SharedState:
@@ -32,12 +31,13 @@ class SharedState:
 
     @property
     def given(self) -> bool:
-        """Whether the state is in the user's optimizer, so that the next step takes it (local)."""
+        """Whether the state is in the user's optimizer, so that the next step takes it."""
         loaded = any(parameter in self._optimizer.state for parameter in self._parameters)
         return self.memory is None or self._given or loaded
 
+    @collective
     def allocate(self, segments: Sequence[Sequence[Segment]]) -> None:
-        """Allocate memory for what the optimizer keeps (collective)."""
+        """Allocate memory for what the optimizer keeps."""
         quantities = self._quantities()
         self.memory = StateMemory(self._buckets.plan.specs, segments, quantities)
         name = f"of the optimizer of {self._buckets.reducer.name}"
@@ -67,7 +67,7 @@ class SharedState:
         return [found.get(index, {}) for index in range(len(self._parameters))]
 
     def take(self, steps: SegmentSteps) -> None:
-        """Move the state from the user's optimizer into the memory (local)."""
+        """Move the state from the user's optimizer into the memory."""
         assert self.memory is not None
         self.memory.clear()
         parts = {}
@@ -80,13 +80,13 @@ class SharedState:
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because it is in the memory, too (local)."""
+        """Remove the state from the user's optimizer, because it is in the memory, too."""
         for parameter in self._parameters:
             self._optimizer.state.pop(parameter, None)
         self._given = False
 
     def give_back(self) -> None:
-        """Move the whole state into the user's optimizer, until the next step (local)."""
+        """Move the whole state into the user's optimizer, until the next step."""
         if self.memory is None or self.given:
             return
         self._given = True
@@ -97,5 +97,5 @@ class SharedState:
                 self._optimizer.state[parameter] = entry
 
     def discard(self) -> None:
-        """Take the state from the user's optimizer in the next step, even if empty (local)."""
+        """Take the state from the user's optimizer in the next step, even if empty."""
         self._given = True

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
@@ -18,8 +19,6 @@ from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
 from hvdtrain.torch.tensors.parameters import parameters_of
-
-__all__ = ["SharedSteps"]
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -51,6 +50,7 @@ class SharedSteps:
         assert self._exchanged.gradients is not None
         return self._exchanged.gradients
 
+    @collective
     def follow(self) -> None:
         """Use the present buckets of the gradients (collective if there are new ones)."""
         if self._exchanged.gradients is None:
@@ -71,8 +71,9 @@ class SharedSteps:
         else:
             self._update = SharedUpdate(self._optimizer, buckets, slices)
 
+    @collective
     def reduce(self) -> None:
-        """Reduce all gradients, each to its owner (collective)."""
+        """Reduce all gradients, each to its owner."""
         count = len(parameters_of(self._optimizer))
         if self.active and count != self._count:
             raise RuntimeError(
@@ -87,15 +88,17 @@ class SharedSteps:
         if isinstance(self._update, SharedUpdate):
             self._update.begin()
 
+    @collective
     def keep_gradients(self) -> None:
-        """Give all ranks the reduced gradients, and leave them to the program (collective)."""
+        """Give all ranks the reduced gradients, and leave them to the program."""
         if isinstance(self._update, SharedUpdate):
             self._update.settle()
         self.gradients.spread()
         self.kept = True
 
+    @collective
     def step(self) -> None:
-        """Take a step on the reduced gradients (collective)."""
+        """Take a step on the reduced gradients."""
         assert self._update is not None
         if self._scaled and not self.kept:
             self.gradients.check_unchanged()
@@ -137,8 +140,9 @@ class SharedSteps:
                 "when other ranks may be changing it: ask for it after step()"
             )
 
+    @collective
     def consolidate(self, to: int) -> None:
-        """Bring the whole state to one member, so that its state_dict() is local (collective)."""
+        """Bring the whole state to one member, so that its state_dict() is local."""
         if isinstance(self._update, ScatteredUpdate):
             self._check_between_steps()
             self._update.consolidate(to)
@@ -157,12 +161,13 @@ class SharedSteps:
             update.withdraw()
 
     def discard_state(self) -> None:
-        """Take the state from the user's optimizer in the next step (local)."""
+        """Take the state from the user's optimizer in the next step."""
         if self._update is not None:
             self._update.discard()
 
+    @collective
     def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """Scale the reduced gradients so that their norm is at most `max_norm` (collective).
+        """Scale the reduced gradients so that their norm is at most `max_norm`.
 
         Args, returns and errors are those of `DistributedOptimizer.clip_grad_norm_`.
         """
@@ -179,7 +184,7 @@ class SharedSteps:
         return norm.to(torch.float64 if wide else torch.get_default_dtype())
 
     def scale(self, factor: torch.Tensor) -> None:
-        """Multiply the reduced gradients by a factor, [] (local)."""
+        """Multiply the reduced gradients by a factor, []."""
         assert self._update is not None
         if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
             self._update.scale(factor)
@@ -187,7 +192,7 @@ class SharedSteps:
         self.gradients.note_results()
 
     def check_whole(self) -> None:
-        """Check that a loss scaler finds the gradients of all ranks (local)."""
+        """Check that a loss scaler finds the gradients of all ranks."""
         if self.active and (self.gradients.open or not self.gradients.whole):
             raise RuntimeError(
                 "sharded=True: between backward() and step() gradients are those of this rank "

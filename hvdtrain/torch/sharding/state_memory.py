@@ -13,8 +13,6 @@ import torch
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
 
-__all__ = ["StateMemory", "in_memory_order"]
-
 _Entry = dict[str, Any]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import ShardedExchange
@@ -24,8 +25,6 @@ from hvdtrain.torch.sharding.segment_steps import SegmentSteps
 from hvdtrain.torch.sharding.shared_state import SharedState
 from hvdtrain.torch.sharding.weight_memory import WeightMemory
 from hvdtrain.types import ReduceOp
-
-__all__ = ["SharedUpdate"]
 
 
 class SharedUpdate:
@@ -72,19 +71,20 @@ class SharedUpdate:
         return self._state.given
 
     def give_back(self) -> None:
-        """Move the whole state into the user's optimizer, until the next step (local)."""
+        """Move the whole state into the user's optimizer, until the next step."""
         self._state.give_back()
 
     def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because it is in the memory, too (local)."""
+        """Remove the state from the user's optimizer, because it is in the memory, too."""
         self._state.withdraw()
 
     def discard(self) -> None:
-        """Take the state from the user's optimizer in the next step, even if empty (local)."""
+        """Take the state from the user's optimizer in the next step, even if empty."""
         self._state.discard()
 
+    @collective
     def step(self, kept: bool) -> None:
-        """Update the weights of all ranks with the gradients of the owners (collective)."""
+        """Update the weights of all ranks with the gradients of the owners."""
         fused = self._prepare()
         if fused is None or (self._factor != 1.0 and not fused.takes_all):
             self.settle()  # what the kernel does not take is scaled, too
@@ -134,8 +134,9 @@ class SharedUpdate:
         self._steps = SegmentSteps(self._optimizer, self.buckets, owned, tensors)
         self._fused = self._fused_steps.update_of(self._steps, self._weights)
 
+    @collective
     def settle(self) -> None:
-        """Sum this rank's slices and scale them, if that was left to the step (collective)."""
+        """Sum this rank's slices and scale them, if that was left to the step."""
         if not self.shared:
             return
         sum_slices(self.buckets)
@@ -143,13 +144,15 @@ class SharedUpdate:
         if factor != 1.0 and (own := self.gradients()):
             torch._foreach_mul_(own, factor)
 
+    @collective
     def gradients(self) -> list[torch.Tensor]:
         """Return the reduced gradients that this rank owns (collective after a new plan)."""
         self._prepare()
         return self._steps.gradients()
 
+    @collective
     def norm(self, kind: float) -> torch.Tensor:
-        """Return the norm of all reduced gradients together, float64 [] (collective)."""
+        """Return the norm of all reduced gradients together, float64 []."""
         largest = math.isinf(kind)
         total = np.array([self._power_sum(kind)])
         op = ReduceOp.MAX if largest else ReduceOp.SUM
@@ -174,11 +177,11 @@ class SharedUpdate:
         return float(norms.max() if math.isinf(kind) else norms.pow(kind).sum())
 
     def begin(self) -> None:
-        """Begin with other reduced gradients (local)."""
+        """Begin with other reduced gradients."""
         self._factor = 1.0
 
     def scale(self, factor: torch.Tensor) -> None:
-        """Multiply the reduced gradients that this rank owns, at the latest in the step (local)."""
+        """Multiply the reduced gradients that this rank owns, at the latest in the step."""
         self._factor *= float(factor)
 
 

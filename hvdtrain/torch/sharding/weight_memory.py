@@ -15,8 +15,6 @@ from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.buffers import as_buffer, from_buffer
 
-__all__ = ["WeightMemory"]
-
 _ALIGNMENT_BYTES = 128
 
 
@@ -58,7 +56,7 @@ class WeightMemory:
         self.follow()
 
     def follow(self) -> None:
-        """Move weights into the memory whose parameter has another one, with their values (local)."""
+        """Move weights into the memory whose parameter has another one, with their values."""
         for parameter, own, spec in zip(self._parameters, self._own, self._specs, strict=True):
             if parameter.data_ptr() == own.pointer or not spec.count:
                 continue
@@ -75,7 +73,7 @@ class WeightMemory:
             parameter.data = view
 
     def segment(self, segment: Segment) -> torch.Tensor:
-        """Return this rank's elements of a segment, 1-d (local)."""
+        """Return this rank's elements of a segment, 1-d."""
         elements = self._elements[segment.parameter]
         return elements[segment.first : segment.first + segment.count]
 
@@ -86,7 +84,7 @@ class WeightMemory:
         return [buffers[segment.parameter].pointer + first for buffers in copies]
 
     def places(self, segment: Segment) -> list[tuple[Buffer, Buffer]]:
-        """Return this rank's elements of a segment with their place on each other rank (local)."""
+        """Return this rank's elements of a segment with their place on each other rank."""
         own = as_buffer(self.segment(segment))
         return [
             (own, buffers[segment.parameter].slice(segment.first, segment.count))

@@ -9,18 +9,6 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
-__all__ = [
-    "as_buffer",
-    "contiguous_copy",
-    "dtype_of",
-    "from_buffer",
-    "is_communicated",
-    "is_plain",
-    "require_dense",
-    "require_tensors",
-    "wire_type",
-]
-
 _DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType}
 _WIRE_TYPES = {
     torch.float16: torch.float32,

@@ -14,11 +14,9 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.devices import DeviceWish, device_index, no_gpus
 from hvdtrain.topology import Topology
 
-__all__ = ["page_lock", "pin_device"]
-
 
 def pin_device(topology: Topology, wish: DeviceWish) -> torch.device:
-    """Make this rank's GPU the current device, or return the CPU (local)."""
+    """Make this rank's GPU the current device, or return the CPU."""
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wish.kind == "cpu" or (wish.kind == "auto" and visible == 0):
         return torch.device("cpu")

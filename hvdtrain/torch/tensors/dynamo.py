@@ -9,8 +9,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["disable_compile", "in_compiled_backward"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

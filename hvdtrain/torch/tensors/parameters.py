@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-__all__ = ["check_reduced", "name_parameters", "parameters_of", "rate_of"]
-
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
     """Return the parameters of all groups, in order."""

@@ -12,8 +12,6 @@ from hvdtrain.core import objects
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.buffers import is_communicated
 
-__all__ = ["describe_tensor", "is_expanded", "parts_of", "require_values"]
-
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _BY_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 _LAYOUTS = (torch.strided, torch.sparse_coo, *_BY_ROWS, *_BY_COLUMNS)
@@ -24,7 +22,7 @@ _WITHOUT_PICKLE = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def require_values(tensor: torch.Tensor, subject: str) -> None:
-    """Check that a tensor has elements (local)."""
+    """Check that a tensor has elements."""
     if is_lazy(tensor):
         raise UnsupportedError(
             f"{subject} has no values yet, because its module is lazy: run one batch through the "
@@ -38,7 +36,7 @@ def require_values(tensor: torch.Tensor, subject: str) -> None:
 
 
 def describe_tensor(tensor: torch.Tensor, subject: str) -> str:
-    """Return what must be equal in tensors that overwrite each other (local)."""
+    """Return what must be equal in tensors that overwrite each other."""
     require_values(tensor, subject)
     wrapped = is_traceable_wrapper_subclass(tensor)
     if wrapped or tensor.layout not in _LAYOUTS or tensor.is_nested:
@@ -58,7 +56,7 @@ def describe_tensor(tensor: torch.Tensor, subject: str) -> str:
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return dense tensors over the memory of a tensor, of types that engines know (local)."""
+    """Return dense tensors over the memory of a tensor, of types that engines know."""
     tensor = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         parts = [tensor._indices(), tensor._values()]
@@ -84,7 +82,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_expanded(tensor: torch.Tensor) -> bool:
-    """Return whether elements of a dense tensor share their memory (local)."""
+    """Return whether elements of a dense tensor share their memory."""
     return bool(_expanded(tensor))
 
 

@@ -22,8 +22,6 @@ from hvdtrain.torch.tensors.buffers import (
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Route", "StagingRoute", "order", "route_of"]
-
 
 class Route:
     """Passes tensors to an engine that supports memory of their device."""

@@ -13,8 +13,6 @@ from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Event, Mark, Place, Streams
 
-__all__ = ["CudaStreams", "DeviceApi", "StagingStreams", "Stream", "TorchDevice", "streams_of"]
-
 _Result = TypeVar("_Result")
 
 

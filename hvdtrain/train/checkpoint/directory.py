@@ -14,15 +14,6 @@ from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, NO_POSITION, Check
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.records.files import publish, unfinished_file
 
-__all__ = [
-    "LoadedCheckpoint",
-    "best_file",
-    "checkpoint_files",
-    "mark_best",
-    "newest_good",
-    "remove_old",
-]
-
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
@@ -34,7 +25,7 @@ class LoadedCheckpoint:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run except the best, newest first; none if there is no directory."""
+    """Return the checkpoints of a run except the best, newest first."""
     return [path for path, name in _files(directory) if name.kind == CHECKPOINT]
 
 

@@ -14,8 +14,6 @@ from hvdtrain.train.checkpoint.pytree import flatten, unflatten
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, read, write
 from hvdtrain.train.records.files import publish, unfinished_file
 
-__all__ = ["load_checkpoint", "write_checkpoint"]
-
 # Metadata of the file: everything that is not a tensor.
 _ABOUT, _VERSION = "hvdtrain", 1
 
@@ -23,7 +21,7 @@ _ABOUT, _VERSION = "hvdtrain", 1
 def write_checkpoint(
     directory: Path, epoch: int, samples: int, content: Mapping[str, Any], library: TensorLibrary
 ) -> Path:
-    """Write a checkpoint and flush it to the disk; if it fails, no part of it stays (local)."""
+    """Write a checkpoint and flush it to the disk; if it fails, no part of it stays."""
     tensors, skeleton = flatten(content)
     about = json.dumps({"version": _VERSION, "content": skeleton}, allow_nan=False)
     with unfinished_file(directory) as file:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-__all__ = ["BEST", "CHECKPOINT", "DIGEST_LENGTH", "NO_POSITION", "CheckpointName", "position_of"]
-
 CHECKPOINT, BEST = "checkpoint", "best"
 DIGEST_LENGTH = 16
 

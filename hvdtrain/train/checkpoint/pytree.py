@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["flatten", "unflatten"]
-
 _TENSOR, _TUPLE, _DICT, _FLOAT = "$tensor", "$tuple", "$dict", "$float"
 # Reserved by the header of safetensors files.
 _RESERVED = "__metadata__"

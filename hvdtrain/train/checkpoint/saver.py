@@ -14,8 +14,6 @@ from hvdtrain.train.checkpoint.directory import mark_best, remove_old
 from hvdtrain.train.checkpoint.file import write_checkpoint
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 
-__all__ = ["Checkpointable", "Saver", "Snapshot"]
-
 # Training has priority: at this niceness, writing gets a tenth of a busy core.
 _NICENESS = 10
 
@@ -66,7 +64,7 @@ class Saver:
         about: Mapping[str, Any],
         best: bool = False,
     ) -> None:
-        """Start writing a checkpoint of the current state (local).
+        """Start writing a checkpoint of the current state.
 
         It first waits for an earlier one that is still being written, because it reuses its memory.
         """
@@ -87,7 +85,7 @@ class Saver:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the checkpoint being written (local); problems() returns a failure."""
+        """Wait for the checkpoint being written; problems() returns a failure."""
         self._join()
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -99,12 +97,12 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def problems(self) -> list[str]:
-        """Return what could not be written since the last call, one line each (local)."""
+        """Return what could not be written since the last call, one line each."""
         found, self._problems = self._problems, []
         return found
 
     def finish(self) -> Path | None:
-        """Wait for the checkpoint being written, and return the newest one (local)."""
+        """Wait for the checkpoint being written, and return the newest one."""
         self.wait()
         if self._problem:
             raise UsageError(self._problem)

@@ -14,8 +14,6 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-__all__ = ["TensorLibrary", "holds", "read", "write"]
-
 # The library of tensors, as safetensors names them: torch or numpy.
 TensorLibrary = Literal["pt", "np"]
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["counted", "read_text", "shorten"]
-
 # Some parsers read numbers with leading zeros as octal, others as decimal.
 _INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
 _FLOAT = re.compile(

@@ -15,8 +15,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.config.plain_text import read_text, shorten
 from hvdtrain.train.options import OPTIONS, Option, TrainOptions
 
-__all__ = ["read_config", "resolve"]
-
 _BY_NAME = {option.name: option for option in OPTIONS}
 _HINT = "(train --print-config writes all)"
 _NULLS = ("", "~", "null", "Null", "NULL")

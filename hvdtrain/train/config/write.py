@@ -8,8 +8,6 @@ from typing import Any
 
 from hvdtrain.train.options import OPTIONS, Option, TrainOptions
 
-__all__ = ["config_text"]
-
 # Text that every YAML reader takes for text.
 _PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*|\d+ [a-z]+")
 _NOT_TEXT = re.compile(r"(y|n|yes|no|on|off|true|false|null|\.?inf|\.?nan|\.[\d_.e+-]*)", re.I)

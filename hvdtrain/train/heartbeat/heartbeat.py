@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.context import Context, newcomer_waits
 from hvdtrain.train.heartbeat.resources import ResourceMonitor, ResourceUsage
 from hvdtrain.train.heartbeat.signals import StopSignals
 from hvdtrain.types import ReduceOp
-
-__all__ = ["RESOURCE_FIELDS", "Heartbeat", "HeartbeatReport"]
 
 # Interval of the exchange; a scheduler leaves at least some seconds after its signal.
 _EVERY_SECONDS = 0.5
@@ -62,8 +61,9 @@ class Heartbeat:
         self._blocked = world.blocked.seconds
         self._monitor = ResourceMonitor()
 
+    @collective
     def after_step(self) -> bool:
-        """Count a step; return whether the ranks have exchanged (collective, the same on all)."""
+        """Count a step; return whether the ranks have exchanged (the same on all)."""
         self._left -= 1
         if self._left:
             return False
@@ -76,7 +76,7 @@ class Heartbeat:
         return self.stop_rank is not None or bool(self.leaving) or self.joins
 
     def done(self, timer: str, seconds: float | None = None) -> None:
-        """Restart a timer (local)."""
+        """Restart a timer."""
         self.due.discard(timer)
         if timer in self._timers:
             if seconds is not None:

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from hvdtrain.train.heartbeat.heartbeat import RESOURCE_FIELDS, HeartbeatReport
 
-__all__ = ["RankStatistics"]
-
 _EVERY_SECONDS = 2.0
 
 
@@ -48,7 +46,7 @@ class RankStatistics:
         self.slowest = (rank, float(compute[rank]) / self._seconds)
 
     def line(self, step: int, seconds: float, at_once: bool = False) -> dict[str, Any] | None:
-        """Return a line of ranks.jsonl and start the next one; None if too little time has passed."""
+        """Return a line of ranks.jsonl and start the next; None if too little time has passed."""
         if self._last is None or (self._seconds < _EVERY_SECONDS and not at_once):
             return None
         blocked = np.asarray(self._blocked)

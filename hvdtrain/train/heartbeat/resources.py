@@ -7,8 +7,6 @@ import sys
 import time
 from dataclasses import dataclass
 
-__all__ = ["ResourceMonitor", "ResourceUsage"]
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -22,13 +20,13 @@ class ResourceUsage:
 
 
 class ResourceMonitor:
-    """Reads the resource usage of this process; cheap enough for every step (local)."""
+    """Reads the resource usage of this process; cheap enough for every step."""
 
     def __init__(self) -> None:
         self._time, self._cpu = time.perf_counter(), time.process_time()
 
     def read(self) -> ResourceUsage:
-        """Return the usage since the last call, or since the monitor was made (local)."""
+        """Return the usage since the last call, or since the monitor was made."""
         now, cpu = time.perf_counter(), time.process_time()
         percent = 100 * (cpu - self._cpu) / max(now - self._time, 1e-9)
         self._time, self._cpu = now, cpu

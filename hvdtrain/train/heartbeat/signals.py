@@ -11,8 +11,6 @@ from typing import Any, Self
 
 from hvdtrain.world import OPEN_MPI, promised_world
 
-__all__ = ["StopSignals", "stop_signals"]
-
 # What signal.signal() takes and returns.
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -52,7 +50,7 @@ class StopSignals:
             self._restore(number)
 
     def accept_leave(self) -> None:
-        """Take SIGUSR2 for a request that this rank leaves (local)."""
+        """Take SIGUSR2 for a request that this rank leaves."""
         if threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGUSR2, self._note_leave)
             self._before.setdefault(signal.SIGUSR2, before)

@@ -14,13 +14,11 @@ from hvdtrain.train.optimizers.make_keras import keras_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["compile_model", "distributed_optimizer", "plain_optimizer", "sample_scale"]
-
 
 def plain_optimizer(
     recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
 ) -> Any:
-    """Return the optimizer of a recipe or of the options (local)."""
+    """Return the optimizer of a recipe or of the options."""
     if recipe.optimizer is None:
         return keras_optimizer(options, schedule)
     return recipe.optimizer(schedule)
@@ -29,7 +27,7 @@ def plain_optimizer(
 def distributed_optimizer(
     recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
 ) -> Any:
-    """Return the optimizer of a recipe or of the options, distributed and built (local)."""
+    """Return the optimizer of a recipe or of the options, distributed and built."""
     plain = plain_optimizer(recipe, options, schedule)
     exchange = options.make_exchange()
     try:
@@ -59,7 +57,7 @@ def sample_scale(optimizer: Any, size: int) -> float | None:
 
 
 def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:
-    """Compile the model of a run (local)."""
+    """Compile the model of a run."""
     model.compile(optimizer, loss, weighted_metrics=[sums])
     exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
     if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:

@@ -15,8 +15,6 @@ from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 
-__all__ = ["BatchDataset", "StepCallback", "StepPlanSchedule", "counted_samples"]
-
 
 class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
     """The batches of this rank in one epoch, padded to one length and read one by one."""

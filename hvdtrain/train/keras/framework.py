@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import keras
 
+from hvdtrain.collective import collective
 from hvdtrain.data.sampling.seeds import seed_generators
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
@@ -18,14 +19,12 @@ from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["KerasFramework", "build_recipe"]
-
 
 class _DeviceModule(Protocol):
     """A module that chooses the device of a rank for one backend of Keras."""
 
     def prepare(self, topology: Topology, options: TrainOptions) -> Device:
-        """Pin a device or take a share of the cores, and return the device (local)."""
+        """Pin a device or take a share of the cores, and return the device."""
 
 
 def _device_module(backend: str) -> _DeviceModule:
@@ -61,24 +60,25 @@ class KerasFramework:
         self.title = f"keras on {self._backend}"
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores (local)."""
+        """Pin one GPU per local rank, or take a share of the cores."""
         self._device = _device_module(self._backend).prepare(topology, self._options)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it (local)."""
+        """Call a recipe with this rank's random generators seeded, and check it."""
         return build_recipe(make_recipe, self._options, topology)
 
     def device(self) -> Device:
-        """Return the device that this rank computes on (local)."""
+        """Return the device that this rank computes on."""
         return self._device
 
     def threads(self) -> int | None:
-        """Return None: the backend decides (local)."""
+        """Return None: the backend decides."""
         return None
 
     def use_threads(self, threads: int) -> None:
-        """Ignore the number of threads: the backend has decided (local)."""
+        """Ignore the number of threads: the backend has decided."""
 
+    @collective
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> KerasLoop:
         """Prepare the optimizer and return the loop (collective with a parameter server)."""
         server = self._options.parameter_server
@@ -93,7 +93,7 @@ _LARGEST_SEED = 2**32
 def build_recipe(
     make_recipe: Callable[[], Recipe], options: TrainOptions, topology: Topology
 ) -> Recipe:
-    """Call a recipe with this rank's random generators seeded, and check it (local).
+    """Call a recipe with this rank's random generators seeded, and check it.
 
     Rank 0's weights are broadcast. The others start from different ones, so that a broadcast that
     failed shows in the digests.

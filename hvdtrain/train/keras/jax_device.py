@@ -9,11 +9,9 @@ from hvdtrain.keras.tensors.device import pin_device
 from hvdtrain.topology import Topology
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["prepare"]
-
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device and return it; JAX cannot be limited to a share of the cores (local)."""
+    """Pin a device and return it; JAX cannot be limited to a share of the cores."""
     index = pin_device(topology, options.device_wish)
     if options.dtype == "float64":
         jax.config.update("jax_enable_x64", True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import hvdtrain.keras as hvd
+from hvdtrain.collective import collective
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling.sharding import Indices, rank_slice
 from hvdtrain.train.keras.distributed import (
@@ -29,8 +30,6 @@ from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
-
-__all__ = ["KerasLoop"]
 
 _EVALUATION_BATCH = 1024
 
@@ -74,7 +73,7 @@ class KerasLoop:
         return distributed_optimizer(self._recipe, self._step_plan.options, self._schedule)
 
     def _compile(self, loss: Any) -> float | None:
-        """Compile the model (local)."""
+        """Compile the model."""
         compile_model(self._model, self._optimizer, loss, self._sums)
         return sample_scale(self._optimizer, self._step_plan.topology.size)
 
@@ -84,8 +83,9 @@ class KerasLoop:
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
 
+    @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
+        """Copy the weights and the optimizer state of rank 0 to every rank."""
         hvd.broadcast_variables(self.state.variables, root_rank=0)
         self.state.broadcast_counters()
 
@@ -100,8 +100,9 @@ class KerasLoop:
         equal: bool = self._optimizer.synchronized
         return equal
 
+    @collective
     def synchronize(self) -> None:
-        """Make weights equal, and average the statistics of forward passes (collective)."""
+        """Make weights equal, and average the statistics of forward passes."""
         self._optimizer.flush()
         self.state.average_statistics()
 
@@ -118,13 +119,15 @@ class KerasLoop:
         """The gradients that servers have received; None without a parameter server."""
         return None
 
+    @collective
     def exchange_record(self) -> ExchangeRecord | None:
-        """Return the state of the exchange on all ranks, on rank 0 (collective)."""
+        """Return the state of the exchange on all ranks, on rank 0."""
         exchange = self._step_plan.options.make_exchange()
         return exchange_record(exchange, self._optimizer, self.state.optimizer_arrays)
 
+    @collective
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, and return what is lost (collective)."""
+        """Restore the state of the exchange, and return what is lost."""
         exchange = self._step_plan.options.make_exchange()
         return restore_exchange(record, exchange, self._optimizer, self.state.load_optimizer)
 
@@ -134,8 +137,9 @@ class KerasLoop:
     def use_bucket_plan(self, plan: object) -> None:
         """Ignore the plan; see bucket_plan()."""
 
+    @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective)."""
+        """Train on the samples that are left of an epoch."""
         first = self._step_plan.position(epoch, done)
         batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
         counts = accumulate((len(batch) for batch in batches), initial=done)
@@ -178,8 +182,9 @@ class KerasLoop:
         """Return what `fit` calls before and after each step, before it asks go_on."""
         return []
 
+    @collective
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
+        """Return loss and metrics of all test samples, each seen by one rank."""
         if self._test_reader is None:
             return {}
         samples, topology = len(self._test_reader), self._step_plan.topology
@@ -193,8 +198,9 @@ class KerasLoop:
         self._model.evaluate(inputs, targets, sample_weight=weights, batch_size=batch, verbose=0)
         return self._sums.reduce().values(self.metrics)
 
+    @collective
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs of the model, the same on every rank (collective).
+        """Return the outputs of the model, the same on every rank.
 
         Args:
             inputs: samples, [n, ...].
@@ -208,5 +214,5 @@ class KerasLoop:
         )
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a checksum of everything that must be equal on all ranks, by name (local)."""
+        """Return a checksum of everything that must be equal on all ranks, by name."""
         return self.state.checksums(with_optimizer=not self._exchanges_weights)

@@ -9,10 +9,9 @@ import keras
 import numpy as np
 
 import hvdtrain.keras as hvd
+from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics.totals import Counts, Totals
-
-__all__ = ["KerasMetricSums", "KerasMetricValue", "require_adding_metrics", "sum_over_samples"]
 
 # Each update of these adds sums over the batch to their variables, which start at zero.
 _SUMMABLE = (
@@ -35,7 +34,7 @@ _SUMMABLE = (
 
 
 def require_adding_metrics(metrics: Mapping[str, Any]) -> None:
-    """Check that the variables of metrics can be summed over ranks (local)."""
+    """Check that the variables of metrics can be summed over ranks."""
     for name, metric in metrics.items():
         if not isinstance(metric, _SUMMABLE) and not getattr(metric, "adds_up", False):
             raise UsageError(
@@ -90,8 +89,9 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
         for metric in self._inner:
             metric.reset_state()
 
+    @collective
     def reduce(self) -> Totals:
-        """Return the sums over all ranks (collective)."""
+        """Return the sums over all ranks."""
         arrays = [_flat([self._sums]), *(_flat(metric.variables) for metric in self._inner)]
         sums = hvd.allreduce(np.concatenate(arrays), name="score", op=hvd.Sum)
         (loss, samples), *counts = np.split(sums, np.cumsum([len(a) for a in arrays])[:-1])

@@ -11,8 +11,6 @@ from hvdtrain.data.sampling.seeds import sample_generator, sample_seed, seed_gen
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
 
-__all__ = ["SampleReader"]
-
 
 class SampleReader:
     """Reads samples from arrays or from a map-style data set.
@@ -33,7 +31,7 @@ class SampleReader:
         return len(self._data)
 
     def read(self, rows: Indices, epoch: int = 0) -> tuple[Any, Any]:
-        """Return the inputs [n, ...] and the targets [n, ...] of samples (local).
+        """Return the inputs [n, ...] and the targets [n, ...] of samples.
 
         Args:
             rows: int64 numbers of the samples, [n].

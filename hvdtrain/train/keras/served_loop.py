@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from hvdtrain.collective import collective
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
 from hvdtrain.train.keras.distributed import plain_optimizer
@@ -25,8 +26,6 @@ from hvdtrain.train.parameter_server.shards import Piece
 from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.parameter_server.wire import Flat
 from hvdtrain.train.recipes.recipe import Recipe
-
-__all__ = ["ServedKerasLoop"]
 
 
 class ServedKerasLoop(KerasLoop):
@@ -53,7 +52,7 @@ class ServedKerasLoop(KerasLoop):
         return optimizer
 
     def _compile(self, loss: Any) -> None:
-        """Compile the model; samples weigh one over their number on this rank (local)."""
+        """Compile the model; samples weigh one over their number on this rank."""
         self._collector = GradientCollector(self._model.trainable_variables)
         self._model.compile(self._collector, loss, weighted_metrics=[self._sums])
 
@@ -67,8 +66,9 @@ class ServedKerasLoop(KerasLoop):
 
         return KerasShard(optimizer, set_step, self._whole, pieces, weights)
 
+    @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
+        """Copy the weights and the optimizer state of rank 0 to every rank."""
         super().broadcast()
         self._row.read_weights()
         if self._rounds.shard is not None:
@@ -88,8 +88,9 @@ class ServedKerasLoop(KerasLoop):
         """Whether the weights of all ranks are equal: always after train()."""
         return True
 
+    @collective
     def synchronize(self) -> None:
-        """Average the statistics that forward passes have changed on each worker (collective)."""
+        """Average the statistics that forward passes have changed on each worker."""
         self.state.average_statistics(self._rounds.workers)
 
     @property
@@ -97,8 +98,9 @@ class ServedKerasLoop(KerasLoop):
         """The gradients that servers have received in this start, over all shards."""
         return self._rounds.pushes
 
+    @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective); see TrainingLoop.train."""
+        """Train on the samples that are left of an epoch; see TrainingLoop.train."""
         learned = super().train(epoch, done, go_on)
         self._whole.load(self._rounds.collect())
         return learned

@@ -10,12 +10,11 @@ import keras
 import numpy as np
 
 import hvdtrain.keras as hvd
+from hvdtrain.collective import collective
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.checksum import array_checksum
 from hvdtrain.train.loop.protocol import Array
-
-__all__ = ["KerasSnapshot", "KerasTrainingState"]
 
 _GENERATOR = "seed_generator_state"
 
@@ -45,14 +44,14 @@ class KerasTrainingState:
         return [*self._model.weights, *self._optimizer.variables]
 
     def weights(self) -> dict[str, Array]:
-        """Return the weights by their paths (local)."""
+        """Return the weights by their paths."""
         return _arrays(self._model.weights)
 
     def reserve(self) -> None:
         """Do nothing: Keras returns new arrays for each snapshot."""
 
     def snapshot(self) -> KerasSnapshot:
-        """Return the current state (local)."""
+        """Return the current state."""
         arrays = {"model": self.weights(), "optimizer": self.optimizer_arrays()}
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
         return KerasSnapshot({**own, "counters": self.counters()})
@@ -60,8 +59,9 @@ class KerasTrainingState:
     def settle(self) -> None:
         """Do nothing: a snapshot is complete when it is made."""
 
+    @collective
     def average_statistics(self, ranks: int | None = None) -> None:
-        """Average the weights that are not trained, such as running means (collective)."""
+        """Average the weights that are not trained, such as running means."""
         ranks = hvd.size() if ranks is None else ranks
         for number, variable in enumerate(self._model.non_trainable_weights):
             array = keras.ops.convert_to_numpy(variable)
@@ -71,7 +71,7 @@ class KerasTrainingState:
                 variable.assign(hvd.allreduce(own, name, op=hvd.Sum, postscale_factor=factor))
 
     def checksums(self, with_optimizer: bool = True) -> dict[str, int]:
-        """Return the checksums of trained weights and optimizer variables by name (local).
+        """Return the checksums of trained weights and optimizer variables by name.
 
         Others, such as the statistics of batch normalization, differ between ranks.
         """
@@ -85,15 +85,16 @@ class KerasTrainingState:
         }
 
     def counters(self) -> list[int]:
-        """Return the count of each SeedGenerator of the model, as Dropout has one (local)."""
+        """Return the count of each SeedGenerator of the model, as Dropout has one."""
         return [int(keras.ops.convert_to_numpy(state)[1]) for state in self._generators()]
 
+    @collective
     def broadcast_counters(self) -> None:
-        """Copy the counters of rank 0 to every rank (collective); each keeps its own seeds."""
+        """Copy the counters of rank 0 to every rank; each keeps its own seeds."""
         self._set_counters(broadcast_object(self.counters(), name="counters"))
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot (local)."""
+        """Restore the state from the content of a snapshot."""
         saved, counters = content["optimizer"], content["counters"]
         if len(counters) != len(self._generators()):
             raise ValueError(f"it has {len(counters)} random generators")
@@ -107,11 +108,11 @@ class KerasTrainingState:
         self._set_counters(counters)
 
     def optimizer_arrays(self) -> dict[str, Array]:
-        """Return the variables of the optimizer by their paths (local)."""
+        """Return the variables of the optimizer by their paths."""
         return _arrays(self._optimizer.variables)
 
     def load_optimizer(self, saved: Mapping[str, Array]) -> None:
-        """Restore the variables of the optimizer (local)."""
+        """Restore the variables of the optimizer."""
         for variable in self._optimizer.variables:
             variable.assign(saved[variable.path])
 

@@ -13,13 +13,11 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.loop.threads import thread_share, threads_text
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["prepare"]
-
 _prepared: list[Device] = []
 
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device or take a share of the cores, and return the device (local).
+    """Pin a device or take a share of the cores, and return the device.
 
     TensorFlow has begun where ranks were lost: the others then keep what they have.
     """

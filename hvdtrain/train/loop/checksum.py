@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ROW_WORDS", "SHIFT", "Words", "array_checksum", "multipliers", "number_checksum"]
-
 Words = npt.NDArray[np.int64]
 
 # A row, its products and the multipliers together fit into a second-level cache.
@@ -39,7 +37,7 @@ def multipliers() -> Words:
 
 
 def array_checksum(array: npt.NDArray[Any]) -> int:
-    """Return the checksum of an array's bytes, between -2^63 and 2^63 - 1 (local)."""
+    """Return the checksum of an array's bytes, between -2^63 and 2^63 - 1."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = np.zeros(-(-data.size // 8), np.int64)
     whole.view(np.uint8)[: data.size] = data
@@ -47,7 +45,7 @@ def array_checksum(array: npt.NDArray[Any]) -> int:
 
 
 def number_checksum(number: float) -> int:
-    """Return the checksum of a number (local)."""
+    """Return the checksum of a number."""
     return array_checksum(np.array(number))
 
 

@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import OneRankError, UsageError
 from hvdtrain.topology import format_by_rank
 from hvdtrain.train.options import OPTIONS, TrainOptions
 
-__all__ = ["call_everywhere", "on_this_rank", "refuse_options", "require_same_options"]
-
 T = TypeVar("T")
 
 _OPTIONS = "options"
 
 
+@collective
 def call_everywhere(function: Callable[[], T]) -> T:
-    """Call a function on every rank and return each rank's own result (collective)."""
+    """Call a function on every rank and return each rank's own result."""
     results: list[T] = []
     problem: str | None = None
     try:
@@ -35,7 +35,7 @@ def call_everywhere(function: Callable[[], T]) -> T:
 
 @contextmanager
 def on_this_rank() -> Iterator[None]:
-    """Treat a UsageError raised in the block as this rank's alone (local)."""
+    """Treat a UsageError raised in the block as this rank's alone."""
     try:
         yield
     except OneRankError:
@@ -46,8 +46,9 @@ def on_this_rank() -> Iterator[None]:
         raise OneRankError(str(error)) from error
 
 
+@collective
 def require_same_options(options: TrainOptions) -> None:
-    """Check that all ranks were given the same options (collective)."""
+    """Check that all ranks were given the same options."""
     gathered: list[TrainOptions | str] = allgather_object(options, _OPTIONS)
     options_by_rank: list[TrainOptions] = []
     for rank, options_or_error in enumerate(gathered):

@@ -9,21 +9,12 @@ from typing import Any, Protocol, TypeAlias, TypedDict
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
 from hvdtrain.train.config.plain_text import counted
-
-__all__ = [
-    "ExchangeRecord",
-    "ExchangingOptimizer",
-    "RankState",
-    "RecordHeader",
-    "exchange_record",
-    "lost_text",
-    "restore_exchange",
-]
 
 # The state of an optimizer, as a checkpoint of its framework holds it.
 OptimizerState: TypeAlias = Mapping[Any, Any]
@@ -53,16 +44,17 @@ class ExchangingOptimizer(Protocol):
         """Whether ranks step on their own gradients, and exchange weights afterwards."""
 
     def exchange_state(self) -> SavedExchange:
-        """Return the state of the exchange (local)."""
+        """Return the state of the exchange."""
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        """Restore the state of the exchange (local)."""
+        """Restore the state of the exchange."""
 
 
+@collective
 def exchange_record(
     exchange: Exchange | None, optimizer: ExchangingOptimizer, state: Callable[[], OptimizerState]
 ) -> ExchangeRecord | None:
-    """Return the state of an exchange on all ranks (collective)."""
+    """Return the state of an exchange on all ranks."""
     if exchange is None:
         return None
     saved = optimizer.exchange_state()
@@ -84,13 +76,14 @@ class RecordHeader:
     optimizers: bool
 
 
+@collective
 def restore_exchange(
     record: ExchangeRecord | None,
     exchange: Exchange | None,
     optimizer: ExchangingOptimizer,
     load: Callable[[OptimizerState], None],
 ) -> str:
-    """Restore the state of an exchange (collective)."""
+    """Restore the state of an exchange."""
     topology, spec = context.current().topology, None if exchange is None else exchange.spec
     header: RecordHeader | None = broadcast_object(record and _header(record), name="exchange")
     lost = lost_text(header, spec, topology.size)

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.collective import collective
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.train.loop.collective_errors import call_everywhere
 from hvdtrain.train.metrics.exact import Gathered
 
-__all__ = ["gather_rows", "gathered_value", "predict_on_all_ranks", "split_samples"]
-
 Array = npt.NDArray[Any]
 
 
+@collective
 def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
-    """Return the rows of all ranks, in the order of the samples (collective).
+    """Return the rows of all ranks, in the order of the samples.
 
     The same rows give the same bits on every rank and on any number of ranks.
 
@@ -40,8 +40,9 @@ def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
     return [np.concatenate(rows)[order] for rows in zip(*filled, strict=True)]
 
 
+@collective
 def gathered_value(metric: Gathered, indices: Indices, outputs: Array, targets: Array) -> float:
-    """Return a metric of the rows of all ranks, computed by rank 0 (collective).
+    """Return a metric of the rows of all ranks, computed by rank 0.
 
     Args:
         outputs: outputs for this rank's samples, [rows, ...].
@@ -65,10 +66,11 @@ def _require_once(numbers: Indices, counts: Sequence[int]) -> None:
     )
 
 
+@collective
 def predict_on_all_ranks(
     chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]
 ) -> Array:
-    """Return the outputs for all samples, in order, on every rank (collective).
+    """Return the outputs for all samples, in order, on every rank.
 
     Args:
         outputs_of: returns the outputs for a chunk, [samples, ...].

@@ -9,14 +9,12 @@ from hvdtrain.core import context
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.supervision.milestones import RESTARTS
 
-__all__ = ["note_samples"]
-
 # Name of a file; that of each process ends with its number.
 _VARIABLE = "HVDTRAIN_LEDGER"
 
 
 def note_samples(epoch: int, done: int, own: Indices) -> None:
-    """Append a line about the next step, if HVDTRAIN_LEDGER asks for it (local).
+    """Append a line about the next step, if HVDTRAIN_LEDGER asks for it.
 
     A step counts if the ranks go on from a later point: lines are written before it, because a rank
     that is killed after it has no time to.

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from hvdtrain.collective import collective
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.saver import Checkpointable
@@ -17,8 +18,6 @@ from hvdtrain.train.metrics.totals import RatedMetric, SummedMetric, Totals, Val
 from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["Array", "Framework", "TrainingLoop", "TrainingState"]
-
 # An array of any shape and element type.
 Array = npt.NDArray[Any]
 
@@ -27,13 +26,13 @@ class TrainingState(Checkpointable, Protocol):
     """The weights, the optimizer state and everything else of this rank that checkpoints hold."""
 
     def weights(self) -> Mapping[str, Array]:
-        """Return the weights of the model by name, always in the same order (local)."""
+        """Return the weights of the model by name, always in the same order."""
 
     def reserve(self) -> None:
-        """Allocate the memory of snapshots; call it after the first step, on rank 0 (local)."""
+        """Allocate the memory of snapshots; call it after the first step, on rank 0."""
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot (local)."""
+        """Restore the state from the content of a snapshot."""
 
 
 class TrainingLoop(Protocol):
@@ -67,52 +66,61 @@ class TrainingLoop(Protocol):
     def pushes(self) -> Pushes | None:
         """The gradients that servers have received; None without a parameter server."""
 
+    @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
+        """Copy the weights and the optimizer state of rank 0 to every rank."""
 
     @property
     def synchronized(self) -> bool:
         """Whether the weights of all ranks are equal at this step; the same on all ranks."""
 
+    @collective
     def synchronize(self) -> None:
-        """Make weights equal, and average the statistics of forward passes (collective).
+        """Make weights equal, and average the statistics of forward passes.
 
         Only exchanges of weights let weights drift apart.
         """
 
+    @collective
     def gather_state(self) -> None:
-        """Bring to rank 0 what its snapshots hold, and only all ranks together have (collective).
+        """Bring to rank 0 what its snapshots hold, and only all ranks together have.
 
         It lasts until the next step.
         """
 
+    @collective
     def exchange_record(self) -> ExchangeRecord | None:
-        """Return the state of the exchange on all ranks, after synchronize() (collective)."""
+        """Return the state of the exchange on all ranks, after synchronize()."""
 
+    @collective
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, after broadcast() (collective)."""
+        """Restore the state of the exchange, after broadcast()."""
 
+    @collective
     def use_bucket_plan(self, plan: Any) -> None:
-        """Reduce gradients in the order of a checkpoint (collective, before the first step)."""
+        """Reduce gradients in the order of a checkpoint (before the first step)."""
 
     def bucket_plan(self) -> Any:
-        """Return the order of gradients as plain data; None if there is none (local)."""
+        """Return the order of gradients as plain data; None if there is none."""
 
+    @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective)."""
+        """Train on the samples that are left of an epoch."""
 
+    @collective
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
+        """Return loss and metrics of all test samples, each seen by one rank."""
 
+    @collective
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs of the model, the same on every rank (collective).
+        """Return the outputs of the model, the same on every rank.
 
         Args:
             inputs: samples, [n, ...].
         """
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a checksum of everything that must be equal on all ranks, by name (local)."""
+        """Return a checksum of everything that must be equal on all ranks, by name."""
 
 
 class Framework(Protocol):
@@ -127,19 +135,19 @@ class Framework(Protocol):
         """The library whose tensors checkpoints are read as."""
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores (local)."""
+        """Pin one GPU per local rank, or take a share of the cores."""
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it (local)."""
+        """Call a recipe with this rank's random generators seeded, and check it."""
 
     def device(self) -> Device:
-        """Return the device that this rank computes on; call it after build() (local)."""
+        """Return the device that this rank computes on; call it after build()."""
 
     def threads(self) -> int | None:
-        """Return the number of threads that this rank computes with; None: unknown (local)."""
+        """Return the number of threads that this rank computes with; None: unknown."""
 
     def use_threads(self, threads: int) -> None:
-        """Set the number of threads, unless the user has set it (local)."""
+        """Set the number of threads, unless the user has set it."""
 
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TrainingLoop:
         """Prepare the optimizer and return the loop; may be collective."""

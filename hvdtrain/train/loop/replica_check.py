@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import TrainingError
@@ -17,11 +18,10 @@ from hvdtrain.topology import format_ranks
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.types import ReduceOp
 
-__all__ = ["difference_text", "replica_difference", "require_finite"]
 
-
+@collective
 def replica_difference(checksums: Mapping[str, int]) -> str | None:
-    """Return the difference between the ranks' checksums, None if all are equal (collective).
+    """Return the difference between the ranks' checksums, None if all are equal.
 
     If all are equal, it costs one reduction of 16 bytes.
     """

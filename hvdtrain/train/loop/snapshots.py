@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.topology import Topology
@@ -17,8 +18,6 @@ from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.interval import Interval
-
-__all__ = ["SNAPSHOT", "Found", "Snapshots", "needs_snapshots", "second_holder"]
 
 # Name of the timer that runs on rank 0's clock.
 SNAPSHOT = "snapshot"
@@ -31,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def needs_snapshots(options: TrainOptions, loop: TrainingLoop) -> bool:
-    """Return whether ranks have a state that is lost with them, or may be torn (local)."""
+    """Return whether ranks have a state that is lost with them, or may be torn."""
     replicated = options.framework == "torch" and options.parameter_server is None
     return not replicated or options.make_exchange() is not None or loop.shares_optimizer
 
@@ -87,10 +86,11 @@ class Snapshots:
             self._waits |= epoch is not None and every.after_epoch(epoch)
         return size > 1 and (self._waits or SNAPSHOT in timers)
 
+    @collective
     def take(
         self, step: int, content: Callable[[], Mapping[str, Any]], leaving: Collection[int] = ()
     ) -> None:
-        """Take a snapshot (collective)."""
+        """Take a snapshot."""
         topology = context.current().topology
         self._waits = False
         payload = np.empty(0, np.uint8)
@@ -104,7 +104,7 @@ class Snapshots:
             self._step, self._payload = -1, np.empty(0, np.uint8)
 
     def seconds_to_next(self, taken: float) -> float:
-        """Return the seconds from one snapshot to the next, for those that go by the clock (local).
+        """Return the seconds from one snapshot to the next, for those that go by the clock.
 
         Args:
             taken: seconds that the one took.
@@ -113,6 +113,7 @@ class Snapshots:
             return self._every.seconds
         return max(_LEAST_SECONDS, taken / _SHARE)
 
+    @collective
     def find(self, reached: int) -> Found:
         """Return the newest snapshot, and hold it twice again (collective over the ranks left)."""
         topology = context.current().topology
@@ -127,8 +128,9 @@ class Snapshots:
                     self._send(payload, source, receiver, newest)
         return Found(newest, furthest, self._payload if topology.rank == 0 else None)
 
+    @collective
     def _send(self, payload: Bytes, source: int, receiver: int, step: int) -> None:
-        """Send a snapshot from one rank to another, which holds it then (collective)."""
+        """Send a snapshot from one rank to another, which holds it then."""
         here = context.current()
         rank, size = here.topology.rank, here.topology.size
         if source == receiver:

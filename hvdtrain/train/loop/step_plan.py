@@ -21,8 +21,6 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.optimizers.schedule import ScheduleSettings, learning_rate, parse_milestones
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["Microbatch", "StepPlan", "padded"]
-
 
 @dataclass(frozen=True)
 class Microbatch:

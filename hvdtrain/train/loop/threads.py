@@ -6,16 +6,14 @@ import os
 
 from hvdtrain.topology import Topology, cpu_threads
 
-__all__ = ["thread_share", "threads_set_by_user", "threads_text"]
-
 
 def threads_set_by_user() -> bool:
-    """Return whether the user has set the number of threads (local)."""
+    """Return whether the user has set the number of threads."""
     return "OMP_NUM_THREADS" in os.environ
 
 
 def thread_share(topology: Topology) -> int | None:
-    """Return this rank's share of the cores; None if the user has set OMP_NUM_THREADS (local)."""
+    """Return this rank's share of the cores; None if the user has set OMP_NUM_THREADS."""
     if threads_set_by_user():
         return None
     affinity, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1

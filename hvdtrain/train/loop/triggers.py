@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.interval import Interval
 
-__all__ = ["EVALUATE", "SAVE", "Triggers"]
-
 # Names of the timers that run on rank 0's clock.
 EVALUATE, SAVE = "evaluate", "save"
 

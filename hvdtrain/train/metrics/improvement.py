@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics.totals import RatedMetric, Values
 
-__all__ = ["improved", "require_known", "require_number"]
-
 
 def improved(
     value: float, best: float | None, name: str, metrics: Mapping[str, RatedMetric]

@@ -9,8 +9,6 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Counts", "MetricValue", "RatedMetric", "SummedMetric", "Totals", "Values"]
-
 Counts = npt.NDArray[np.float64]
 # A number or, for a confusion matrix for example, a nested list of numbers.
 MetricValue: TypeAlias = "float | Sequence[MetricValue]"

@@ -10,13 +10,11 @@ from hvdtrain.train.optimizers.choice import OptimizerOptions, weight_decay_of
 from hvdtrain.train.optimizers.lamb import Lamb
 from hvdtrain.train.optimizers.lars import Lars
 
-__all__ = ["torch_optimizer"]
-
 
 def torch_optimizer(
     options: OptimizerOptions, parameters: Iterable[torch.nn.Parameter], lr: float
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that the options name (local).
+    """Return the optimizer that the options name.
 
     As in torch, sgd and adam add the weight decay to the gradient of every parameter, and adamw
     subtracts it from every parameter; lars and lamb decay layers only.

@@ -9,14 +9,12 @@ import keras
 from hvdtrain.errors import UsageError
 from hvdtrain.train.optimizers.choice import OptimizerOptions, weight_decay_of
 
-__all__ = ["keras_optimizer"]
-
 # Names of one-dimensional parameters in Keras's layers.
 _NOT_DECAYED = ["bias", "beta", "gamma"]
 
 
 def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
-    """Return the optimizer that the options name (local).
+    """Return the optimizer that the options name.
 
     All of them clip the gradient by its global norm and, as Keras does, subtract the weight decay
     times the learning rate from the weights before the step. LAMB's decay is outside its ratio, and

@@ -9,17 +9,6 @@ from typing import Any
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.interval import Interval
 
-__all__ = [
-    "Check",
-    "at_least",
-    "between_0_and_1",
-    "every",
-    "not_empty",
-    "not_negative",
-    "one_of",
-    "positive",
-]
-
 # Called with the label of the option and its value.
 Check = Callable[[str, Any], None]
 

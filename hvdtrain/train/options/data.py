@@ -8,8 +8,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import at_least, every, one_of
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DEFAULT_BATCH_SIZE", "DataOptions"]
-
 DEFAULT_BATCH_SIZE = 16
 _SEEDS = 1 << 63
 

@@ -12,16 +12,6 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import Check, one_of
 
-__all__ = [
-    "Declaration",
-    "Option",
-    "OptionGroup",
-    "as_given",
-    "declared",
-    "groups_of",
-    "option",
-]
-
 T = TypeVar("T")
 
 _METADATA = "hvdtrain"

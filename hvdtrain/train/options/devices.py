@@ -8,8 +8,6 @@ from hvdtrain.devices import DeviceWish, parse_gpu_map
 from hvdtrain.engines import registry
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DEVICES", "ENGINES", "DeviceOptions"]
-
 ENGINES = ("auto", *registry.ENGINES)
 DEVICES = ("auto", "cpu", "cuda")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hvdtrain.train.options.checks import at_least, every, not_empty
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["EvaluationOptions"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions(OptionGroup):

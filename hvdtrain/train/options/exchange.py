@@ -16,8 +16,6 @@ from hvdtrain.train.parameter_server.settings import (
     parse_strategy,
 )
 
-__all__ = ["ExchangeOptions", "require_exchange_takes", "require_strategy_has"]
-
 _DEFAULT = "average"
 
 

@@ -9,8 +9,6 @@ from typing import Literal, Self
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Interval", "Unit"]
-
 Unit = Literal["steps", "epochs", "seconds"]
 
 _UNITS: dict[str, tuple[Unit, int]] = {

@@ -9,8 +9,6 @@ from hvdtrain.train.optimizers.choice import OPTIMIZERS
 from hvdtrain.train.options.checks import between_0_and_1, not_negative, positive
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DEFAULT_LR", "SGD_MOMENTUM", "OptimisationOptions"]
-
 # For one rank.
 DEFAULT_LR = {"sgd": 0.02, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.002}
 SGD_MOMENTUM = 0.9

@@ -8,8 +8,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import not_empty
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["DTYPES", "PRECISIONS", "PrecisionOptions"]
-
 DTYPES = ("float32", "float64")
 PRECISIONS = ("none", "bf16", "fp16")
 

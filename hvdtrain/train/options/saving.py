@@ -9,8 +9,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import at_least, every, not_empty
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["RUNS", "SavingOptions"]
-
 RUNS = Path("runs")
 
 

@@ -9,8 +9,6 @@ from hvdtrain.train.optimizers.schedule import SCALINGS, SCHEDULES, parse_milest
 from hvdtrain.train.options.checks import not_negative, positive
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["ScheduleOptions"]
-
 # The schedules that each option applies to.
 _GO_WITH = {
     "milestones": ("step",),

@@ -12,8 +12,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.options.checks import one_of
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["BACKENDS", "FRAMEWORKS", "RECIPES", "RecipeLocation", "TaskOptions"]
-
 FRAMEWORKS = ("torch", "keras")
 BACKENDS = ("tensorflow", "torch", "jax")
 

@@ -9,8 +9,6 @@ from hvdtrain.train.options.checks import not_empty
 from hvdtrain.train.options.declare import OptionGroup, option
 from hvdtrain.train.tracking.trackers import TRACKERS, tracker_names
 
-__all__ = ["TrackingOptions"]
-
 # The trackers that each option applies to.
 _GO_WITH = {
     "tracking_uri": ("mlflow",),

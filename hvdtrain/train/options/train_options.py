@@ -25,8 +25,6 @@ from hvdtrain.train.options.task import TaskOptions
 from hvdtrain.train.options.tracking import TrackingOptions
 from hvdtrain.train.options.watching import MonitoringOptions
 
-__all__ = ["OPTIONS", "TrainOptions", "require_framework_has"]
-
 
 # The last base is the first group: dataclasses collect fields in that order.
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from hvdtrain.train.options.checks import at_least
 from hvdtrain.train.options.declare import OptionGroup, option
 
-__all__ = ["NON_FINITE", "MonitoringOptions"]
-
 NON_FINITE = ("stop", "skip")
 
 

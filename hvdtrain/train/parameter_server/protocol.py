@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from hvdtrain.train.parameter_server.statistics import Pushes
 
-__all__ = ["Answer", "AsynchronousProtocol", "Protocol", "SynchronousProtocol", "Update"]
-
 
 @dataclass(frozen=True)
 class Answer:

@@ -8,6 +8,7 @@ from typing import Protocol as Interface
 
 import numpy as np
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.point_to_point import open_point_to_point
@@ -30,8 +31,6 @@ from hvdtrain.train.parameter_server.states import (
 from hvdtrain.train.parameter_server.statistics import Pushes
 from hvdtrain.train.parameter_server.wire import Flat
 from hvdtrain.train.parameter_server.worker import Worker
-
-__all__ = ["ServedRounds", "ServedShard"]
 
 
 class ServedShard(Shard, ShardState, Interface):
@@ -93,8 +92,9 @@ class ServedRounds(Generic[S]):
             return AsynchronousProtocol(self.workers, settings.staleness)
         return SynchronousProtocol(self.workers, settings.backup)
 
+    @collective
     def collect(self) -> list[State]:
-        """Overwrite the parameters of all ranks with the servers' weights (collective)."""
+        """Overwrite the parameters of all ranks with the servers' weights."""
         outline = [] if self.shard is None else self.shard.outline()
         gathered = allgather_object((outline, self._received), name="shards")
         self._received = Pushes()

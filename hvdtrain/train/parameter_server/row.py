@@ -10,8 +10,6 @@ import numpy as np
 from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.wire import Flat
 
-__all__ = ["ParameterRow"]
-
 _TYPES = ("float32", "float64")
 
 
@@ -36,12 +34,12 @@ class ParameterRow(ABC):
 
     @abstractmethod
     def read_weights(self) -> None:
-        """Copy the parameters to `weights` (local)."""
+        """Copy the parameters to `weights`."""
 
     @abstractmethod
     def write_weights(self) -> None:
-        """Copy `weights` to the parameters (local)."""
+        """Copy `weights` to the parameters."""
 
     @abstractmethod
     def read_gradients(self) -> None:
-        """Copy the gradients to `gradients`; a parameter without one counts as 0 (local)."""
+        """Copy the gradients to `gradients`; a parameter without one counts as 0."""

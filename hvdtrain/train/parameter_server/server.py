@@ -9,6 +9,7 @@ from typing import Protocol as Interface
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.engines.point_to_point import Pending, PointToPoint
 from hvdtrain.polling import poll_until
 from hvdtrain.train.parameter_server.protocol import Answer, Protocol, Update
@@ -23,8 +24,6 @@ from hvdtrain.train.parameter_server.wire import (
     empty_answer,
     empty_request,
 )
-
-__all__ = ["Server", "Shard"]
 
 
 class Shard(Interface):
@@ -55,6 +54,7 @@ class Server:
         self._outgoing: dict[int, Flat] = {}
         self._sends: dict[int, list[Pending]] = {}
 
+    @collective
     def serve(self, rounds: int, go_on: Callable[[], bool]) -> Pushes:
         """Serve until all workers are done (collective, with the workers' rounds)."""
         done, goes_on = 0, True

@@ -8,8 +8,6 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["ALLREDUCE", "ParameterServer", "parse_strategy"]
-
 ALLREDUCE, PARAMETER_SERVER = "allreduce", "ps"
 ASYNC, SYNC = "async", "sync"
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-__all__ = ["Piece", "pieces", "shard_bounds"]
-
 # Parameters are cut at multiples of this. Vectorized optimizers round the elements of a vector and
 # those left over differently: these are then the same in the pieces as in the whole parameter.
 _CUT_ELEMENTS = 64

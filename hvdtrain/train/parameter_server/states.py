@@ -9,11 +9,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.train.parameter_server.shards import Piece
 from hvdtrain.train.parameter_server.wire import Flat
-
-__all__ = ["Bounds", "Outline", "ShardState", "State", "collect_states", "collect_weights"]
 
 # The optimizer's state of a parameter or piece by name: an array of one element for each of its
 # elements, or its numpy type; or any other value.
@@ -28,28 +27,30 @@ class ShardState(Protocol):
     """The optimizer's state of a shard."""
 
     def outline(self) -> Outline:
-        """Return each piece with its state (local)."""
+        """Return each piece with its state."""
 
     def write_state(self, name: str, flat: Flat) -> None:
-        """Write a state with an element for each element of all pieces (local).
+        """Write a state with an element for each element of all pieces.
 
         Args:
             flat: memory for the shard's state, [n]; pieces without the state are left as they are.
         """
 
 
+@collective
 def collect_weights(weights: Flat, bounds: Bounds) -> None:
-    """Overwrite weights with those of the servers (collective)."""
+    """Overwrite weights with those of the servers."""
     _broadcast_shards(weights, bounds, "weights")
 
 
+@collective
 def collect_states(
     sizes: Sequence[int],
     bounds: Bounds,
     outlines: Mapping[int, Outline],
     shard: ShardState | None,
 ) -> list[State]:
-    """Return the optimizer's state of each whole parameter (collective)."""
+    """Return the optimizer's state of each whole parameter."""
     pieces = [pair for outline in outlines.values() for pair in outline]
     types = {n: v for _, state in pieces for n, v in state.items() if isinstance(v, np.dtype)}
     memory = {name: np.zeros(sum(sizes), types[name]) for name in sorted(types)}

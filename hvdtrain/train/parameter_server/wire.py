@@ -7,19 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "ANSWER",
-    "GRADIENT",
-    "PULL",
-    "PUSH",
-    "REQUEST",
-    "WEIGHTS",
-    "Flat",
-    "Header",
-    "empty_answer",
-    "empty_request",
-]
-
 # Elements of a shard, or of all shards, float32 or float64, [n].
 Flat = npt.NDArray[Any]
 Header = npt.NDArray[np.int64]

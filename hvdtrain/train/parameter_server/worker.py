@@ -19,8 +19,6 @@ from hvdtrain.train.parameter_server.wire import (
     empty_request,
 )
 
-__all__ = ["Worker"]
-
 
 class Worker:
     """A worker's connections to the servers."""

@@ -10,8 +10,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from hvdtrain.train.config.plain_text import read_text
 
-__all__ = ["convert", "describe_hint", "hint_of_default"]
-
 _SIMPLE: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",

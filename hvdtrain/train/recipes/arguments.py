@@ -12,8 +12,6 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.config.plain_text import shorten
 from hvdtrain.train.recipes.annotations import convert, describe_hint, hint_of_default
 
-__all__ = ["recipe_arguments"]
-
 _DATA_DIR = "data_dir"
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

@@ -21,8 +21,6 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records.files import publish, unfinished_file
 from hvdtrain.train.tracking.masking import masked
 
-__all__ = ["CONFIG", "ENVIRONMENT", "describe_environment", "git_state", "write_environment"]
-
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 

@@ -14,15 +14,6 @@ from typing import BinaryIO
 
 from hvdtrain.errors import UsageError
 
-__all__ = [
-    "new_directory",
-    "prepare_directory",
-    "publish",
-    "sync_directory",
-    "unfinished_file",
-    "usage_errors",
-]
-
 _UNFINISHED = ".unfinished-"
 _DAY_SECONDS = 86400.0
 # Errors of file systems that cannot sync directories.
@@ -94,7 +85,7 @@ def publish(file: BinaryIO, path: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk, if the file system supports it (local)."""
+    """Flush the names in a directory to the disk, if the file system supports it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,23 +15,6 @@ from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.records.changes import RanksJoined, RanksLost
 from hvdtrain.train.records.files import publish, unfinished_file
 
-__all__ = [
-    "MARKER",
-    "METRICS",
-    "RANKS",
-    "STEPS",
-    "SUMMARY",
-    "MetricsRecord",
-    "Seconds",
-    "Summary",
-    "append_lines",
-    "drop_lines_after",
-    "json_text",
-    "leave_marker",
-    "remove_marker",
-    "write_summary",
-]
-
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
 RANKS = "ranks.jsonl"

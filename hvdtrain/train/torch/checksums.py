@@ -9,8 +9,6 @@ import torch
 
 from hvdtrain.train.loop.checksum import ROW_WORDS, SHIFT, multipliers, number_checksum
 
-__all__ = ["tensor_checksums", "torch_checksums"]
-
 # Rows copied temporarily at a time: on a CPU as many as fit into its caches, elsewhere as many as
 # keep the device busy.
 _ROWS_AT_A_TIME = {"cpu": 1}
@@ -22,7 +20,7 @@ def torch_checksums(
     optimizer: torch.optim.Optimizer | None,
     numbers: Mapping[str, float] | None = None,
 ) -> dict[str, int]:
-    """Return the checksums of weights, optimizer state and learning rates by name (local).
+    """Return the checksums of weights, optimizer state and learning rates by name.
 
     Buffers are excluded: the running statistics of batch normalization depend on a rank's own
     samples, and differ. So is the state of an optimizer whose work ranks share: each element has
@@ -51,7 +49,7 @@ def torch_checksums(
 
 
 def tensor_checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Return array_checksum() of each tensor, waiting once for each device (local)."""
+    """Return array_checksum() of each tensor, waiting once for each device."""
     by_device: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
         by_device.setdefault(tensor.device, []).append(index)

@@ -13,16 +13,14 @@ from hvdtrain.torch.tensors.device import pin_device
 from hvdtrain.train.loop.threads import thread_share, threads_set_by_user, threads_text
 from hvdtrain.train.options import TrainOptions
 
-__all__ = ["describe_device", "limit_threads", "move_to", "prepare", "select_device"]
-
 
 def prepare(topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device or take a share of the cores, and return the device (local)."""
+    """Pin a device or take a share of the cores, and return the device."""
     return describe_device(select_device(topology, options))
 
 
 def select_device(topology: Topology, options: TrainOptions) -> torch.device:
-    """Pin a device or take a share of the cores, and return the torch device (local)."""
+    """Pin a device or take a share of the cores, and return the torch device."""
     device = pin_device(topology, options.device_wish)
     threads = thread_share(topology)
     if threads is not None:
@@ -31,13 +29,13 @@ def select_device(topology: Topology, options: TrainOptions) -> torch.device:
 
 
 def limit_threads(most: int) -> None:
-    """Limit the number of threads, unless the user has set it (local)."""
+    """Limit the number of threads, unless the user has set it."""
     if not threads_set_by_user() and torch.get_num_threads() > most:
         torch.set_num_threads(most)
 
 
 def describe_device(device: torch.device) -> Device:
-    """Return the name and the identity of a device (local)."""
+    """Return the name and the identity of a device."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(f"{device} ({properties.name})", str(properties.uuid))

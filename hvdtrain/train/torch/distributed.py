@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.errors import UsageError
 from hvdtrain.torch.sharding.exactness import shares_exactly
@@ -12,23 +13,22 @@ from hvdtrain.train.optimizers.make import torch_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["distributed_optimizer", "plain_optimizer"]
-
 
 def plain_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a recipe or of the options (local)."""
+    """Return the optimizer of a recipe or of the options."""
     if recipe.optimizer is None:
         return torch_optimizer(options, model.parameters(), options.base_lr)
     own: torch.optim.Optimizer = recipe.optimizer(model.parameters(), options.base_lr)
     return own
 
 
+@collective
 def distributed_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
 ) -> hvd.DistributedOptimizer:
-    """Return the optimizer of a recipe or of the options, distributed (collective)."""
+    """Return the optimizer of a recipe or of the options, distributed."""
     own = plain_optimizer(recipe, model, options)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange, sharded = options.make_exchange(), options.shard_optimizer

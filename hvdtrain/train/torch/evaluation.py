@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.gather import gathered_value
 from hvdtrain.train.loop.protocol import Array
@@ -18,8 +19,6 @@ from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
 from hvdtrain.train.torch.metrics import TorchMetricSums
 from hvdtrain.train.torch.sources import Batch, Source, Step
-
-__all__ = ["TorchEvaluation", "as_array", "call_model", "own_chunks"]
 
 # Samples go through the model in chunks that do not depend on the number of ranks, so that their
 # outputs are bitwise the same on any number.
@@ -60,8 +59,9 @@ class TorchEvaluation:
     metrics: Mapping[str, Any]
     device: torch.device
 
+    @collective
     def values(self, forward: Forward) -> Values:
-        """Return the mean loss and the metrics of all samples, each seen by one rank (collective)."""
+        """Return the mean loss and the metrics of all samples, each seen by one rank."""
         additive = {n: m for n, m in self.metrics.items() if not isinstance(m, Gathered)}
         sums = TorchMetricSums(additive, self.device)
         losses = torch.zeros(self._chunks, dtype=torch.float64)
@@ -91,8 +91,9 @@ class TorchEvaluation:
         for step, (batch,) in self.source.batches(own_chunks(self.samples, self.topology), 0):
             yield step.number, batch
 
+    @collective
     def _gathered(self, kept: list[tuple[Any, Any, Any]]) -> Values:
-        """Return the metrics that need the outputs of all samples at once (collective)."""
+        """Return the metrics that need the outputs of all samples at once."""
         wanted = {n: m for n, m in self.metrics.items() if isinstance(m, Gathered)}
         if not wanted:
             return {}
@@ -102,7 +103,7 @@ class TorchEvaluation:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Return a tensor as a numpy array; half types become float32 (local)."""
+    """Return a tensor as a numpy array; half types become float32."""
     kept = tensor.detach().cpu()
     wide = kept.float() if kept.dtype in (torch.bfloat16, torch.float16) else kept
     array: Array = wide.numpy()

@@ -12,13 +12,11 @@ import torch
 from hvdtrain.train.torch.evaluation import call_model
 from hvdtrain.train.torch.model import compile_model, require_scalar
 
-__all__ = ["ForwardPass", "Precision"]
-
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """Mixed precision: the types of operations; weights, gradients and optimizer state keep theirs."""
+    """Mixed precision of operations; weights, gradients and optimizer state keep their types."""
 
     def __init__(self, amp: str, device: torch.device) -> None:
         self._device, self._type = device.type, _TYPES.get(amp)
@@ -54,11 +52,11 @@ class ForwardPass:
         self._call = model if compiler is None else compile_model(model, compiler)
 
     def outputs(self, inputs: Any) -> Any:
-        """Return the outputs of the model, in the mode that it is in (local)."""
+        """Return the outputs of the model, in the mode that it is in."""
         return self._outputs(self._call, inputs)
 
     def in_evaluation(self, averaged: torch.nn.Module | None) -> Callable[[Any], Any]:
-        """Return the forward pass in evaluation mode (local)."""
+        """Return the forward pass in evaluation mode."""
         (self._model if averaged is None else averaged).eval()
         return partial(self._outputs, self._call if averaged is None else averaged)
 
@@ -67,7 +65,7 @@ class ForwardPass:
             return call_model(model, inputs)
 
     def mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss over a batch, [] (local)."""
+        """Return the mean loss over a batch, []."""
         with self._precision.autocast():
             loss: torch.Tensor = self._loss(outputs, targets)
         require_scalar(loss)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.data.sampling.seeds import seed_generators
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
@@ -22,8 +23,6 @@ from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.served_loop import ServedLoop
 from hvdtrain.train.torch.state import require_savable
 
-__all__ = ["TorchFramework"]
-
 
 class TorchFramework:
     """Trains with torch; gradients are reduced during the backward pass."""
@@ -36,7 +35,7 @@ class TorchFramework:
         self._device = torch.device("cpu")
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores (local)."""
+        """Pin one GPU per local rank, or take a share of the cores."""
         shards = self._options.virtual_shards
         if shards is not None:
             own_shards(shards)
@@ -45,7 +44,7 @@ class TorchFramework:
             limit_threads(1)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it (local)."""
+        """Call a recipe with this rank's random generators seeded, and check it."""
         # Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
         # that failed shows in the digests.
         seed_generators(self._options.seed + topology.rank)
@@ -62,20 +61,21 @@ class TorchFramework:
         return recipe
 
     def device(self) -> Device:
-        """Return the device that this rank computes on; call it after build() (local)."""
+        """Return the device that this rank computes on; call it after build()."""
         return describe_device(self._device)
 
     def threads(self) -> int | None:
-        """Return the number of threads that this rank computes with (local)."""
+        """Return the number of threads that this rank computes with."""
         return torch.get_num_threads()
 
     def use_threads(self, threads: int) -> None:
-        """Set the number of threads, unless the user has set it (local)."""
+        """Set the number of threads, unless the user has set it."""
         if not threads_set_by_user():
             torch.set_num_threads(threads)
 
+    @collective
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TorchLoop:
-        """Prepare the optimizer and return the loop (collective)."""
+        """Prepare the optimizer and return the loop."""
         server = self._options.parameter_server
         if server is not None:
             return ServedLoop(recipe, step_plan, self._device, server)

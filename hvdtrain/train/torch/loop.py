@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.data.sampling.seeds import seed_generators, step_seed
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
@@ -32,13 +33,11 @@ from hvdtrain.train.torch.sources import Batch, Step, make_source
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain.train.torch.update import Updater
 
-__all__ = ["TorchLoop"]
-
 
 class TorchLoop:
     """A torch model in training: its weights, its optimizer and this rank's share of the data.
 
-    Making one is local, up to the DistributedOptimizer's agreement on the model (collective).
+    Making one is local, up to the DistributedOptimizer's agreement on the model.
     """
 
     def __init__(self, recipe: Recipe, step_plan: StepPlan, device: torch.device) -> None:
@@ -97,14 +96,16 @@ class TorchLoop:
         rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
+    @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
+        """Copy the weights and the optimizer state of rank 0 to every rank."""
         broadcast_module(self._model)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
         self._updater.broadcast()
 
+    @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective)."""
+        """Train on the samples that are left of an epoch."""
         self._model.train()
         if self._position != (epoch, done):
             steps = (
@@ -125,7 +126,7 @@ class TorchLoop:
         return self._sums.reduce()
 
     def _set_rate(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Set the learning rates for a step, counted from 0 over all epochs (local)."""
+        """Set the learning rates for a step, counted from 0 over all epochs."""
         rate = self._step_plan.lr(step)
         for group, ratio in zip(optimizer.param_groups, self._lr_ratios, strict=True):
             group["lr"] = rate * ratio
@@ -147,15 +148,17 @@ class TorchLoop:
         equal: bool = self._optimizer.synchronized
         return equal
 
+    @collective
     def synchronize(self) -> None:
-        """Make weights equal, and average the statistics of forward passes (collective)."""
+        """Make weights equal, and average the statistics of forward passes."""
         self.state.settle()
         self._optimizer.flush()
         for model in filter(None, [self._model, self._updater.averaged]):
             average_model_buffers(model)
 
+    @collective
     def gather_state(self) -> None:
-        """Bring the optimizer's state to rank 0 where ranks share the work on it (collective)."""
+        """Bring the optimizer's state to rank 0 where ranks share the work on it."""
         self._optimizer.consolidate_state_dict()
 
     @property
@@ -163,13 +166,15 @@ class TorchLoop:
         """The gradients that servers have received; None without a parameter server."""
         return None
 
+    @collective
     def exchange_record(self) -> ExchangeRecord | None:
-        """Return the state of the exchange on all ranks, on rank 0 (collective)."""
+        """Return the state of the exchange on all ranks, on rank 0."""
         exchange, optimizer = self._step_plan.options.make_exchange(), self._optimizer
         return exchange_record(exchange, optimizer, lambda: optimizer.state_dict()["state"])
 
+    @collective
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, and return what is lost (collective)."""
+        """Restore the state of the exchange, and return what is lost."""
         exchange, optimizer = self._step_plan.options.make_exchange(), self._optimizer
 
         def load(state: Mapping[Any, Any]) -> None:
@@ -178,28 +183,31 @@ class TorchLoop:
         return restore_exchange(record, exchange, optimizer, load)
 
     def bucket_plan(self) -> Any:
-        """Return how gradients are cut into buckets; None before that is known (local)."""
+        """Return how gradients are cut into buckets; None before that is known."""
         return self._optimizer.bucket_plan()
 
+    @collective
     def use_bucket_plan(self, plan: Any) -> None:
-        """Cut gradients into buckets as in a checkpoint (collective, before the first step)."""
+        """Cut gradients into buckets as in a checkpoint (before the first step)."""
         self._optimizer.use_bucket_plan(plan)
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a checksum of everything that must be equal on all ranks, by name (local)."""
+        """Return a checksum of everything that must be equal on all ranks, by name."""
         # Random numbers depend on seed and step alone: if these are equal, so are they.
         numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
         local = self._exchanges_weights
         return torch_checksums(self._model, None if local else self._optimizer, numbers)
 
+    @collective
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank (collective)."""
+        """Return loss and metrics of all test samples, each seen by one rank."""
         if self._evaluation is None:
             return {}
         return self._evaluation.values(self._forward.in_evaluation(self._updater.averaged))
 
+    @collective
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs of the model, the same on every rank (collective).
+        """Return the outputs of the model, the same on every rank.
 
         Args:
             inputs: samples, [n, ...].
@@ -215,8 +223,9 @@ class TorchLoop:
 
         return predict_on_all_ranks([step.samples for step in chunks], outputs_of)
 
+    @collective
     def _step(self, step: Step, batches: list[Batch]) -> None:
-        """Take one optimizer step (collective)."""
+        """Take one optimizer step."""
         if self._step_plan.options.virtual_shards is None:
             self._backward(step, batches)
         else:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.train.metrics.totals import Totals
-
-__all__ = ["TorchMetricSums"]
 
 
 class TorchMetricSums:
@@ -28,7 +27,7 @@ class TorchMetricSums:
         self._counts: dict[str, torch.Tensor] = {}
 
     def add(self, outputs: Any, targets: Any, mean_loss: torch.Tensor, samples: int) -> None:
-        """Add a batch (local).
+        """Add a batch.
 
         Args:
             outputs: outputs of the model, [samples, ...].
@@ -41,8 +40,9 @@ class TorchMetricSums:
             known = self._counts.get(name)
             self._counts[name] = counts if known is None else known + counts
 
+    @collective
     def reduce(self) -> Totals:
-        """Return the sums over all ranks, and start new ones (collective)."""
+        """Return the sums over all ranks, and start new ones."""
         shapes = self._agreed_shapes()
         parts = [torch.tensor([float(self._samples)], dtype=torch.float64), self._loss.cpu()[None]]
         for name, shape in shapes.items():
@@ -58,8 +58,9 @@ class TorchMetricSums:
             start += length
         return Totals(int(sums[0]), float(sums[1]), counts_of)
 
+    @collective
     def _agreed_shapes(self) -> dict[str, list[int]]:
-        """Return the shapes of counts, which a rank without samples does not know (collective)."""
+        """Return the shapes of counts, which a rank without samples does not know."""
         if self._shapes is None:
             own = {name: list(counts.shape) for name, counts in self._counts.items()}
             known = allgather_object(own, "shapes of metrics")

@@ -9,10 +9,9 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.advice import did_you_mean
+from hvdtrain.collective import collective
 from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
-
-__all__ = ["average_model_buffers", "compile_model", "require_scalar"]
 
 _AVERAGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -21,7 +20,7 @@ _COMPILERS_OF_INDUCTOR = ("g++",)
 
 
 def compile_model(model: torch.nn.Module, backend: str) -> Any:
-    """Return the model compiled by torch.compile when it is first called (local)."""
+    """Return the model compiled by torch.compile when it is first called."""
     if backend not in torch.compiler.list_backends(exclude_tags=None):
         known: list[str] = torch.compiler.list_backends()
         near = did_you_mean(backend, known)
@@ -47,8 +46,9 @@ def require_scalar(loss: Any) -> None:
     )
 
 
+@collective
 def average_model_buffers(model: torch.nn.Module, ranks: int | None = None) -> None:
-    """Make a model's buffers equal on all ranks (collective).
+    """Make a model's buffers equal on all ranks.
 
     Floating-point buffers of 16 bits and more are averaged; others are copied from rank 0. Batch
     normalization keeps running means and variances of the samples that a rank has seen; they do

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.config.plain_text import counted
-
-__all__ = ["ADVICE", "Loss", "left_out_text", "non_finite_cause", "non_finite_text"]
 
 ADVICE = (
     "Lower --lr, lengthen --warmup-epochs, set --clip-norm, look at the samples of this step, or "
@@ -30,8 +29,9 @@ class NonFiniteValue:
     value: float = 0.0
 
 
+@collective
 def non_finite_cause(step: int, model: torch.nn.Module, losses: Iterable[Loss]) -> str:
-    """Describe which ranks and parameters made this step's gradient not finite (collective).
+    """Describe which ranks and parameters made this step's gradient not finite.
 
     The gradients are computed again, each rank's own, before they are reduced. They are discarded,
     and buffers are left unchanged.

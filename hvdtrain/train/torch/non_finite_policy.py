@@ -7,11 +7,10 @@ from collections.abc import Iterable
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import TrainingError
 from hvdtrain.train.torch.non_finite import ADVICE, Loss, left_out_text, non_finite_cause
-
-__all__ = ["NonFinitePolicy"]
 
 
 class NonFinitePolicy:
@@ -21,16 +20,18 @@ class NonFinitePolicy:
         self._stops, self._rank = action == "stop", rank
         self._left_out = 0
 
+    @collective
     def handle(self, step: int, model: torch.nn.Module, losses: Iterable[Loss]) -> None:
-        """Find what is not finite, and raise an error or warn (collective)."""
+        """Find what is not finite, and raise an error or warn."""
         self._stop_or_warn(non_finite_cause(step, model, losses), "; the step is left out")
 
     def count_left_out(self, skipped: bool) -> None:
-        """Count an update of this rank alone, if it was left out (local)."""
+        """Count an update of this rank alone, if it was left out."""
         self._left_out += skipped
 
+    @collective
     def report_left_out(self, step: int) -> None:
-        """Report the updates that ranks have left out since the last call (collective)."""
+        """Report the updates that ranks have left out since the last call."""
         text = left_out_text(step, allgather_object(self._left_out, name="skips"))
         self._left_out = 0
         if text:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.data.sampling.sharding import steps_per_epoch
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import Totals
@@ -22,8 +23,6 @@ from hvdtrain.train.torch.model import average_model_buffers
 from hvdtrain.train.torch.shards.flat_parameters import FlatParameters
 from hvdtrain.train.torch.shards.shard import TorchShard, load_states, require_elementwise
 from hvdtrain.train.torch.sources import Batch, Step
-
-__all__ = ["ServedLoop"]
 
 
 class ServedLoop(TorchLoop):
@@ -49,8 +48,9 @@ class ServedLoop(TorchLoop):
         flat, optimizer = torch.from_numpy(weights), self._make_optimizer()
         return TorchShard(optimizer, self._row.parameters, pieces, flat, self._set_rate)
 
+    @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank (collective)."""
+        """Copy the weights and the optimizer state of rank 0 to every rank."""
         super().broadcast()
         self._row.read_weights()
         if self._rounds.shard is not None:
@@ -71,8 +71,9 @@ class ServedLoop(TorchLoop):
         """Whether the weights of all ranks are equal: always after train()."""
         return True
 
+    @collective
     def synchronize(self) -> None:
-        """Average the statistics that forward passes have changed on each worker (collective)."""
+        """Average the statistics that forward passes have changed on each worker."""
         average_model_buffers(self._model, self._rounds.workers)
 
     def gather_state(self) -> None:
@@ -83,8 +84,9 @@ class ServedLoop(TorchLoop):
         """The gradients that servers have received in this start, over all shards."""
         return self._rounds.pushes
 
+    @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch (collective); see TrainingLoop.train."""
+        """Train on the samples that are left of an epoch; see TrainingLoop.train."""
         self.state.settle()  # the weights change before the first step is taken
         if self._rounds.shard is None:
             learned = super().train(epoch, done, go_on)
@@ -119,7 +121,7 @@ class ServedLoop(TorchLoop):
         self._step_number = step.number + 1
 
     def _backward(self, step: Step, batches: list[Batch]) -> None:
-        """Compute the gradient of the mean loss over this worker's samples (local)."""
+        """Compute the gradient of the mean loss over this worker's samples."""
         self._model.zero_grad()
         samples = sum(len(batch.microbatch.samples) for batch in batches)
         for batch in batches:

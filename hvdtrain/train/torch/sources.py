@@ -18,8 +18,6 @@ from hvdtrain.data.sampling.seeds import sample_generator, sample_seed, seed_gen
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import Microbatch
 
-__all__ = ["Batch", "Move", "Source", "Step", "make_source"]
-
 Move = Callable[[Any], Any]
 _NONE = np.empty(0, np.int64)
 Augment = Callable[[Any, np.random.Generator], Any]

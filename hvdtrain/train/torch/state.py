@@ -16,8 +16,6 @@ from hvdtrain.train.checkpoint.pytree import flatten, unflatten
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, holds
 from hvdtrain.train.loop.protocol import Array
 
-__all__ = ["TorchSnapshot", "TorchTrainingState", "copy_tensor", "require_savable"]
-
 
 class TorchTrainingState:
     """A model, its optimizer, and what else belongs to the state of a run."""
@@ -35,12 +33,12 @@ class TorchTrainingState:
         self._snapshot: TorchSnapshot | None = None
 
     def weights(self) -> dict[str, Array]:
-        """Return all parameters and buffers by name; types that numpy lacks as integers (local)."""
+        """Return all parameters and buffers by name; types that numpy lacks as integers."""
         state = self._model.state_dict()
         return {n: _array(value) for n, value in state.items() if isinstance(value, torch.Tensor)}
 
     def reserve(self) -> None:
-        """Allocate the memory of snapshots now, so that the first is as fast as the others (local).
+        """Allocate the memory of snapshots now, so that the first is as fast as the others.
 
         It needs as much memory as weights, optimizer state and extras. Call it on the rank that
         saves, once the optimizer has taken a step.
@@ -52,7 +50,7 @@ class TorchTrainingState:
             memory.zero_()  # the system allocates pages when they are written
 
     def snapshot(self) -> TorchSnapshot:
-        """Return the current state (local).
+        """Return the current state.
 
         What a forward pass may change is copied at once. Trained weights, the optimizer's state for
         each of them, and averaged weights are copied by the caller of content(), in a thread while
@@ -73,13 +71,13 @@ class TorchTrainingState:
         return self._snapshot
 
     def settle(self) -> None:
-        """Wait until weights, optimizer state and averaged weights may change (local)."""
+        """Wait until weights, optimizer state and averaged weights may change."""
         if self._snapshot is not None:
             self._snapshot.complete()
             self._snapshot = None
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot (local)."""
+        """Restore the state from the content of a snapshot."""
         _require_optimizer(content["optimizer"], self._optimizer)
         saved = content["extras"]
         if saved.keys() != self._extras.keys():
@@ -134,7 +132,7 @@ def _array(tensor: torch.Tensor) -> Array:
 
 
 def require_savable(content: Mapping[str, Any]) -> None:
-    """Check that a checkpoint can hold a state (local)."""
+    """Check that a checkpoint can hold a state."""
     try:
         _require_values(content, ())
         tensors, _ = flatten(content)
@@ -221,7 +219,7 @@ class TorchSnapshot:
 
 
 def copy_tensor(copy: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy a tensor into contiguous memory; waits for the device (local)."""
+    """Copy a tensor into contiguous memory; waits for the device."""
     if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
         # torch would start a thread pool for each new thread that calls it.
         flat = tensor.detach().reshape(-1).view(torch.uint8)

@@ -10,10 +10,9 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.train.torch.forward import Precision
-
-__all__ = ["StepResult", "Updater", "clip_gradients", "total_norm"]
 
 # Below this scale, gradients that overflow would overflow without scaling as well.
 _SMALLEST_SCALE = 1.0
@@ -66,7 +65,7 @@ class Updater:
         self._samples = 0
 
     def begin(self, sizes: Sequence[int]) -> None:
-        """Begin a step (local)."""
+        """Begin a step."""
         self._optimizer.zero_grad()
         self._samples = sum(sizes)
         exchange = self._optimizer.exchange
@@ -76,13 +75,15 @@ class Updater:
         if self._optimizer.backward_passes_per_step != passes:
             self._optimizer.set_backward_passes_per_step(passes)
 
+    @collective
     def backward(self, loss: torch.Tensor, samples: int) -> None:
-        """Add the gradient of one microbatch; the last one starts the reduction (collective)."""
+        """Add the gradient of one microbatch; the last one starts the reduction."""
         weighted = loss if samples == self._samples else loss * (samples / self._samples)
         self.precision.scaled(weighted).backward()
 
+    @collective
     def step(self) -> StepResult:
-        """Reduce what is left, then step unless the gradient is not finite (collective)."""
+        """Reduce what is left, then step unless the gradient is not finite."""
         if self._optimizer.exchanges_weights:
             return self._local_step()
         scaler = self.precision.scaler
@@ -110,8 +111,9 @@ class Updater:
         self.precision.losses.clear()
         return update
 
+    @collective
     def _shared_step(self) -> StepResult:
-        """Step on gradients of which this rank has the slices that it owns (collective)."""
+        """Step on gradients of which this rank has the slices that it owns."""
         norm, largest = self._optimizer.clip_grad_norm_(math.inf).item(), self._clip_norm
         finite = math.isfinite(norm)
         if finite:
@@ -135,8 +137,9 @@ class Updater:
         self._optimizer.step()
         return StepResult(norm, skipped=not finite)
 
+    @collective
     def broadcast(self) -> None:
-        """Copy the loss scale and the averaged weights of rank 0 to every rank (collective)."""
+        """Copy the loss scale and the averaged weights of rank 0 to every rank."""
         scaler = self.precision.scaler
         if scaler is not None:
             scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), name="loss scale"))
@@ -147,8 +150,9 @@ class Updater:
         groups = self._optimizer.param_groups
         return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
+    @collective
     def _is_real_overflow(self) -> bool:
-        """Return whether a smaller loss scale would not have helped (collective)."""
+        """Return whether a smaller loss scale would not have helped."""
         scaler = self.precision.scaler
         if scaler is None or scaler.get_scale() < _SMALLEST_SCALE:
             return True
@@ -157,7 +161,7 @@ class Updater:
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the 2-norm of all gradients together, float32 or float64 [] (local).
+    """Return the 2-norm of all gradients together, float32 or float64 [].
 
     It is finite only if every element is, and 0 without gradients.
     """
@@ -176,6 +180,6 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def clip_gradients(gradients: list[torch.Tensor], norm: float, largest: float) -> None:
-    """Scale gradients in place so that their norm does not exceed a maximum (local)."""
+    """Scale gradients in place so that their norm does not exceed a maximum."""
     if norm > largest:
         torch._foreach_mul_(gradients, largest / norm)

@@ -6,8 +6,6 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["BackgroundWorker"]
-
 Job = Callable[[], None]
 
 _MOST_JOBS = 10_000

@@ -10,8 +10,6 @@ from pathlib import Path
 from hvdtrain.train.tracking.files import AppendFile, replace_file
 from hvdtrain.train.tracking.tracker import RunInfo, Status
 
-__all__ = ["METRICS_CSV", "CsvFile"]
-
 METRICS_CSV = "metrics.csv"
 _FIRST_COLUMNS = ("step", "seconds")
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["AppendFile", "load_json", "replace_file", "save_json"]
-
 
 class AppendFile:
     """A file that records are appended to, each in one write: a kill tears at most the last one.
@@ -22,7 +20,7 @@ class AppendFile:
         self._bytes = os.fstat(self._file.fileno()).st_size
 
     def write(self, record: bytes) -> None:
-        """Append a record (local)."""
+        """Append a record."""
         try:
             written = self._file.write(record)
             while written < len(record):  # a partial write

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["masked", "one_line"]
-
 # Greedy, because a password may hold a slash or an @ itself.
 _USER = re.compile(r"(?<=://)\S*@")
 _QUERY = re.compile(r"([?&][^=&\s]*(?:key|passw|pwd|secret|token)[^=&\s]*=)[^&\s]+", re.IGNORECASE)

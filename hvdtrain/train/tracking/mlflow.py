@@ -23,8 +23,6 @@ from hvdtrain.train.tracking.masking import one_line
 from hvdtrain.train.tracking.mlflow_store import Store, open_store
 from hvdtrain.train.tracking.tracker import RunInfo, Status
 
-__all__ = ["KEPT", "Mlflow"]
-
 KEPT = "mlflow.json"
 _EXPERIMENT = "hvdtrain"
 _STATUS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}

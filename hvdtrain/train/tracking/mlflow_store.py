@@ -19,8 +19,6 @@ from mlflow.tracking import MlflowClient
 from hvdtrain.errors import UsageError
 from hvdtrain.train.tracking.masking import masked, one_line
 
-__all__ = ["Store", "open_store"]
-
 _SERVERS = ("http", "https")
 _DATABASES = ("postgresql", "mysql", "sqlite", "mssql")
 _TIMEOUT_SECONDS = 10.0

@@ -21,13 +21,11 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from hvdtrain.train.tracking.files import AppendFile
 from hvdtrain.train.tracking.tracker import RunInfo, Status
 
-__all__ = ["FOLDER", "TensorBoard"]
-
 FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Tracker that writes an event file in the run's folder `tensorboard`; a resume adds another."""
+    """Tracker that writes an event file in the run's folder `tensorboard`, one per start."""
 
     def __init__(self, info: RunInfo) -> None:
         self._folder = info.directory / FOLDER

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-__all__ = ["RunInfo", "Status", "Tracker"]
-
 Status = Literal["finished", "stopped", "failed"]
 
 

@@ -13,8 +13,6 @@ from hvdtrain.train.tracking.csv_file import CsvFile
 from hvdtrain.train.tracking.masking import masked, one_line
 from hvdtrain.train.tracking.tracker import RunInfo, Status, Tracker
 
-__all__ = ["TRACKERS", "Trackers", "open_trackers", "tracker_names"]
-
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 Warn = Callable[[str], None]

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["metric_values", "rank_values"]
-
 _NOT_METRICS = {"epoch", "step", "split", "seconds"}
 _NOT_OF_RANKS = {"step", "seconds", "span"}
 # With more ranks, a tracker would have thousands of curves.

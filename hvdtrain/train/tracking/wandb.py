@@ -15,8 +15,6 @@ from hvdtrain.train.tracking.files import load_json, save_json
 from hvdtrain.train.tracking.masking import one_line
 from hvdtrain.train.tracking.tracker import RunInfo, Status
 
-__all__ = ["KEPT", "Wandb"]
-
 KEPT = "wandb.json"
 _PROJECT = "hvdtrain"
 

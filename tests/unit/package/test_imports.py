@@ -168,12 +168,6 @@ def test_it_starts_quickly(start: str) -> None:
     assert waits == []
 
 
-def test_a_folder_of_too_many_files_is_found(tmp_path: Path) -> None:
-    files = {f"core/module_{number}.py": "" for number in range(30)}
-    (fault,) = faults(tree(tmp_path, files))
-    assert "core: 31 files, more than" in fault
-
-
 def test_only_the_command_line_knows_the_benchmarks(tmp_path: Path) -> None:
     package = tree(tmp_path, {"train/a.py": "import hvdtrain_bench.x", "cli/a.py": ""})
     benchmarks = tmp_path / "hvdtrain_bench"

@@ -6,8 +6,6 @@ from hvdtrain.compare.protocol.rank_file import RankResult
 from hvdtrain.compare.protocol.strategy import KERAS, Launch, Need, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 
-__all__ = ["STRATEGY"]
-
 _CODE = """\
 import horovod.keras as hvd
 hvd.init()

@@ -8,8 +8,6 @@ from hvdtrain.compare.protocol.rank_file import RankResult
 from hvdtrain.compare.protocol.strategy import JAX, KERAS, Launch, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 
-__all__ = ["STRATEGY"]
-
 _CODE = """\
 keras.distribution.set_distribution(keras.distribution.DataParallel())
 """

@@ -6,8 +6,6 @@ from hvdtrain.compare.protocol.rank_file import RankResult
 from hvdtrain.compare.protocol.strategy import KERAS, TENSORFLOW, Launch, Strategy
 from hvdtrain.compare.protocol.task import Place, Task
 
-__all__ = ["STRATEGY"]
-
 _CODE = """\
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 if resolver.task_type in ("worker", "ps"):

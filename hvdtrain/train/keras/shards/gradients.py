@@ -9,8 +9,6 @@ import keras
 
 from hvdtrain.keras.tensors.types import Tensor, Variable
 
-__all__ = ["GradientCollector"]
-
 
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Keeps the gradients of a step, and leaves the variables as they are."""
@@ -20,7 +18,7 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.build(list(variables))
 
     def build(self, variables: list[Variable]) -> None:
-        """Make the variables for the gradients (local)."""
+        """Make the variables for the gradients."""
         super().build(variables)
         self.gradients: list[Any] = [
             self.add_variable_from_reference(variable, name="gradient") for variable in variables
@@ -31,6 +29,6 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
         grads: Sequence[Tensor | None],
         trainable_variables: Iterable[Variable] | None = None,
     ) -> None:
-        """Keep gradients (local)."""
+        """Keep gradients."""
         for kept, gradient in zip(self.gradients, grads, strict=True):
             kept.assign(keras.ops.zeros_like(kept) if gradient is None else gradient)

@@ -10,8 +10,6 @@ import keras
 from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.states import State
 
-__all__ = ["BuiltOptimizer", "require_elementwise"]
-
 # Optimizers whose step for an element depends on no other element.
 _ELEMENTWISE = (
     *(keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW),
@@ -71,7 +69,7 @@ class BuiltOptimizer:
         del self.optimizer.add_variable_from_reference
 
     def load(self, states: Sequence[State]) -> None:
-        """Overwrite the state of the optimizer (local)."""
+        """Overwrite the state of the optimizer."""
         for slots, state in zip(self.slots, states, strict=True):
             for name, slot in slots.items():
                 if name in state:

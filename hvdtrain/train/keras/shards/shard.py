@@ -14,8 +14,6 @@ from hvdtrain.train.parameter_server.shards import Piece
 from hvdtrain.train.parameter_server.states import Outline
 from hvdtrain.train.parameter_server.wire import Flat
 
-__all__ = ["KerasShard"]
-
 
 class KerasShard:
     """A shard whose variables are pieces of the model's, in host memory."""
@@ -59,7 +57,7 @@ class KerasShard:
             self.weights[_span(piece)] = keras.ops.convert_to_numpy(variable)
 
     def load_state(self) -> None:
-        """Take the shard's weights, and its part of the state of the whole optimizer (local)."""
+        """Take the shard's weights, and its part of the state of the whole optimizer."""
         for number, piece in enumerate(self._pieces):
             self._variables[number].assign(_part(self.weights, piece))
             for name, slot in self._own.slots[number].items():
@@ -69,7 +67,7 @@ class KerasShard:
             own.assign(_copy(whole))
 
     def outline(self) -> Outline:
-        """Return each piece with its state (local)."""
+        """Return each piece with its state."""
         others = {str(number): _copy(variable) for number, variable in enumerate(self._own.others)}
         return [
             (piece, others | {name: np.dtype(slot.dtype) for name, slot in slots.items()})

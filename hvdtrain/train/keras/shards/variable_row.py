@@ -11,8 +11,6 @@ import numpy as np
 from hvdtrain.train.parameter_server.row import ParameterRow
 from hvdtrain.train.parameter_server.wire import Flat
 
-__all__ = ["VariableRow"]
-
 
 class VariableRow(ParameterRow):
     """Copies of variables and gradients in host memory."""

@@ -13,8 +13,6 @@ from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.builtin.resnet import resnet
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["recipe"]
-
 _PIXELS = 32
 _PADDING = 4
 

@@ -13,8 +13,6 @@ from hvdtrain.train.metrics.exact import Accuracy
 from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe(label_smoothing: float = 0.0) -> Recipe:
     """Return the network for images [n, 1, 8, 8], and the data that comes with scikit-learn."""

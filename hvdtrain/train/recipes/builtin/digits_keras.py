@@ -8,8 +8,6 @@ from hvdtrain.data.digits import load_digits
 from hvdtrain.train.recipes.builtin.losses_keras import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe(label_smoothing: float = 0.0) -> Recipe:
     """Return the network for images [n, 1, 8, 8], and the data that comes with scikit-learn."""

@@ -16,8 +16,6 @@ from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.builtin.resnet import resnet
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["check_pixels", "photograph_recipe", "read_batch_of_one"]
-
 
 def check_pixels(size: int, crop: int) -> None:
     """Check sizes in pixels, and that images can be read."""

@@ -9,8 +9,6 @@ import torch
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["cross_entropy"]
-
 
 def cross_entropy(label_smoothing: float) -> Callable[..., torch.Tensor]:
     """Return the mean cross entropy of scores [n, classes, ...] and labels [n, ...]."""

@@ -8,8 +8,6 @@ import keras
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["cross_entropy"]
-
 
 def cross_entropy(label_smoothing: float) -> Any:
     """Return the cross entropy of labels [n] and scores [n, classes], summed over samples."""

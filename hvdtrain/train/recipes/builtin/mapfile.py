@@ -8,8 +8,6 @@ from hvdtrain.data.map_file import load_map_files
 from hvdtrain.train.recipes.builtin.image_files import check_pixels, photograph_recipe
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe(
     data_dir: Path | None = None,

@@ -11,8 +11,6 @@ from hvdtrain.train.metrics.exact import Accuracy
 from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe(data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 32) -> Recipe:
     """Return the network for images [n, 1, 28, 28]."""

@@ -11,8 +11,6 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["resnet"]
-
 _GROUPS = 8
 
 

@@ -11,8 +11,6 @@ from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.builtin.resnet import resnet
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe(
     shape: str = "3x32x32",

@@ -10,8 +10,6 @@ from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.builtin.transformer import Transformer
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = ["recipe"]
-
 
 def recipe(
     data_dir: Path | None = None,

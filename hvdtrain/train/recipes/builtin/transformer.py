@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from hvdtrain.errors import UsageError
 
-__all__ = ["Transformer"]
-
 
 class Transformer(nn.Module):
     """Predicts scores for the token that follows each token of a window."""

@@ -8,8 +8,6 @@ import torch
 
 from hvdtrain.train.parameter_server.row import ParameterRow
 
-__all__ = ["FlatParameters"]
-
 
 class FlatParameters(ParameterRow):
     """Copies of parameters and gradients in host memory."""

@@ -12,8 +12,6 @@ from hvdtrain.train.parameter_server.shards import Piece
 from hvdtrain.train.parameter_server.states import Outline, State
 from hvdtrain.train.parameter_server.wire import Flat
 
-__all__ = ["TorchShard", "load_states", "require_elementwise"]
-
 # Optimizers whose step for an element depends on no other element.
 _ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
@@ -71,7 +69,7 @@ class TorchShard:
         self._optimizer.step()
 
     def load_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the pieces' parts of the state of an optimizer of the whole parameters (local)."""
+        """Take the pieces' parts of the state of an optimizer of the whole parameters."""
         self._optimizer.state.clear()
         for piece, tensor in self._pieces:
             parameter = self._parameters[piece.parameter]
@@ -84,7 +82,7 @@ class TorchShard:
                 self._optimizer.state[tensor][name] = value
 
     def outline(self) -> Outline:
-        """Return each piece with its state (local)."""
+        """Return each piece with its state."""
         return [
             (
                 piece,
@@ -110,7 +108,7 @@ def load_states(
     parameters: Sequence[torch.nn.Parameter],
     states: Sequence[State],
 ) -> None:
-    """Overwrite the state of the optimizer of the whole parameters (local)."""
+    """Overwrite the state of the optimizer of the whole parameters."""
     for parameter, state in zip(parameters, states, strict=True):
         for name, value in state.items():
             own = optimizer.state[parameter]

@@ -1,0 +1,18 @@
+"""The mark of functions that all ranks must call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def collective(function: _Function) -> _Function:
+    """Mark a function that all members of its process set must call, in the same order.
+
+    A function without the mark is local. `tests/unit/package/test_collective_calls.py` reads the
+    marks: what calls a collective function has it, too. The mark costs
+    nothing when the function is called.
+    """
+    return function
