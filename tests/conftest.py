@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +18,7 @@ from gpu_record import GpuRecord
 from hypothesis import settings
 from leaks import MARK, Snapshot, leaks, restore
 
+_CHECKOUT = Path(__file__).parents[1]
 _PATIENCE_SECONDS = 120.0
 _HEADER_PACKAGES = ("hvdtrain", "torch", "mpi4py", "numpy")
 # The library can be asked for its name without initialising MPI.
@@ -33,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Mark all that the tests start, so that what they leave behind can be found."""
     os.environ[MARK] = uuid.uuid4().hex
+    if os.environ.get("HVDTRAIN_TEST_CHECKOUT") == "1":
+        _look_in_the_checkout(config)
     # Tests beside each other share the cores: how long an example takes says nothing.
     settings.register_profile("shared", deadline=None)
     settings.load_profile("shared")
@@ -43,6 +48,18 @@ def pytest_configure(config: pytest.Config) -> None:
         versions = {name: _version(name) for name in _HEADER_PACKAGES}
         versions["mpi"] = _mpi_library(sys.executable)
         config.pluginmanager.register(GpuRecord(Path(record), versions))
+
+
+def _look_in_the_checkout(config: pytest.Config) -> None:
+    """Find the packages beside hvdtrain, and its commands in them, in the checkout."""
+    metadata = tempfile.mkdtemp(prefix="hvdtrain-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(metadata))
+    words = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", metadata]
+    subprocess.run(words, cwd=_CHECKOUT, check=True, capture_output=True)
+    found = [metadata, str(_CHECKOUT / "benchmarks"), str(_CHECKOUT / "tools")]
+    sys.path[:0] = found
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*found, *([inherited] if inherited else [])])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -41,6 +41,8 @@ _COMMANDS = {
 }
 
 _LAUNCH = ("run", "hosts", "job", "script", "exec")
+# Of packages that stand beside hvdtrain in the wheel, which say where their commands are.
+_BESIDE = ("report", "lint", "compare", "bench")
 
 
 class _LazyGroup(click.Group):
@@ -52,16 +54,10 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        try:
-            folder = "hvdtrain.cli.launch" if name in _LAUNCH else "hvdtrain.cli"
-            module = importlib.import_module(f"{folder}.{name.replace('-', '_')}")
-        except ModuleNotFoundError as error:
-            if error.name != "hvdtrain_bench":
-                raise
-            raise UsageError(
-                "'bench' needs the package hvdtrain_bench, which is installed with hvdtrain: "
-                "reinstall hvdtrain, or set PYTHONPATH=benchmarks in a checkout"
-            ) from None
+        if name in _BESIDE:
+            return _installed(name)
+        folder = "hvdtrain.cli.launch" if name in _LAUNCH else "hvdtrain.cli"
+        module = importlib.import_module(f"{folder}.{name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 
@@ -82,6 +78,21 @@ class _LazyGroup(click.Group):
         if not args or (args[0].startswith("-") and args[0] not in own):
             args = ["train", *args]
         return super().parse_args(ctx, args)
+
+
+def _installed(name: str) -> click.Command:
+    """Return the command of a package beside hvdtrain."""
+    from importlib.metadata import entry_points  # takes longer to import than --help to print
+    from importlib.util import find_spec
+
+    for point in entry_points(group="hvdtrain.commands", name=name):
+        if find_spec(point.module.partition(".")[0]) is not None:
+            command: click.Command = point.load()
+            return command
+    raise UsageError(
+        f"'{name}' is a command of a package that is installed together with hvdtrain: reinstall "
+        "hvdtrain, or in a checkout: pip install -e ."
+    )
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["--help", "-h"]})

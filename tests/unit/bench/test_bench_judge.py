@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
+from hvdtrain_bench.cli.commands import command
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result, read_result, write_json
 from hvdtrain_bench.harness.settings import DEFAULT, MODELS, QUICK, Settings, estimated_seconds
 from paths import ROOT
-
-from hvdtrain.cli.bench.commands import command
 
 REPEATS = 9
 NOISE = [1.01, 0.99, 1.02, 0.98, 1.0, 1.03, 0.97, 1.01, 0.99]

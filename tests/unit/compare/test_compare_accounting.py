@@ -6,17 +6,16 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from hvdtrain.compare.figures.accounting import (
+from hvdtrain_compare.figures.accounting import (
     SampleCount,
     count_samples,
     largest_difference,
     worst,
 )
-from hvdtrain.compare.protocol.task import Place
-from hvdtrain.compare.torch.division import Division, ExactDivision, PaddedDivision
+from hvdtrain_compare.protocol.task import Place
+from hvdtrain_compare.torch.division import Division, ExactDivision, PaddedDivision
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def of(*parts: list[int]) -> list[np.ndarray]:

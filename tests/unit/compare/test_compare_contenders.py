@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hvdtrain_compare.protocol.rank_file import error_file, result_file, write_error
+from hvdtrain_compare.protocol.strategy import Need
+from hvdtrain_compare.strategies.table import strategies_of
+from hvdtrain_compare.turns.contenders import parse_contenders
+from hvdtrain_compare.turns.jobs import JobEnd
+from hvdtrain_compare.turns.turn import failure
 
 from hvdtrain.cli.main import main
-from hvdtrain.compare.protocol.rank_file import error_file, result_file, write_error
-from hvdtrain.compare.protocol.strategy import Need
-from hvdtrain.compare.strategies.table import strategies_of
-from hvdtrain.compare.turns.contenders import parse_contenders
-from hvdtrain.compare.turns.jobs import JobEnd
-from hvdtrain.compare.turns.turn import failure
 from hvdtrain.errors import UsageError
 
 
@@ -88,7 +88,7 @@ def test_wrong_words_are_refused_in_one_line(
 
 def test_the_command_loads_neither_a_framework_nor_mpi() -> None:
     program = (
-        "import sys; import hvdtrain.compare.session, hvdtrain.compare.strategies.table\n"
+        "import sys; import hvdtrain_compare.session, hvdtrain_compare.strategies.table\n"
         "assert not {'torch', 'keras', 'tensorflow', 'mpi4py'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", program], timeout=300, check=True)

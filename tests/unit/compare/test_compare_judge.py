@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from hvdtrain.compare.figures.judge import (
+from hvdtrain_compare.figures.judge import (
     TOO_FEW_REPEATS,
     WITHIN_THE_NOISE,
     Ratio,
@@ -17,7 +16,7 @@ from hvdtrain.compare.figures.judge import (
     time_steps,
     without_start,
 )
-from hvdtrain.compare.figures.texts import (
+from hvdtrain_compare.figures.texts import (
     bytes_text,
     difference_text,
     interval_text,

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import chromium, low_contrasts, open_page
-
-from hvdtrain.compare.figures.judge import WITHIN_THE_NOISE
-from hvdtrain.compare.protocol.rank_file import RankResult
-from hvdtrain.compare.results.cells import time_cells
-from hvdtrain.compare.results.charts import Mark, chart, linear_ticks, log_ticks
-from hvdtrain.compare.results.page import write_page
-from hvdtrain.compare.results.row import make_rows
-from hvdtrain.compare.results.table import print_tables
-from hvdtrain.compare.turns.contenders import parse_contenders, reference
-from hvdtrain.compare.turns.outcome import Difference, Outcome
-from hvdtrain.compare.turns.turn import Turn
+from hvdtrain_compare.figures.judge import WITHIN_THE_NOISE
+from hvdtrain_compare.protocol.rank_file import RankResult
+from hvdtrain_compare.results.cells import time_cells
+from hvdtrain_compare.results.charts import Mark, chart, linear_ticks, log_ticks
+from hvdtrain_compare.results.page import write_page
+from hvdtrain_compare.results.row import make_rows
+from hvdtrain_compare.results.table import print_tables
+from hvdtrain_compare.turns.contenders import parse_contenders, reference
+from hvdtrain_compare.turns.outcome import Difference, Outcome
+from hvdtrain_compare.turns.turn import Turn
 
 ABOUT = {"recipe": "</title><b>", "ranks": 2, "date": "today"}
 

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hvdtrain_lint.check import check_script
 from lint_cases import DDP
-
-from hvdtrain.lint.check import check_script
 
 MISTAKE = DDP + "torch.save(model.state_dict(), 'model.pt'){}\n"
 LINE = MISTAKE.count("\n")

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 import pytest
-
-from hvdtrain.lint.running.compare import RUN_RULES, compare
-from hvdtrain.lint.running.record import read_record
+from hvdtrain_lint.running.compare import RUN_RULES, compare
+from hvdtrain_lint.running.record import read_record
 
 Event = dict[str, Any]
 

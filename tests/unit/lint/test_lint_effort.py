@@ -9,9 +9,8 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from hvdtrain_lint.check import check_script
 from lint_cases import DDP
-
-from hvdtrain.lint.check import check_script
 
 
 def calls_in(function: Callable[[], object]) -> int:

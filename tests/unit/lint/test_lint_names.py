@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hvdtrain_lint.check import check_script
 from lint_cases import DDP
-
-from hvdtrain.lint.check import check_script
 
 # Two methods of one name, of which one, the last in the text, tells rank 0 from the others.
 TESTS = """

@@ -7,8 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-
-from hvdtrain.lint.check import check_script
+from hvdtrain_lint.check import check_script
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))

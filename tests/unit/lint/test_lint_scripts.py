@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from hvdtrain.lint.check import check_script
+from hvdtrain_lint.check import check_script
 
 DDP_LOOP = """
 import os

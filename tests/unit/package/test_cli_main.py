@@ -51,20 +51,25 @@ def test_an_interruption_is_one_line() -> None:
     assert "interrupted" in done.stderr
 
 
-def test_bench_without_its_package_is_one_line() -> None:
-    program = (
+@pytest.mark.parametrize("name", ["bench", "compare", "lint", "report"])
+def test_a_command_of_a_package_beside_it(name: str) -> None:
+    """It is found where it is installed; where only hvdtrain is, one line says what to do."""
+    help_of = f"from hvdtrain.cli.main import main; main([{name!r}, '--help'])"
+    alone = (
         "import sys; from importlib.machinery import PathFinder\n"
         "find = PathFinder.find_spec\n"
-        "PathFinder.find_spec = lambda name, *a: None if name == 'hvdtrain_bench' "
+        f"PathFinder.find_spec = lambda name, *a: None if name == 'hvdtrain_{name}' "
         "else find(name, *a)\n"
-        "from hvdtrain.cli.main import main; main(['bench', '--help'])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
+    found, missing = (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+        for program in (help_of, alone + help_of)
     )
-    assert done.returncode == 2
-    assert done.stderr.startswith("hvdtrain: 'bench' needs the package hvdtrain_bench")
-    assert done.stderr.count("\n") == 1
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith(f"Usage: hvdtrain {name} ")
+    assert missing.returncode == 2
+    assert missing.stderr.startswith(f"hvdtrain: '{name}' is a command of a package that is ")
+    assert missing.stderr.count("\n") == 1
 
 
 def test_exchanges_are_listed_with_their_options() -> None:

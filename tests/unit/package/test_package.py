@@ -8,6 +8,9 @@ from importlib.metadata import distributions, entry_points, metadata
 from pathlib import Path
 
 import hvdtrain_bench
+import hvdtrain_compare
+import hvdtrain_lint
+import hvdtrain_report
 import pytest
 
 import hvdtrain
@@ -17,7 +20,15 @@ INSTALLED = Path(hvdtrain.__file__).parent
 # Each installed package, and the folder of the checkout with its sources.
 PACKAGES = {
     INSTALLED: CHECKOUT / "hvdtrain",
-    Path(hvdtrain_bench.__file__).parent: CHECKOUT / "benchmarks" / "hvdtrain_bench",
+    **{
+        Path(str(package.__file__)).parent: CHECKOUT / folder / package.__name__
+        for folder, package in (
+            ("benchmarks", hvdtrain_bench),
+            ("benchmarks", hvdtrain_compare),
+            ("tools", hvdtrain_lint),
+            ("tools", hvdtrain_report),
+        )
+    },
 }
 # The tools that install, and the project itself.
 UNPINNED = {"pip", "hvdtrain"}

@@ -20,7 +20,8 @@ VALUE = "\0"  # in place of what differs each time
 def texts() -> list[str]:
     """Return the strings in hvdtrain's code, without the values that are put in."""
     found = []
-    for path in sorted((ROOT / "hvdtrain").rglob("*.py")):
+    folders = [ROOT / "hvdtrain", *ROOT.glob("benchmarks/hvdtrain_*"), ROOT / "tools"]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 parts = [

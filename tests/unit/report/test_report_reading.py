@@ -7,16 +7,16 @@ import math
 from pathlib import Path
 
 import pytest
+from hvdtrain_report.curves import read_curves, thinned
+from hvdtrain_report.ranks import read_ranks
+from hvdtrain_report.run import distinct_names, read_run
+from hvdtrain_report.tables import facts, side_by_side
+from hvdtrain_report.verdict import verdict
 from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import make_run
 
 from hvdtrain.cli.main import main
-from hvdtrain.report.curves import read_curves, thinned
-from hvdtrain.report.ranks import read_ranks
-from hvdtrain.report.run import distinct_names, read_run
-from hvdtrain.report.tables import facts, side_by_side
-from hvdtrain.report.verdict import verdict
 
 LINE = {"epoch": 1, "step": 1, "split": "test", "loss": 0.5}
 SPAN = {"step": 10, "seconds": 5.0, "span": 5.0, "compute": [4, 2], "waiting": [0, 2]}

@@ -1,0 +1,114 @@
+"""The loop that all strategies for torch share, and what it measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hvdtrain.data.sampling.sharding import Indices, epoch_permutation
+from hvdtrain.train.loop.step_plan import Microbatch
+from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.torch.sources import Step
+from hvdtrain_compare.protocol.meters import SocketMeter, peak_memory_bytes
+from hvdtrain_compare.protocol.rank_file import RankResult, Weights
+from hvdtrain_compare.protocol.task import Place, Task
+from hvdtrain_compare.torch.problem import Problem, make_problem
+from hvdtrain_compare.torch.trainer import Trainer
+
+Wrap = Callable[[Problem], Trainer]
+_EVALUATED_TOGETHER = 128
+
+
+@dataclass
+class _Measured:
+    step_seconds: list[float] = field(default_factory=list)
+    epoch_seconds: list[float] = field(default_factory=list)
+    trained: list[Indices] = field(default_factory=list)
+    checked: Weights = field(default_factory=dict)
+    sockets: SocketMeter = field(default_factory=SocketMeter)
+
+
+def train_torch(task: Task, place: Place, wrap: Wrap) -> RankResult:
+    """Train the recipe under a strategy, evaluate it, and return what was measured."""
+    problem = make_problem(task, place)
+    trainer = wrap(problem)
+    measured = _Measured()
+    steps = problem.plan.steps_per_epoch * problem.options.epochs
+    check_after = min(task.check_steps, steps)
+    for epoch in range(problem.options.epochs):
+        _train_epoch(trainer, epoch, check_after, measured)
+    measured.sockets.stop()
+    trainer.settle()
+    final = trainer.weights()
+    evaluated, scores = _evaluate(trainer)
+    keeps = task.keeps_weights and place.rank == 0
+    return RankResult(
+        library=trainer.library,
+        samples=problem.plan.samples,
+        test_samples=0 if problem.recipe.test is None else len(problem.recipe.test),
+        threads=torch.get_num_threads(),
+        step_seconds=np.array(measured.step_seconds),
+        epoch_seconds=np.array(measured.epoch_seconds),
+        trained=measured.trained,
+        evaluated=evaluated,
+        scores=scores,
+        checked_after=check_after,
+        peak_memory_bytes=peak_memory_bytes(),
+        socket_bytes_per_step=measured.sockets.per_step(len(measured.step_seconds) - 1),
+        notes=trainer.notes,
+        checked_weights=measured.checked if keeps else {},
+        final_weights=final if keeps else {},
+    )
+
+
+def _train_epoch(trainer: Trainer, epoch: int, check_after: int, measured: _Measured) -> None:
+    problem = trainer.problem
+    order = epoch_permutation(problem.plan.samples, problem.options.seed, epoch)
+    shares = trainer.division.train_shares(order)
+    first = len(measured.step_seconds)
+    steps = [
+        Step(first + number, own, [Microbatch(problem.place.rank, own)])
+        for number, own in enumerate(shares)
+    ]
+    trainer.model.train()
+    started = time.perf_counter()
+    for step, (batch,) in problem.train_source().batches(steps, epoch):
+        trainer.set_rate(problem.plan.lr(step.number))
+        trainer.step(batch.inputs, batch.targets, len(step.samples))
+        measured.step_seconds.append(time.perf_counter() - started)
+        if step.number == 0:
+            measured.sockets.start()  # the first step opens connections
+        if step.number + 1 == check_after:
+            measured.sockets.stop()
+            measured.checked = trainer.weights()
+            measured.sockets.start()
+        started = time.perf_counter()
+    measured.epoch_seconds.append(sum(measured.step_seconds[first:]))
+    measured.trained.append(np.concatenate(shares))
+
+
+def _evaluate(trainer: Trainer) -> tuple[Indices, Mapping[str, tuple[float, float]]]:
+    """Evaluate this process's test samples, and return them and the sums of their scores."""
+    problem = trainer.problem
+    recipe = problem.recipe
+    if recipe.test is None:
+        return np.zeros(0, np.int64), {}
+    own = trainer.division.test_share(len(recipe.test))
+    starts = range(0, len(own), _EVALUATED_TOGETHER)
+    parts = [own[start : start + _EVALUATED_TOGETHER] for start in starts]
+    steps = [Step(number, part, [Microbatch(0, part)]) for number, part in enumerate(parts)]
+    accuracies = {name: m for name, m in recipe.metrics.items() if isinstance(m, Accuracy)}
+    sums = {name: np.zeros(2) for name in ("loss", *accuracies)}
+    trainer.model.eval()
+    with torch.no_grad():
+        for step, (batch,) in problem.test_source().batches(steps, 0):
+            outputs, samples = trainer.outputs(batch.inputs), len(step.samples)
+            loss = float(recipe.loss(outputs, batch.targets))
+            sums["loss"] += (loss * samples, samples)
+            for name, metric in accuracies.items():
+                sums[name] += metric.counts(outputs, batch.targets).numpy()
+    return own, {name: (float(total), float(count)) for name, (total, count) in sums.items()}

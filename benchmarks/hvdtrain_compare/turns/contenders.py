@@ -1,0 +1,72 @@
+"""The contenders that --with names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hvdtrain.advice import did_you_mean
+from hvdtrain.errors import UsageError
+from hvdtrain_compare.protocol.strategy import Strategy
+from hvdtrain_compare.strategies.table import reference_of, strategies_of
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A strategy that takes part, under a name of its own."""
+
+    label: str
+    title: str
+    strategy: Strategy
+    variant: str = ""
+    python: str | None = None
+
+
+def reference(framework: str) -> Contender:
+    """Return the contender that the weights of the others are compared with."""
+    return Contender("one process", "one process", reference_of(framework))
+
+
+def parse_contenders(
+    texts: Sequence[str], pythons: Mapping[str, str], framework: str
+) -> list[Contender]:
+    """Return the contenders in the order in which they are named."""
+    known = strategies_of(framework)
+    titles = [title for text in texts for title in _names(text, known)]
+    seen: Counter[str] = Counter()
+    found = []
+    for title in titles:
+        seen[title] += 1
+        label = title if seen[title] == 1 else f"{title} ({seen[title]})"
+        name, _, variant = title.partition(":")
+        strategy = _strategy(name, known, framework)
+        if variant and not strategy.takes_variants:
+            raise UsageError(f"--with {title}: {name} has no variants: leave out ':{variant}'")
+        found.append(Contender(label, title, strategy, variant, pythons.get(name)))
+    for name in pythons:
+        if all(contender.strategy.name != name for contender in found):
+            raise UsageError(f"--python {name}={pythons[name]}: --with does not name {name}")
+    return found
+
+
+def _names(text: str, known: Mapping[str, Strategy]) -> list[str]:
+    """Split at commas, but for those between the options of an exchange, which have an =."""
+    names: list[str] = []
+    for part in text.split(","):
+        word = part.strip()
+        if names and "=" in word and word.partition(":")[0] not in known:
+            names[-1] += f",{word}"
+        else:
+            names.append(word)
+    return names
+
+
+def _strategy(name: str, known: Mapping[str, Strategy], framework: str) -> Strategy:
+    if name in known:
+        return known[name]
+    near = did_you_mean(name, list(known))
+    raise UsageError(
+        f"--with {name!r}: no such strategy{near or ':'} with --framework {framework} choose from "
+        f"{', '.join(known)}"
+    )

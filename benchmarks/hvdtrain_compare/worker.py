@@ -1,0 +1,52 @@
+"""One process of a contender: python -m hvdtrain_compare.worker TASK."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hvdtrain.world import promised_world
+from hvdtrain_compare.protocol.rank_file import result_file, write_error
+from hvdtrain_compare.protocol.strategy import Launch
+from hvdtrain_compare.protocol.task import Place, Task
+from hvdtrain_compare.strategies.table import find_strategy
+
+
+def main(file: str) -> None:
+    """Train, and write what was measured, or the error."""
+    task = Task.read(Path(file))
+    options = task.train_options
+    strategy = find_strategy(options.framework, task.strategy)
+    place = _place(strategy.launch, os.environ)
+    if options.framework == "keras":
+        _prepare_keras(strategy.backend or options.backend, options.dtype, place)
+    folder = Path(task.folder)
+    try:
+        for need in strategy.needs:
+            need.require()
+        strategy.train(task, place).write(result_file(folder, place.rank))
+    except Exception as error:
+        write_error(folder, place.rank, error)
+        raise
+
+
+def _prepare_keras(backend: str | None, dtype: str, place: Place) -> None:
+    """Set what Keras, TensorFlow and JAX read when they are imported."""
+    if dtype == "float64":
+        os.environ["JAX_ENABLE_X64"] = "1"
+    os.environ["KERAS_BACKEND"] = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
+    share = max(1, len(os.sched_getaffinity(0)) // place.size)
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(share))
+
+
+def _place(launch: Launch, environ: Mapping[str, str]) -> Place:
+    if launch is not Launch.MPI:
+        return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
+    promised = promised_world(environ)
+    return Place(0, 1) if promised is None else Place(promised.rank, promised.size)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

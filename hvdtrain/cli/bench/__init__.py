@@ -1,7 +1,0 @@
-"""`hvdtrain bench`: compare hvdtrain with its peers, and predict how it scales."""
-
-from __future__ import annotations
-
-from hvdtrain.cli.bench.commands import command
-
-__all__ = ["command"]

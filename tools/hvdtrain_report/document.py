@@ -1,0 +1,45 @@
+"""A page of HTML that needs nothing but itself: its parts, its policy, its file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+
+
+def asset(name: str) -> str:
+    """Return the text of a style sheet, a script or a template of the reports."""
+    return files("hvdtrain_report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """Return a Content-Security-Policy that allows these styles and scripts, and no requests."""
+
+    def hashes(texts: Sequence[str]) -> str:
+        digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    return (
+        f"default-src 'none'; style-src {hashes(styles)}; script-src {hashes(scripts)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def write_document(path: Path, text: str) -> int:
+    """Write a page atomically, and return its size in bytes."""
+    page = text.encode()
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            unfinished.write_bytes(page)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    return len(page)

@@ -1,0 +1,117 @@
+"""Reader of the directory of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+from hvdtrain_report.curves import Measured, read_curves
+from hvdtrain_report.failures import Change, read_failures, read_joins
+from hvdtrain_report.lines import JsonObject, read_object
+from hvdtrain_report.ranks import TimeBreakdown, read_ranks
+
+# Named here and not imported from the training loop: the page reads runs of other versions.
+_METRICS = ("metrics.jsonl", "steps.jsonl")
+_RANKS = "ranks.jsonl"
+_CONFIG = "config.yaml"
+_ENVIRONMENT = "environment.json"
+_SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The content of the files of a run."""
+
+    path: Path
+    measured: Measured
+    ranks: TimeBreakdown | None
+    config: JsonObject | None
+    environment: JsonObject | None
+    summary: JsonObject | None
+    notes: list[str]
+    failures: list[Change]
+    joins: list[Change]
+
+    @property
+    def hosts(self) -> list[str]:
+        """Host of each rank, by rank; empty if unknown."""
+        found = (self.environment or {}).get("hosts")
+        return [str(host) for host in found] if isinstance(found, list) else []
+
+
+def read_run(path: Path) -> RunFiles:
+    """Read the files of a run."""
+    metrics = [path / name for name in _METRICS if (path / name).exists()]
+    if not metrics:
+        _refuse(path)
+    measured = read_curves(metrics)
+    ranks = read_ranks(path / _RANKS) if (path / _RANKS).exists() else None
+    config = _read_yaml(path / _CONFIG) if (path / _CONFIG).exists() else None
+    environment, summary = (
+        read_object(path / name) if (path / name).exists() else None
+        for name in (_ENVIRONMENT, _SUMMARY)
+    )
+    notes = [
+        f"{name} is missing: {lost}."
+        for found, name, lost in (
+            (summary, _SUMMARY, "the run has not ended, or was stopped"),
+            (ranks, _RANKS, "the page cannot say where the time went"),
+            (config, _CONFIG, "the options are not known"),
+            (environment, _ENVIRONMENT, "versions and hosts are not known"),
+        )
+        if found is None
+    ]
+    if not measured.curves:
+        notes.append("metrics.jsonl has no number yet: there is no curve.")
+    if ranks is not None and not ranks.intervals:
+        notes.append(f"{_RANKS} has no line yet: the page cannot say where the time went.")
+        ranks = None
+    notes += measured.notes + (ranks.notes if ranks else [])
+    changes = read_failures(summary), read_joins(summary)
+    return RunFiles(path, measured, ranks, config, environment, summary, notes, *changes)
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Return a distinct name for each run: its directory, with as many parents as needed."""
+    full = [path.absolute().parts for path in paths]
+    longest = max(len(parts) for parts in full)
+    for count in range(1, longest + 1):
+        names = ["/".join(parts[-count:]) for parts in full]
+        if len(set(names)) == len(set(full)):
+            break
+    seen: dict[str, int] = {}
+    for place, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            names[place] = f"{name} ({seen[name]})"
+    # A name that is not UTF-8 could not be written.
+    return [os.fsencode(name).decode(errors="replace") for name in names]
+
+
+def _refuse(path: Path) -> None:
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such directory")
+    if not path.is_dir():
+        raise UsageError(f"{path} is a file: name the directory of a run (train's --out)")
+    raise UsageError(f"{path} is not a run: it has no metrics.jsonl, which train writes to --out")
+
+
+def _read_yaml(path: Path) -> JsonObject:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError(
+            "report needs PyYAML to read config.yaml: pip install 'hvdtrain[report]'"
+        ) from error
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not YAML: the file is damaged") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: these are not options: the file is damaged")
+    return found

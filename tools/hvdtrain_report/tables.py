@@ -1,0 +1,169 @@
+"""The tables of the page: the results of each run, and their settings side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvdtrain_report.lines import number
+from hvdtrain_report.run import RunFiles
+
+_SPLITS = ("test", "train", "step")
+_SPEED = ("lr", "samples_per_second")
+_ABSENT = "-"
+# Longest text of a cell: lists have one value for each rank.
+_LONGEST = 240
+
+
+def facts(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
+    """Return one text per run for each label; labels without any value are left out."""
+    rows: dict[str, list[str]] = {}
+    for metric in _metrics(runs):
+        rows[metric] = [_final(run, metric) for run in runs]
+    rows["samples/s"] = [_rate(run) for run in runs]
+    rows["time"] = [_duration(_seconds(run)) for run in runs]
+    rows["epochs"] = [_short(_epochs(run)) for run in runs]
+    rows["ranks"] = [
+        _text(_of(run, "world_size") or (run.ranks and run.ranks.ranks)) for run in runs
+    ]
+    for label, key in (
+        ("hosts", "hosts"),
+        ("global batch", "global_batch_size"),
+        ("framework", "framework"),
+        ("engine", "engine"),
+        ("exchange", "exchange"),
+        ("ended by", "ended"),
+    ):
+        rows[label] = [_text(_of(run, key)) for run in runs]
+    rows["mean staleness"] = [_staleness(run) for run in runs]
+    return {label: texts for label, texts in rows.items() if any(texts)}
+
+
+def final_split(run: RunFiles) -> str | None:
+    """Return the split whose last values count as the run's result."""
+    known = run.measured.last
+    return next((s for s in _SPLITS if s in known), next(iter(known), None))
+
+
+def _metrics(runs: Sequence[RunFiles]) -> list[str]:
+    found: dict[str, None] = {}
+    for run in runs:
+        found |= dict.fromkeys(run.measured.last.get(final_split(run) or "", ()))
+    return [name for name in found if name not in _SPEED]
+
+
+def _final(run: RunFiles, metric: str) -> str:
+    value = run.measured.last.get(final_split(run) or "", {}).get(metric)
+    return "" if value is None else _short(value)
+
+
+def _rate(run: RunFiles) -> str:
+    """Return the rate of the whole run; without a summary, that of the last training epoch."""
+    known = _of(run, "samples_per_second")
+    last = run.measured.last
+    found = known or next(
+        (
+            last[split]["samples_per_second"]
+            for split in ("train", "step")
+            if "samples_per_second" in last.get(split, {})
+        ),
+        None,
+    )
+    rate = number(found)
+    return "" if rate is None or not math.isfinite(rate) else f"{rate:,.0f}"
+
+
+def _seconds(run: RunFiles) -> float:
+    known = (run.summary or {}).get("seconds")
+    total = number(known.get("total")) if isinstance(known, Mapping) else None
+    if total is not None and math.isfinite(total):
+        return total
+    ends = [curve.seconds[-1] for curve in run.measured.curves]
+    return max((end for end in ends if math.isfinite(end)), default=math.nan)
+
+
+def _staleness(run: RunFiles) -> str:
+    """Return the mean staleness of a parameter server's gradients; "" without one."""
+    counts = (run.summary or {}).get("parameter_server")
+    mean = number(counts.get("mean_staleness")) if isinstance(counts, Mapping) else None
+    return "" if mean is None else _short(mean)
+
+
+def _epochs(run: RunFiles) -> float:
+    return max((curve.epoch[-1] for curve in run.measured.curves), default=math.nan)
+
+
+def _of(run: RunFiles, key: str) -> object:
+    """Return a value of the summary, else of the environment or the options."""
+    for found in (run.summary, run.environment, run.config):
+        if found and not isinstance(found.get(key), dict | list | None):
+            return found[key]
+    return None
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return ""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _short(value: float) -> str:
+    return f"{value:.5g}" if math.isfinite(value) else "not finite"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One setting of all runs."""
+
+    name: str
+    texts: list[str]
+    differs: bool
+
+
+def side_by_side(
+    settings: Sequence[Mapping[str, object] | None], mark: bool = True
+) -> list[SettingRow]:
+    """Return one row for each setting of any run."""
+    flat = [dict(_flat("", found)) if found else {} for found in settings]
+    # The dictionary keeps the order of first occurrence.
+    names = {name: None for found in flat for name in found}
+    # Nothing is known of a run without the file.
+    known = [found for found in flat if found]
+    return [
+        SettingRow(
+            name,
+            [_shortened(found.get(name, _ABSENT)) for found in flat],
+            mark and len({found.get(name) for found in known}) > 1,
+        )
+        for name in names
+    ]
+
+
+def _flat(prefix: str, found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for key, value in found.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(f"{name}.", value)
+        else:
+            yield name, _json_text(value)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _json_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
