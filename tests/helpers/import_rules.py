@@ -22,7 +22,7 @@ _FOUNDATIONS = {
         "config",
         "control_groups",
     ),
-    *("devices", "errors", "memory", "polling", "streams", "supervision", "topology"),
+    *("devices", "errors", "files", "memory", "polling", "streams", "supervision", "topology"),
     *("types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}

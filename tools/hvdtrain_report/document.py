@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing
 
 
 def asset(name: str) -> str:
@@ -33,13 +33,9 @@ def policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
 def write_document(path: Path, text: str) -> int:
     """Write a page atomically, and return its size in bytes."""
     page = text.encode()
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            unfinished.write_bytes(page)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with replacing(path) as file:
+            file.write(page)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
     return len(page)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from hvdtrain.data.sampling.seeds import seed_generators
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing
 from hvdtrain.topology import Topology
 from hvdtrain.train.keras.distributed import plain_optimizer
 from hvdtrain.train.keras.fit import StepPlanSchedule
@@ -90,9 +90,8 @@ def _set_first_weights(model: Any, path: Path, place: Place) -> None:
         with np.load(path) as file:
             model.set_weights([file[name] for name in file.files])
     elif place.rank == 0:
-        unfinished = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(unfinished, *model.get_weights())
-        unfinished.replace(path)
+        with replacing(path) as file:
+            np.savez(file, *model.get_weights())
 
 
 def weights_of(model: Any) -> Weights:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing
 
 Weights = Mapping[str, npt.NDArray[Any]]
 _FACTS = "facts"
@@ -55,10 +56,8 @@ class RankResult:
             arrays |= {f"{name}/{key}": array for key, array in getattr(self, name).items()}
         named = {*_ARRAYS, *_LISTS, *_WEIGHTS}
         facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in named}
-        unfinished = path.with_suffix(".part")
-        with unfinished.open("wb") as file:
+        with replacing(path) as file:
             np.savez(file, **{_FACTS: np.array(json.dumps(facts)), **arrays})
-        unfinished.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> RankResult:

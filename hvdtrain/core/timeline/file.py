@@ -6,11 +6,13 @@ import json
 import os
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from hvdtrain.core.timeline.events import Event
 from hvdtrain.core.timeline.times import RankRecords
 from hvdtrain.core.timeline.trace import trace_events
 from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing, unfinished_file
 
 
 class TimelineError(UsageError, ValueError):
@@ -23,9 +25,8 @@ def usable_path(file_path: str) -> str:
     if os.path.exists(path) and not os.path.isfile(path):
         raise TimelineError(f"timeline {path} cannot be written: it is not a file; name another")
     try:
-        with open(_part(path), "w", encoding="utf-8"):
+        with unfinished_file(Path(path).parent):
             pass
-        os.unlink(_part(path))
     except OSError as error:
         raise _cannot_write(path, error) from error
     return path
@@ -50,19 +51,13 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
 
 def write_events(path: str, events: Iterable[Event], notes: Mapping[str, object]) -> None:
     """Write a trace file atomically."""
-    part = _part(path)
     try:
-        try:
-            with open(part, "w", encoding="utf-8") as file:
-                separator = '{"displayTimeUnit": "ms", "traceEvents": [\n'
-                for event in events:
-                    file.write(separator + json.dumps(event))
-                    separator = ",\n"
-                file.write(f'\n], "otherData": {json.dumps(notes)}}}\n')
-            os.replace(part, path)
-        finally:
-            if os.path.exists(part):
-                os.unlink(part)
+        with replacing(Path(path)) as file:
+            separator = '{"displayTimeUnit": "ms", "traceEvents": [\n'
+            for event in events:
+                file.write((separator + json.dumps(event)).encode())
+                separator = ",\n"
+            file.write(f'\n], "otherData": {json.dumps(notes)}}}\n'.encode())
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -74,10 +69,6 @@ def _clock(times: RankRecords) -> dict[str, float]:
         "offset at end": times.stop.offset_seconds,
         "error at end": times.stop.error_seconds,
     }
-
-
-def _part(path: str) -> str:
-    return f"{path}.{os.getpid()}.part"
 
 
 def _cannot_write(path: str, error: OSError) -> TimelineError:

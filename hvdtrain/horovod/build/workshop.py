@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing
 from hvdtrain.horovod.build.compiler_wrapper import script
 from hvdtrain.horovod.build.log import BuildFailedError, Log
 from hvdtrain.horovod.build.plan import BuildPlan, installed_versions
@@ -152,8 +153,6 @@ def _jobs() -> int:
 def _keep(wheel: Path, folder: Path) -> Path:
     """Move a file into the cache atomically, so that no process sees a part of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as part:
-        shutil.copyfile(wheel, part.name)
-    os.chmod(part.name, 0o644)
-    os.replace(part.name, folder / wheel.name)
+    with replacing(folder / wheel.name) as copy, open(wheel, "rb") as source:
+        shutil.copyfileobj(source, copy)
     return folder / wheel.name

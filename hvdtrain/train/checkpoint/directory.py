@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, NO_POSITION, CheckpointName
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
-from hvdtrain.train.records.files import publish, unfinished_file
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ def mark_best(path: Path) -> Path:
     except FileExistsError:
         pass
     except OSError:  # not every file system has hard links
-        with unfinished_file(path.parent) as copy, open(path, "rb") as source:
+        with replacing(best) as copy, open(path, "rb") as source:
             shutil.copyfileobj(source, copy)
-            publish(copy, best)
     for other, named in _files(path.parent):
         if named.kind == BEST and other != best:
             other.unlink()

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
+from hvdtrain.files import publish, unfinished_file
 from hvdtrain.train.checkpoint.names import CHECKPOINT, DIGEST_LENGTH, CheckpointName
 from hvdtrain.train.checkpoint.pytree import flatten, unflatten
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, read, write
-from hvdtrain.train.records.files import publish, unfinished_file
 
 # Metadata of the file: everything that is not a tensor.
 _ABOUT, _VERSION = "hvdtrain", 1

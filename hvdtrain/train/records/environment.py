@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from hvdtrain import __version__
+from hvdtrain.files import replacing
 from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records.files import publish, unfinished_file
 from hvdtrain.train.tracking.masking import masked
 
 CONFIG = "config.yaml"
@@ -70,9 +70,8 @@ def _versions() -> dict[str, str | None]:
 
 
 def _write(path: Path, text: str) -> None:
-    with unfinished_file(path.parent) as file:
+    with replacing(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
-        publish(file, path)
 
 
 _TIMEOUT_SECONDS = 5.0

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.files import replacing
 from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.records.changes import RanksJoined, RanksLost
-from hvdtrain.train.records.files import publish, unfinished_file
 
 METRICS = "metrics.jsonl"
 STEPS = "steps.jsonl"
@@ -113,16 +113,14 @@ def drop_lines_after(directory: Path, step: int) -> None:
             continue
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         kept = [line for line in lines if _step_of(line) <= step]
-        with unfinished_file(directory) as file:
+        with replacing(path) as file:
             file.writelines(f"{line}\n".encode() for line in kept)
-            publish(file, path)
 
 
 def write_summary(directory: Path, summary: Summary) -> None:
     """Write summary.json, replacing an older one."""
-    with unfinished_file(directory) as file:
+    with replacing(directory / SUMMARY) as file:
         file.write((json_text(asdict(summary), indent=2) + "\n").encode())
-        publish(file, directory / SUMMARY)
 
 
 def _step_of(line: str) -> float:

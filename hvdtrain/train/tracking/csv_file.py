@@ -7,7 +7,8 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hvdtrain.train.tracking.files import AppendFile, replace_file
+from hvdtrain.files import replacing
+from hvdtrain.train.tracking.files import AppendFile
 from hvdtrain.train.tracking.tracker import RunInfo, Status
 
 METRICS_CSV = "metrics.csv"
@@ -64,7 +65,8 @@ class CsvFile:
 
     def _rewrite(self, rows: Iterable[Sequence[str]]) -> AppendFile:
         """Replace the file atomically, and open it for appending."""
-        replace_file(self._path, _lines([self._columns, *rows]))
+        with replacing(self._path) as file:
+            file.write(_lines([self._columns, *rows]))
         return AppendFile(self._path)
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing
 
 
 class AppendFile:
@@ -35,20 +36,10 @@ class AppendFile:
         self._file.close()
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace the content of a file atomically: a reader sees the old or the new content."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        new.write_bytes(content)
-        os.replace(new, path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-
-
 def save_json(path: Path, content: dict[str, str]) -> None:
     """Write a small JSON file, replacing an older one."""
-    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
 def load_json(path: Path, key: str) -> dict[str, str] | None:

@@ -12,22 +12,16 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.records.files import (
-    new_directory,
-    prepare_directory,
-    publish,
-    sync_directory,
-    unfinished_file,
-)
+from hvdtrain.files import replacing, sync_directory
+from hvdtrain.train.records.files import new_directory, prepare_directory
 
 
 def test_published_in_one_step(tmp_path: Path) -> None:
     target = tmp_path / "it"
     target.write_bytes(b"old")
-    with unfinished_file(tmp_path) as file:
+    with replacing(target) as file:
         file.write(b"new")
         assert target.read_bytes() == b"old"
-        publish(file, target)
     assert target.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -46,16 +40,20 @@ def test_a_file_system_that_does_not_sync_directories(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_nothing_stays_of_what_was_not_finished(tmp_path: Path, end: type[BaseException]) -> None:
+    target = tmp_path / "it"
+    target.write_bytes(b"old")
+
     def write() -> None:
-        with unfinished_file(tmp_path) as file:
+        with replacing(target) as file:
             file.write(b"half")
             file.flush()
-            assert len(list(tmp_path.iterdir())) == 1
+            assert len(list(tmp_path.iterdir())) == 2
             raise end
 
     with pytest.raises(end):
         write()
-    assert list(tmp_path.iterdir()) == []
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
 
 
 def dead_process() -> int:
