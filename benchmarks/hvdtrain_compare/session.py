@@ -13,7 +13,7 @@ from typing import Any
 from hvdtrain import __version__
 from hvdtrain.check.machine import find_cores
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.saving import RUNS
+from hvdtrain.train.options.running import RUNS
 from hvdtrain.train.records.files import new_directory, prepare_directory
 from hvdtrain.train.records.results import json_text
 from hvdtrain_compare.results.page import require_jinja, write_page

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hvdtrain import __version__
-from hvdtrain.check.compiler import check_compiler
 from hvdtrain.check.machine import check_cores, check_memory
 from hvdtrain.check.mpi import check_engines, check_mpi, check_trial
-from hvdtrain.check.packages import check_frameworks, check_gpus, check_packages
-from hvdtrain.check.section import Section, guarded
+from hvdtrain.check.packages import check_compiler, check_frameworks, check_gpus, check_packages
+from hvdtrain.check.probe import Section, guarded
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 

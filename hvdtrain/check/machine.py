@@ -6,8 +6,7 @@ import importlib.util
 import os
 from dataclasses import asdict, dataclass, fields
 
-from hvdtrain.check.probe import ProbeError, ask_python
-from hvdtrain.check.section import Section
+from hvdtrain.check.probe import ProbeError, Section, ask_python
 from hvdtrain.control_groups import cpu_limit, own_groups, read_file
 from hvdtrain.memory import Memory, find_memory
 

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvdtrain.check.probe import Finished, ProbeError, ask_python, finish
-from hvdtrain.check.section import Section
+from hvdtrain.check.probe import Finished, ProbeError, Section, ask_python, finish
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
-from hvdtrain.launch.mpirun import mpirun_command
 
 _TOO_FEW = ", but process sets need multiple: unset MPI4PY_RC_THREAD_LEVEL, or use another MPI"
 _RANKS = 2

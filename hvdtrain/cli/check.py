@@ -10,7 +10,7 @@ import click
 
 from hvdtrain import __version__
 from hvdtrain.check.checks import all_sections
-from hvdtrain.check.section import Section
+from hvdtrain.check.probe import Section
 from hvdtrain.engines.registry import ENGINES
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
 from hvdtrain.world import promised_world

@@ -18,7 +18,7 @@ from hvdtrain.errors import (
     TrainingError,
     UsageError,
 )
-from hvdtrain.supervision.milestones import begin
+from hvdtrain.milestones import begin
 from hvdtrain.world import promised_world
 
 _COMMANDS = {

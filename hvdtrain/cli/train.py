@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.read import resolve
-from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import OPTIONS, RECIPES, Option, TrainOptions
+from hvdtrain.train.options.config_file import config_text, resolve
 from hvdtrain.world import promised_world
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -29,7 +29,7 @@ from hvdtrain.core.timeline.start_stop import begin_from_environment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import ExcludedError, HvdtrainError, NotInitializedError, UnsupportedError
-from hvdtrain.supervision.milestones import ENDED, STARTED, finish_init, report
+from hvdtrain.milestones import ENDED, STARTED, finish_init, report
 from hvdtrain.topology import Topology
 
 __all__ = [

@@ -2,21 +2,180 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from hvdtrain.errors import EXIT_CRASH, EXIT_REQUEUE
-from hvdtrain.launch.answering import answering, on_hosts
+from hvdtrain.launch.addresses import LOOPBACK, own_addresses
+from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site, has_allocation
-from hvdtrain.launch.listener import MilestoneListener
 from hvdtrain.launch.session_folder import SESSION
 from hvdtrain.launch.supervise import Launches
-from hvdtrain.supervision.milestones import ENDED, FAILED, LOST, RESTARTS, STARTED, SUPERVISOR
+from hvdtrain.milestones import (
+    BEGAN,
+    ENDED,
+    FAILED,
+    INITIALIZED,
+    LOST,
+    RESTARTS,
+    STARTED,
+    SUPERVISOR,
+)
+
+# Starts a program for a request, with its output discarded.
+Starter = Callable[[LaunchRequest], "subprocess.Popen[bytes]"]
+
+# The mpirun of Open MPI 5.0.11 at times never ends if its program ends at once: on two busy cores
+# in 13 of 90 restarts with `true`, in none of 64 with this.
+_TRIAL = ("sleep", "0.5")
+_TRIAL_SECONDS = (5.0, 20.0)
+_PERIOD_SECONDS = 0.05
+
+
+def answering(request: LaunchRequest, start: Starter, folder: Path) -> tuple[Host, ...]:
+    """Return the hosts of a request on which the launcher can start a program."""
+    answers = set[Host]()
+    tried = request.hosts
+    for seconds in _TRIAL_SECONDS:
+        trials = {host: start(_trial(request, host, folder)) for host in tried}
+        deadline = time.monotonic() + seconds
+        while any(trial.poll() is None for trial in trials.values()):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PERIOD_SECONDS)
+        answers |= {host for host, trial in trials.items() if trial.poll() == 0}
+        tried = tuple(host for host, trial in trials.items() if trial.poll() is None)
+        for host in tried:
+            trials[host].kill()
+            trials[host].wait()
+    return tuple(host for host in request.hosts if host in answers)
+
+
+def _trial(request: LaunchRequest, host: Host, folder: Path) -> LaunchRequest:
+    alone = replace(request, program=_TRIAL, ranks=1, per_node=None, exports={})
+    alone = replace(alone, elastic=False, log_folder=None)
+    file = folder / f"trial.{request.hosts.index(host)}"
+    return replace(on_hosts(alone, (host,), file), ranks=1)
+
+
+def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> LaunchRequest:
+    """Return a request for ranks on some of its hosts, as many as these have slots for."""
+    ranks = request.ranks
+    if ranks is not None and len(hosts) < len(request.hosts):
+        each = request.per_node
+        slots = [host.slots if each is None else each for host in hosts]
+        known = [count for count in slots if count is not None]
+        share = ranks * len(hosts) // len(request.hosts)
+        ranks = min(ranks, sum(known) if len(known) == len(slots) else share)
+    changed = replace(request, ranks=ranks, hosts=tuple(hosts))
+    if request.hostfile is None:
+        return changed
+    file.write_text("".join(map(_line, hosts)), encoding="ascii")
+    return replace(changed, hostfile=str(file))
+
+
+def _line(host: Host) -> str:
+    name = f"{host.user}@{host.name}" if host.user else host.name
+    slots = [] if host.slots is None else [f"slots={host.slots}"]
+    return " ".join([name, *slots, *host.others]) + "\n"
+
+
+_KEY_BYTES = 16
+_LONGEST_BYTES = 200
+_BACKLOG = 4096
+# A rank reports at once when it has connected.
+_SILENT_SECONDS = 10.0
+
+
+class MilestoneListener:
+    """Collects what ranks report; the system keeps it until it is asked for."""
+
+    def __init__(self, remote: bool) -> None:
+        self._socket = socket.create_server(("" if remote else LOOPBACK, 0), backlog=_BACKLOG)
+        self._socket.setblocking(False)
+        port = self._socket.getsockname()[1]
+        places = own_addresses() if remote else [LOOPBACK]
+        self._places = ",".join(f"{place}:{port}" for place in places)
+        self._open: dict[socket.socket, float] = {}  # with the time when each was opened
+        self._held: set[socket.socket] = set()  # by ranks that are in init()
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget all ranks, and hear only those that are given the new `address`."""
+        for connection in self._open:
+            connection.close()
+        self._open, self._held, self.began = {}, set(), 0
+        self._key = secrets.token_hex(_KEY_BYTES)
+        self.address = f"{self._key}@{self._places}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for connection in (self._socket, *self._open):
+            connection.close()
+
+    def heard(self) -> set[str]:
+        """Return the milestones of ranks since the last call; LOST if one ended within init().
+
+        A rank that has begun holds its connection until the end of init().
+        """
+        found, now = set[str](), time.monotonic()
+        with suppress(OSError):  # there are no more, or too many files are open
+            while True:
+                connection, _ = self._socket.accept()
+                connection.setblocking(False)
+                self._open[connection] = now
+        for connection, opened in self._open.copy().items():
+            with suppress(BlockingIOError):
+                found |= self._read(connection)
+            silent = connection in self._open and connection not in self._held
+            if silent and now - opened > _SILENT_SECONDS:
+                self._close(connection)
+        return found
+
+    def _close(self, connection: socket.socket) -> None:
+        self._held.discard(connection)
+        del self._open[connection]
+        connection.close()
+
+    def _read(self, connection: socket.socket) -> set[str]:
+        """Return what a rank has reported, and forget a connection that has ended."""
+        try:
+            text = connection.recv(_LONGEST_BYTES)
+        except BlockingIOError:
+            raise
+        except OSError:
+            text = b""
+        if not text:
+            found = {LOST} if connection in self._held else set()
+            self._close(connection)
+            return found
+        pairs = [line.partition(b" ") for line in text.splitlines()]
+        own = self._key.encode()
+        found = {name.decode() for key, _, name in pairs if secrets.compare_digest(key, own)}
+        if BEGAN in found:
+            self.began += 1
+            self._held.add(connection)
+        if INITIALIZED in found:
+            self._held.discard(connection)
+        return found
+
 
 _MOST_IN_VAIN = 3
 # Ranks of the same host notice it themselves. Others may be in init(), and go on without it.

@@ -5,15 +5,28 @@ from __future__ import annotations
 import importlib
 import itertools
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.calls.called_rank import EXIT_NO_CALLER, OWN_GPUS
 from hvdtrain.launch.calls.served import ServedCall, run_rank, served_call
-from hvdtrain.spark.tracking import tracking_variables
 
 __all__ = ["run"]
+
+
+def tracking_variables() -> dict[str, str]:
+    """Return the variables of the active run of MLflow; none if there is no such run."""
+    mlflow = sys.modules.get("mlflow")
+    run = None if mlflow is None else mlflow.active_run()
+    if mlflow is None or run is None:
+        return {}
+    return {
+        "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri(),
+        "MLFLOW_RUN_ID": run.info.run_id,
+    }
+
 
 Result = TypeVar("Result")
 

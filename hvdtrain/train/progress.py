@@ -13,10 +13,10 @@ import numpy as np
 
 from hvdtrain.core.context import Context
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.protocol import Array, TrainingState
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.options.config_file import counted
 
 # Options that a resume cannot change: the checkpoint would not fit, or its optimizer would bring
 # back the old value. Within an epoch the order of the samples must not change either.

@@ -18,13 +18,12 @@ from hvdtrain.train.checkpoint.directory import (
     mark_best,
     newest_good,
 )
-from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
-from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop, TrainingState
 from hvdtrain.train.options import RUNS, TrainOptions
+from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.records.files import new_directory, prepare_directory, usage_errors
 from hvdtrain.train.records.results import METRICS, SUMMARY, drop_lines_after, remove_marker

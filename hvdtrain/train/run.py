@@ -2,33 +2,90 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
+
 from hvdtrain.collective import collective
-from hvdtrain.core.objects import call_on_root
+from hvdtrain.core.context import Context
+from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
-from hvdtrain.train.config.plain_text import counted
-from hvdtrain.train.heartbeat.heartbeat import Heartbeat
 from hvdtrain.train.loop.collective_errors import on_this_rank
+from hvdtrain.train.loop.heartbeat import Heartbeat
+from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
 from hvdtrain.train.loop.snapshots import SNAPSHOT, Snapshots
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.loop.triggers import EVALUATE, SAVE, Triggers
 from hvdtrain.train.messages import closing_lines, epoch_lines, stop_lines
-from hvdtrain.train.metrics.improvement import improved, require_number
-from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.metrics.totals import Totals, Values, improved, require_number
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import BestEvaluation, RunClock
+from hvdtrain.train.options.config_file import counted
+from hvdtrain.train.parameter_server.protocol import Pushes
+from hvdtrain.train.progress import BestEvaluation, Progress, RunClock
 from hvdtrain.train.records.changes import RanksJoined, RanksLost
-from hvdtrain.train.records.results import MetricsRecord, Summary
+from hvdtrain.train.records.results import MetricsRecord, Seconds, Summary
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
-from hvdtrain.train.summary import make_summary
 from hvdtrain.train.survivors import Standing
 from hvdtrain.train.terminal import Terminal
+
+
+@collective
+def make_summary(
+    step_plan: StepPlan, world: Context, progress: Progress, final: Values, loop: TrainingLoop
+) -> Summary:
+    """Return the summary of a run that has ended."""
+    options, topology, best = step_plan.options, world.topology, progress.best
+    total, communicate = progress.total_seconds, progress.communicate_seconds
+    return Summary(
+        world_size=topology.size,
+        hosts=topology.hosts,
+        host_names=list(dict.fromkeys(topology.hostnames)),
+        engine=world.engine_name,
+        framework=options.framework,
+        exchange=options.exchange,
+        global_batch_size=step_plan.global_batch_size,
+        base_lr=options.base_lr,
+        scaled_lr=step_plan.target_lr,
+        epochs=progress.epoch,
+        final=final,
+        samples=progress.samples,
+        samples_per_second=progress.samples / total,
+        seconds=Seconds(total, total - communicate, communicate),
+        weights_sha256=allgather_object(weights_digest(loop.state.weights()), "weights"),
+        steps=progress.step,
+        best=None if best is None else asdict(best),
+        ended="early stop" if progress.epoch < options.epochs else "epochs",
+        parameter_server=_parameter_server(options, loop.pushes),
+    )
+
+
+def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str, Any] | None:
+    settings = options.parameter_server
+    if settings is None or pushes is None:
+        return None
+    given = asdict(settings)
+    given["max_staleness"] = given.pop("staleness")  # pushes have counts of that name
+    return {**given, **pushes.record()}
+
+
+def weights_digest(weights: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Return the SHA-256 of all weights of this rank's model.
+
+    It covers names, types, shapes and bytes, in the order of `weights`.
+    """
+    digest = hashlib.sha256()
+    for name, array in weights.items():
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 class Run:

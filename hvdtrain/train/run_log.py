@@ -10,9 +10,8 @@ from typing import Any
 from hvdtrain.core.context import Context
 from hvdtrain.train.checkpoint.directory import best_file
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.heartbeat.heartbeat import HeartbeatReport
-from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
+from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
 from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, checkpoint_content
@@ -30,9 +29,8 @@ from hvdtrain.train.records.results import (
     write_summary,
 )
 from hvdtrain.train.resume import world_settings
-from hvdtrain.train.tracking.tracker import Status
+from hvdtrain.train.tracking.tracker import Status, metric_values, rank_values
 from hvdtrain.train.tracking.trackers import Trackers
-from hvdtrain.train.tracking.values import metric_values, rank_values
 
 
 class RunLog:

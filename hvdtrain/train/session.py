@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +13,7 @@ from hvdtrain.core.context import Recovery
 from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
 from hvdtrain.core.objects import broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
-from hvdtrain.train import changes
-from hvdtrain.train.heartbeat.heartbeat import Heartbeat
-from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
-from hvdtrain.train.heartbeat.signals import StopSignals
+from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots
 from hvdtrain.train.loop.triggers import Triggers
 from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
@@ -33,6 +30,64 @@ from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agr
 from hvdtrain.train.terminal import Terminal, on_terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
+
+
+def lost(
+    recovery: Recovery,
+    leaving: Collection[int],
+    setup: TrainingSetup,
+    seconds: float,
+    reached: int | None,
+) -> list[RanksLost]:
+    """Return the records of ranks that were lost, first of those that had left by request.
+
+    Args:
+        seconds: time from the notice until now.
+    """
+    plan, progress = setup.step_plan, setup.start.progress
+    left = tuple(rank for rank in recovery.lost if rank in leaving)
+    ended = tuple(rank for rank in recovery.lost if rank not in leaving)
+    groups = (left, recovery.size_before - len(left), True), (ended, recovery.left, False)
+    return [
+        RanksLost(
+            step=progress.step,
+            epoch=progress.epoch + progress.done / plan.samples,
+            trained_seconds=progress.total_seconds,
+            lost=ranks,
+            ranks=remaining,
+            seconds=seconds,
+            global_batch_size=plan.global_batch_size,
+            scaled_lr=plan.target_lr,
+            left=by_request,
+            again=0 if reached is None else max(reached - progress.step, 0),
+        )
+        for ranks, remaining, by_request in groups
+        if ranks
+    ]
+
+
+def joined(recovery: Recovery, setup: TrainingSetup, seconds: float) -> list[RanksJoined]:
+    """Return the record of ranks that have joined, if any have.
+
+    Args:
+        seconds: time from the last step of the others until now.
+    """
+    plan, progress = setup.step_plan, setup.start.progress
+    if not recovery.joined:
+        return []
+    return [
+        RanksJoined(
+            step=progress.step,
+            epoch=progress.epoch + progress.done / plan.samples,
+            trained_seconds=progress.total_seconds,
+            joined=recovery.joined,
+            ranks=recovery.size,
+            seconds=seconds,
+            start_seconds=recovery.start_seconds,
+            global_batch_size=plan.global_batch_size,
+            scaled_lr=plan.target_lr,
+        )
+    ]
 
 
 @collective
@@ -158,8 +213,8 @@ class _Session:
         lines: list[str] = []
         seconds = time.perf_counter() - self._noticed
         for recovery, leaving in self._recoveries:
-            failures = changes.lost(recovery, leaving, setup, seconds, reached)
-            joins = changes.joined(recovery, setup, seconds)
+            failures = lost(recovery, leaving, setup, seconds, reached)
+            joins = joined(recovery, setup, seconds)
             lines += [*map(lost_line, failures), *map(joined_line, joins)]
             self._failures += failures
             self._joins += joins

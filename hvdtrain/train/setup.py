@@ -17,12 +17,12 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.dataset import is_stream
 from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.collective_errors import call_everywhere, require_same_options
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.metrics.improvement import require_known
+from hvdtrain.train.metrics.totals import require_known
 from hvdtrain.train.options import BACKENDS, TrainOptions
+from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.resume import RunStart, StateLoader

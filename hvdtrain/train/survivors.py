@@ -12,8 +12,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.train.checkpoint.directory import LoadedCheckpoint, newest_good
-from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.names import NO_POSITION
+from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState

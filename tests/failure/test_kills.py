@@ -21,7 +21,7 @@ from run_files import both_splits, epochs_of, metrics_of, summary_of
 from save_kills import LEAST_BYTES
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, CheckpointName, position_of
+from hvdtrain.train.checkpoint.file import BEST, CHECKPOINT, CheckpointName, position_of
 
 RECIPE = """
 import numpy as np

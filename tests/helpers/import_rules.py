@@ -22,7 +22,7 @@ _FOUNDATIONS = {
         "config",
         "control_groups",
     ),
-    *("devices", "errors", "files", "memory", "polling", "streams", "supervision", "topology"),
+    *("devices", "errors", "files", "memory", "polling", "streams", "milestones", "topology"),
     *("types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
@@ -91,13 +91,12 @@ _FOLDERS: Mapping[str, list[str]] = {
             "tracking",
             "parameter_server",
             "options",
-            "config",
             "metrics",
             "records",
             "recipes",
             "checkpoint",
         ),
-        *("heartbeat", "loop", "recipes.builtin", "torch.shards", "torch", "keras.shards"),
+        *("loop", "recipes.builtin", "torch"),
         *("keras", ""),
     ],
     "cli": ["", "launch"],

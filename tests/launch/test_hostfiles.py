@@ -13,9 +13,8 @@ from hosts import AGENT, AGENT_ARGS, require_hosts
 from mpis import MPICH, OPEN_MPI_4
 from ranks import Completed, mpi_python, run_ranks, start
 
-from hvdtrain.launch.hosts.check import with_slots
 from hvdtrain.launch.hosts.formats import FORMATS
-from hvdtrain.launch.hosts.host import Host, HostfileError, HostText
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, with_slots
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTFILES = REPOSITORY / "hostfiles"

@@ -16,7 +16,7 @@ from run_files import summary_of
 from tensorflow_environment import tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.checkpoint.file import position_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

@@ -29,7 +29,7 @@ from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.summary import weights_digest
+from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState
 
 BEFORE, STEPS = 3, 6

@@ -21,7 +21,7 @@ from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
-from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.checkpoint.file import position_of
 
 RECIPES = TRAINING / "point_recipes.py"
 LIMIT_SECONDS = 300

@@ -10,7 +10,7 @@ from run_files import SUMMARY_FIELDS, both_splits, epochs_of, metrics_of, summar
 from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.checkpoint.file import position_of
 
 WORKER = Path(__file__).with_name("train_frameworks_worker.py")
 EPOCHS = 7  # of which the warm-up has five

@@ -14,8 +14,7 @@ from run_files import metrics_of, summary_of
 
 from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
-from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
 
 WORKER = Path(__file__).with_name("train_worker.py")
 SIZE = 3

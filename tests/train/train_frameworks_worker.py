@@ -33,14 +33,13 @@ from hvdtrain.devices import DeviceWish
 from hvdtrain.errors import TrainingError
 from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
 from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin import digits_keras
 from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.run import weights_digest
 from hvdtrain.train.session import train
-from hvdtrain.train.summary import weights_digest
 
 BATCH = 50  # 1437 samples are 28 batches of 50 and one of 37
 LR = 1 / 16  # which Keras keeps in float32

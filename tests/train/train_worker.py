@@ -32,7 +32,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.heartbeat import heartbeat
+from hvdtrain.train.loop import heartbeat
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
 from hvdtrain.train.recipes.recipe import Recipe

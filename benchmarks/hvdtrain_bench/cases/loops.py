@@ -17,9 +17,7 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling.samplers import GlobalBatchSampler
-from hvdtrain.train.heartbeat.heartbeat import Heartbeat
-from hvdtrain.train.heartbeat.rank_statistics import RankStatistics
-from hvdtrain.train.heartbeat.signals import StopSignals
+from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
 from hvdtrain.train.loop.triggers import Triggers
 from hvdtrain.train.metrics.exact import Accuracy
 from hvdtrain.train.options import TrainOptions

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.launchers.elastic import require_tolerance
 from hvdtrain.launch.launchers.mpi_library import loaded_library
+from hvdtrain.launch.launchers.options import require_tolerance
 from hvdtrain_bench.elastic.sizes import BATCH, RANKS
 
 __all__ = ["CONTENDERS", "Contender"]

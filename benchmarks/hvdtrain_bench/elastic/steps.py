@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch.launchers.elastic import require_tolerance
-from hvdtrain.launch.mpirun import mpirun_command
+from hvdtrain.launch.launchers.choice import mpirun_command
+from hvdtrain.launch.launchers.options import require_tolerance
 from hvdtrain_bench.analysis.kills import (
     ELASTIC,
     ELASTIC_STEPS,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
-from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain_bench.harness.results import Result, read_result
 from hvdtrain_bench.harness.settings import Settings
 

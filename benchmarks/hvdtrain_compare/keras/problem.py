@@ -14,10 +14,8 @@ from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
 from hvdtrain.topology import Topology
-from hvdtrain.train.keras.distributed import plain_optimizer
-from hvdtrain.train.keras.fit import StepPlanSchedule
+from hvdtrain.train.keras.fit import SampleReader, StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.metrics import sum_over_samples
-from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe

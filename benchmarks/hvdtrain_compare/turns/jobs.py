@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hvdtrain.launch.addresses import LOOPBACK
+from hvdtrain.launch.addresses import LOOPBACK, free_ports
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
     jax_variables,
     tensorflow_config,
     torch_variables,
 )
+from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
-from hvdtrain.launch.mpirun import mpirun_command
-from hvdtrain.launch.ports import free_ports
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
 from hvdtrain_compare.protocol.strategy import Launch, Strategy

@@ -13,9 +13,10 @@ from typing import NoReturn
 
 import click
 
-from hvdtrain.cli.launch.refusal import refuse_locally
+from hvdtrain.cli.launch.script import refuse_locally
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.addresses import free_ports
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
     check_roles,
@@ -24,7 +25,6 @@ from hvdtrain.launch.cluster_environment import (
     tensorflow_config,
     torch_variables,
 )
-from hvdtrain.launch.ports import free_ports
 from hvdtrain.launch.scripts import accelerate, chief
 from hvdtrain.launch.scripts.script import Script
 

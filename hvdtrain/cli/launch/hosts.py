@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts.check import mixed_names, objections, require_slots, with_slots
 from hvdtrain.launch.hosts.formats import (
     FOREIGN,
     FORMATS,
@@ -18,7 +17,14 @@ from hvdtrain.launch.hosts.formats import (
     source_of_job,
     write_hosts,
 )
-from hvdtrain.launch.hosts.host import Host, HostText
+from hvdtrain.launch.hosts.host import (
+    Host,
+    HostText,
+    mixed_names,
+    objections,
+    require_slots,
+    with_slots,
+)
 
 _OF_JOBS = ("slurm", "pbs", "sge", "lsf", "pjm", "flux", "k8s")
 

@@ -12,18 +12,16 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import LAUNCHERS, choose_launcher
-from hvdtrain.launch.launchers.elastic import (
-    discovered_hosts,
-    max_ranks_variables,
-    min_ranks_variable,
-    require_tolerance,
-)
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
     check_interface,
+    discovered_hosts,
+    max_ranks_variables,
+    min_ranks_variable,
     parse_exports,
     parse_folder,
     parse_hosts,
+    require_tolerance,
     with_hosts,
 )
 from hvdtrain.launch.launchers.request import BINDINGS, LaunchRequest, Site

@@ -28,7 +28,7 @@ from hvdtrain.errors import (
     RanksLostError,
     UsageError,
 )
-from hvdtrain.supervision.milestones import FAILED, report
+from hvdtrain.milestones import FAILED, report
 from hvdtrain.topology import Topology
 
 # Names of hvdtrain's own threads begin with this; the job does not go on without them.

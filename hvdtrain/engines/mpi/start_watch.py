@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 # The process imports no packages, so that it starts at once.
-_MILESTONES = Path(__file__).resolve().parents[2] / "supervision" / "milestones.py"
+_MILESTONES = Path(__file__).resolve().parents[2] / "milestones.py"
 
 _PERIOD_SECONDS = 0.2
 # mpirun's daemon starts the ranks of a host one right after the other.

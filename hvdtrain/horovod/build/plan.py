@@ -4,18 +4,143 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from typing import TypeVar
 
+from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod.build.recipe import Target, cache_folder, choices, runpath
-from hvdtrain.horovod.build.toolchain import Toolchain, find_toolchain
-from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library, programs
+
+_Found = TypeVar("_Found")
+
+_TIMEOUT_SECONDS = 60
+_OLDEST_CMAKE = (3, 13)
+_MPI_COMPILERS = ("mpicxx", "mpic++", "mpiCC")
+_MPI_HEADER = "#include <mpi.h>\nhvdtrain OMPI_MAJOR_VERSION I_MPI_VERSION MPICH_VERSION\n"
+_MPI_VENDORS = ("openmpi", "intelmpi", "mpich")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The tools of a build."""
+
+    compiler: tuple[str, ...]
+    cmake: Path | None
+    mpicxx: Path
+
+
+def find_toolchain(
+    mpi: MpiLibrary | None, environ: Mapping[str, str], known_faults: Sequence[str]
+) -> Toolchain:
+    """Find all tools of a build."""
+    faults = list(known_faults)
+    compiler = _attempt(faults, lambda: _working_compiler(environ))
+    _attempt(faults, lambda: _require_parts(environ))
+    mpicxx = None
+    if mpi is not None:
+        mpicxx = _attempt(faults, lambda: _find_mpicxx(mpi, compiler, environ))
+    if faults or compiler is None or mpicxx is None:
+        raise UsageError("Horovod cannot be built here:\n  " + "\n  ".join(faults))
+    return Toolchain(compiler, _find_cmake(environ), mpicxx)
+
+
+def _attempt(faults: list[str], find: Callable[[], _Found]) -> _Found | None:
+    try:
+        return find()
+    except UsageError as error:
+        faults.append(str(error))
+        return None
+
+
+def _working_compiler(environ: Mapping[str, str]) -> tuple[str, ...]:
+    found = find_compiler(environ)
+    check = ["-std=gnu++20", "-include", "cstdint", "-fsyntax-only", "-x", "c++", os.devnull]
+    tried = _run([*found, *check], environ)
+    if tried is None or tried.returncode != 0:
+        raise UsageError(
+            f"{found[0]} does not compile C++20: install GCC 10 or clang 12, and name it with CXX=…"
+        )
+    return found
+
+
+def _require_parts(environ: Mapping[str, str]) -> None:
+    missing = []
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        missing.append("no Python headers (Python.h): apt install python3-dev")
+    if importlib.util.find_spec("ensurepip") is None:
+        missing.append("this Python makes no environments: apt install python3-venv")
+    if shutil.which("make", path=environ.get("PATH", "")) is None:
+        missing.append("no make: apt install make")
+    if missing:
+        raise UsageError("\n  ".join(missing))
+
+
+def _find_mpicxx(
+    mpi: MpiLibrary, compiler: tuple[str, ...] | None, environ: Mapping[str, str]
+) -> Path:
+    """Return the driver whose mpi.h belongs to `mpi`; without a compiler it cannot be checked."""
+    others = []
+    for path in programs(mpi, _MPI_COMPILERS):
+        found = None if compiler is None else _header_of(path, compiler, environ)
+        if compiler is None or found == (mpi.vendor, mpi.major):
+            return path
+        others.append(f"{path} is for {' '.join(found) if found else 'nothing: it finds no mpi.h'}")
+    seen = "; ".join(dict.fromkeys(others)) or f"no {' or '.join(_MPI_COMPILERS)}"
+    raise UsageError(
+        f"no MPI headers for {mpi} ({seen}): pip install {mpi.vendor}, or your system's package "
+        "for development with that MPI"
+    )
+
+
+def _header_of(
+    mpicxx: Path, compiler: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Return the vendor and the major version of the mpi.h that a driver finds."""
+    names = ("OMPI_CXX", "MPICH_CXX", "I_MPI_CXX")
+    own = {name: shlex.join(compiler) for name in names}
+    asked = _run([str(mpicxx), "-E", "-P", "-x", "c++", "-"], {**environ, **own}, _MPI_HEADER)
+    last = asked.stdout.split("\n") if asked and asked.returncode == 0 else [""]
+    words = next((line.split()[1:] for line in reversed(last) if line.startswith("hvdtrain")), [])
+    for vendor, word in zip(_MPI_VENDORS, words, strict=False):
+        if match := re.match(r'"?(\d+)', word):
+            return vendor, match[1]
+    return None
+
+
+def _find_cmake(environ: Mapping[str, str]) -> Path | None:
+    path = shutil.which("cmake", path=environ.get("PATH", ""))
+    asked = _run([path, "--version"], environ) if path else None
+    match = re.search(r"version (\d+)\.(\d+)", asked.stdout) if asked else None
+    if path is None or match is None or (int(match[1]), int(match[2])) < _OLDEST_CMAKE:
+        return None
+    return Path(path)
+
+
+def _run(
+    words: Sequence[str], environ: Mapping[str, str], text: str = ""
+) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            words,
+            env=dict(environ),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
 
 FRAMEWORKS = ("torch", "tensorflow")
 

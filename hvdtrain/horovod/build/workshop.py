@@ -5,21 +5,123 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.files import replacing
 from hvdtrain.horovod.build.compiler_wrapper import script
-from hvdtrain.horovod.build.log import BuildFailedError, Log
-from hvdtrain.horovod.build.plan import BuildPlan, installed_versions
+from hvdtrain.horovod.build.plan import BuildPlan, Toolchain, installed_versions
 from hvdtrain.horovod.build.recipe import HOROVOD_VERSION, tools, variables
-from hvdtrain.horovod.build.stages import Stages
-from hvdtrain.horovod.build.toolchain import Toolchain
-from hvdtrain.launch.mpirun import mpirun_command
+from hvdtrain.launch.launchers.choice import mpirun_command
+
+# The most relevant kind of line first: what follows a compiler error is mostly noise.
+_TELLING = (
+    re.compile(
+        r": (fatal )?error:|undefined reference|CMake Error|Could NOT find|No space left|Killed"
+    ),
+    re.compile(r"\berror\b", re.IGNORECASE),
+    re.compile(r"\S"),
+)
+_SHOWN_LINES = 8
+_SHOWN_CHARACTERS = 300
+
+
+class BuildFailedError(HvdtrainError):
+    """A command of the build failed; the message has its last relevant lines and names the log."""
+
+
+class Log:
+    """A file to which all commands of a build write."""
+
+    def __init__(self, file: IO[str], path: Path) -> None:
+        self._file = file
+        self._path = path
+
+    def run(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Run a command to its end."""
+        self._file.write(f"\n$ {' '.join(command)}\n")
+        lines: list[str] = []
+        with subprocess.Popen(
+            command,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None  # it is a pipe
+            for line in process.stdout:
+                self._file.write(line)
+                self._file.flush()
+                lines.append(line.rstrip()[:_SHOWN_CHARACTERS])
+                on_line(line)
+        if process.returncode != 0:
+            shown = "".join(f"\n  {line.strip()}" for line in _telling(lines))
+            raise BuildFailedError(
+                f"{Path(command[0]).name} ended with code {process.returncode}; its output "
+                f"is in {self._path}; it ended with:{shown}"
+            )
+
+
+def _telling(lines: Sequence[str]) -> Sequence[str]:
+    kinds = ([line for line in lines if kind.search(line)] for kind in _TELLING)
+    return next(filter(None, kinds), [])[-_SHOWN_LINES:]
+
+
+_Detail = Callable[[str], None]
+
+
+class Stages:
+    """Reports stages on stdout: with a spinner on a terminal, otherwise as plain lines."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stdout.isatty()
+
+    @contextmanager
+    def stage(self, title: str) -> Iterator[_Detail]:
+        """Time a stage; yield a function that shows a short text on its progress.
+
+        A stage that raises is reported as failed.
+        """
+        started = time.monotonic()
+        show = self._spin if self._on_terminal else self._plain
+        outcome = "failed after "
+        try:
+            with show(title) as detail:
+                yield detail
+            outcome = ""
+        finally:
+            seconds = time.monotonic() - started
+            start = f"{title} ... " if self._on_terminal else ""
+            print(f"{start}{outcome}{seconds:.0f} s", flush=True)
+
+    @contextmanager
+    def _plain(self, title: str) -> Iterator[_Detail]:
+        print(f"{title} ... ", end="", flush=True)
+        yield lambda text: None
+
+    @contextmanager
+    def _spin(self, title: str) -> Iterator[_Detail]:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, transient=True) as progress:
+            task = progress.add_task(title)
+            yield lambda text: progress.update(task, description=f"{title} {text}")
+
 
 _REQUIREMENT = f"horovod=={HOROVOD_VERSION}"
 _MOST_JOBS = 8

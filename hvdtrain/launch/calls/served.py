@@ -14,8 +14,7 @@ from typing import Any
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch.calls.called_rank import ADDRESS, KEY
-from hvdtrain.launch.calls.content import dumps_call, results_of
-from hvdtrain.launch.calls.rank_server import BACKLOG, RankServer, new_key
+from hvdtrain.launch.calls.rank_server import BACKLOG, RankServer, dumps_call, new_key, results_of
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.supervise import bound_to_this_process
 from hvdtrain.world import TORCHRUN_MARKER

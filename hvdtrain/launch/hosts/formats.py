@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.launch.hosts import hydra, openmpi, schedulers
-from hvdtrain.launch.hosts.check import mixed_names
-from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, check_name
+from hvdtrain.launch.hosts import hostfiles, schedulers
+from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, check_name, mixed_names
 
 
 @dataclass(frozen=True)
@@ -27,16 +26,16 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
-    "mpich": Format(hydra.read, hydra.write, users=True),
-    "intelmpi": Format(hydra.read, hydra.write, users=True),
+    "openmpi": Format(hostfiles.read_open_mpi, hostfiles.write_open_mpi, users=True, ipv6=True),
+    "mpich": Format(hostfiles.read_hydra, hostfiles.write_hydra, users=True),
+    "intelmpi": Format(hostfiles.read_hydra, hostfiles.write_hydra, users=True),
     "slurm": Format(schedulers.read_slurm, schedulers.write_slurm),
     "pbs": Format(schedulers.read_lines, schedulers.write_lines),
     "sge": Format(schedulers.read_sge, schedulers.write_sge),
     "lsf": Format(schedulers.read_lsf, schedulers.write_lsf),
-    "pjm": Format(openmpi.read, schedulers.write_names, slots=False),
+    "pjm": Format(hostfiles.read_open_mpi, schedulers.write_names, slots=False),
     "flux": Format(schedulers.read_flux, schedulers.write_flux, slots=False),
-    "k8s": Format(openmpi.read, openmpi.write, users=True, ipv6=True),
+    "k8s": Format(hostfiles.read_open_mpi, hostfiles.write_open_mpi, users=True, ipv6=True),
 }
 
 # Variables with the path of a job's hostfile.

@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.jobs.request import JobRequest
-from hvdtrain.launch.jobs.schedulers import AGAIN, Scheduler
+from hvdtrain.launch.jobs.schedulers import AGAIN, JobRequest, Scheduler
 from hvdtrain.launch.jobs.script import body
 
 KUBERNETES = Scheduler(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from hvdtrain.launch.jobs.request import JobRequest
-from hvdtrain.launch.jobs.schedulers import SCHEDULERS, Scheduler
+from hvdtrain.launch.jobs.schedulers import SCHEDULERS, JobRequest, Scheduler
 
 # The scheduler sends USR1 to this shell. The trap interrupts `wait`, which is called again.
 _PASSED_ON = """\

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.scripts.interpreter import interpreter_options
+
+
+def interpreter_options() -> list[str]:
+    """Return the options between `python` and `-m hvdtrain`, or the installed command."""
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
+    return options[:-2] if options[-2:-1] == ["-m"] else options[:-1]
+
 
 # transformers' Trainer is built on Accelerate.
 _ACCELERATE = {"accelerate", "transformers"}

@@ -10,8 +10,13 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
-from hvdtrain.train.checkpoint.file import load_checkpoint
-from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, NO_POSITION, CheckpointName
+from hvdtrain.train.checkpoint.file import (
+    BEST,
+    CHECKPOINT,
+    NO_POSITION,
+    CheckpointName,
+    load_checkpoint,
+)
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 
 

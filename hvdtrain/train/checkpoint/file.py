@@ -4,15 +4,59 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hvdtrain.errors import UsageError
 from hvdtrain.files import publish, unfinished_file
-from hvdtrain.train.checkpoint.names import CHECKPOINT, DIGEST_LENGTH, CheckpointName
-from hvdtrain.train.checkpoint.pytree import flatten, unflatten
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, read, write
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, read, unflatten, write
+
+CHECKPOINT, BEST = "checkpoint", "best"
+DIGEST_LENGTH = 16
+
+# Before that of every checkpoint.
+NO_POSITION = (-1, 0)
+
+_PATTERN = re.compile(
+    rf"({CHECKPOINT}|{BEST})-(\d+)(?:\+(\d+))?-([0-9a-f]{{{DIGEST_LENGTH}}})\.safetensors"
+)
+
+
+@dataclass(frozen=True)
+class CheckpointName:
+    """The name of a checkpoint file, parsed."""
+
+    kind: str
+    epoch: int
+    samples: int
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path) -> Self | None:
+        """Parse the name of a path; return None if it is not that of a checkpoint."""
+        found = _PATTERN.fullmatch(path.name)
+        if found is None:
+            return None
+        return cls(found[1], int(found[2]), int(found[3] or 0), found[4])
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epochs and samples done, which order checkpoints."""
+        return self.epoch, self.samples
+
+    def __str__(self) -> str:
+        position = f"{self.epoch:04d}+{self.samples}" if self.samples else f"{self.epoch:04d}"
+        return f"{self.kind}-{position}-{self.digest}.safetensors"
+
+
+def position_of(path: Path) -> tuple[int, int]:
+    """Return the epochs and samples in a checkpoint's name; -1 epochs if it has another name."""
+    name = CheckpointName.of(path)
+    return NO_POSITION if name is None else name.position
+
 
 # Metadata of the file: everything that is not a tensor.
 _ABOUT, _VERSION = "hvdtrain", 1

@@ -8,12 +8,63 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.data.sampling.seeds import seed_generators, step_seed
+import hvdtrain.keras as hvd
+from hvdtrain.core.gradients.exchange import Kind
+from hvdtrain.data.dataset import Samples, is_stream
+from hvdtrain.data.sampling.seeds import sample_generator, sample_seed, seed_generators, step_seed
 from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.errors import UnsupportedError, UsageError
 from hvdtrain.keras.tensors.types import Tensor
-from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
+from hvdtrain.train.optimizers.make_keras import keras_optimizer
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipes.recipe import Recipe
+
+
+class SampleReader:
+    """Reads samples from arrays or from a map-style data set.
+
+    Args:
+        data: Samples, or a data set with len() and [index].
+    """
+
+    def __init__(self, data: Any, dtype: str, seed: int, augment: Any = None) -> None:
+        if is_stream(data):
+            raise UsageError(
+                "with Keras the samples of a recipe must have len() and [index], "
+                f"and {type(data).__name__} has not: take --framework torch for streams"
+            )
+        self._data, self._dtype, self._seed, self._augment = data, dtype, seed, augment
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def read(self, rows: Indices, epoch: int = 0) -> tuple[Any, Any]:
+        """Return the inputs [n, ...] and the targets [n, ...] of samples.
+
+        Args:
+            rows: int64 numbers of the samples, [n].
+        """
+        if isinstance(self._data, Samples) and self._augment is None:
+            inputs, targets = self._data.inputs[rows], self._data.labels[rows]
+        else:
+            pairs = [self._sample(int(index), epoch) for index in rows]
+            inputs, targets = (np.stack(column) for column in zip(*pairs, strict=True))
+        return self._cast(inputs), self._cast(targets)
+
+    def _sample(self, index: int, epoch: int) -> tuple[Any, Any]:
+        if isinstance(self._data, Samples):
+            inputs, targets = self._data.inputs[index], self._data.labels[index]
+        else:
+            seed_generators(sample_seed(self._seed, epoch, index))
+            inputs, targets = self._data[index]
+        if self._augment is not None:
+            inputs = self._augment(inputs, sample_generator(self._seed, epoch, index))
+        return np.asarray(inputs), np.asarray(targets)
+
+    def _cast(self, array: Any) -> Any:
+        return array.astype(self._dtype) if array.dtype.kind == "f" else array
 
 
 class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
@@ -108,3 +159,52 @@ class StepPlanSchedule(
         index = keras.ops.cast(step, "int32") + (self.ahead or 0)
         index = keras.ops.clip(index, 0, len(self._rates) - 1)
         return keras.ops.take(keras.ops.convert_to_tensor(self._rates), index)
+
+
+def plain_optimizer(
+    recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
+) -> Any:
+    """Return the optimizer of a recipe or of the options."""
+    if recipe.optimizer is None:
+        return keras_optimizer(options, schedule)
+    return recipe.optimizer(schedule)
+
+
+def distributed_optimizer(
+    recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
+) -> Any:
+    """Return the optimizer of a recipe or of the options, distributed and built."""
+    plain = plain_optimizer(recipe, options, schedule)
+    exchange = options.make_exchange()
+    try:
+        optimizer = hvd.DistributedOptimizer(
+            plain, exchange=exchange, sharded=bool(options.shard_optimizer)
+        )
+    except UnsupportedError as error:
+        raise UsageError(f"--shard-optimizer: {error}") from error
+    except ValueError as error:
+        if exchange is None:
+            raise
+        raise UsageError(f"--exchange {options.exchange}: {error}") from error
+    weights = optimizer.hvdtrain_reduction.weights
+    if weights is not None:
+        weights.flush_in_fit = False  # a run calls `fit` for a part of an epoch, and flushes itself
+    optimizer.build(recipe.model.trainable_variables)
+    return optimizer
+
+
+def sample_scale(optimizer: Any, size: int) -> float | None:
+    """Return the factor of sample weights that BatchDataset takes.
+
+    The average over ranks is the gradient of the mean, to which every rank adds the same gradient
+    of the regularizers. An exchange of weights takes the gradient of a rank's own mean.
+    """
+    return None if optimizer.hvdtrain_reduction.settings.weights else float(size)
+
+
+def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:
+    """Compile the model of a run."""
+    model.compile(optimizer, loss, weighted_metrics=[sums])
+    exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
+    if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:
+        optimizer.sample_weight = counted_samples

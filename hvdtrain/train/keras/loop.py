@@ -13,14 +13,16 @@ import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling.sharding import Indices, rank_slice
-from hvdtrain.train.keras.distributed import (
+from hvdtrain.train.keras.fit import (
+    BatchDataset,
+    SampleReader,
+    StepCallback,
+    StepPlanSchedule,
     compile_model,
     distributed_optimizer,
     sample_scale,
 )
-from hvdtrain.train.keras.fit import BatchDataset, StepCallback, StepPlanSchedule
 from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
-from hvdtrain.train.keras.sample_reader import SampleReader
 from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
@@ -28,7 +30,7 @@ from hvdtrain.train.loop.ledger import note_samples
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics.totals import Totals, Values
-from hvdtrain.train.parameter_server.statistics import Pushes
+from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 
 _EVALUATION_BATCH = 1024

@@ -2,30 +2,223 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
-from hvdtrain.train.keras.distributed import plain_optimizer
-from hvdtrain.train.keras.fit import StepPlanSchedule
+from hvdtrain.keras.tensors.types import Tensor, Variable
+from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
-from hvdtrain.train.keras.shards.gradients import GradientCollector
-from hvdtrain.train.keras.shards.optimizer_state import BuiltOptimizer, require_elementwise
-from hvdtrain.train.keras.shards.shard import KerasShard
-from hvdtrain.train.keras.shards.variable_row import VariableRow
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics.totals import Totals
+from hvdtrain.train.parameter_server.protocol import Flat, Pushes
 from hvdtrain.train.parameter_server.rounds import ServedRounds
 from hvdtrain.train.parameter_server.settings import ParameterServer
-from hvdtrain.train.parameter_server.shards import Piece
-from hvdtrain.train.parameter_server.statistics import Pushes
-from hvdtrain.train.parameter_server.wire import Flat
+from hvdtrain.train.parameter_server.shards import Outline, ParameterRow, Piece, State
 from hvdtrain.train.recipes.recipe import Recipe
+
+
+class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """Keeps the gradients of a step, and leaves the variables as they are."""
+
+    def __init__(self, variables: Sequence[Variable]) -> None:
+        super().__init__(learning_rate=0.0, name="gradients")
+        self.build(list(variables))
+
+    def build(self, variables: list[Variable]) -> None:
+        """Make the variables for the gradients."""
+        super().build(variables)
+        self.gradients: list[Any] = [
+            self.add_variable_from_reference(variable, name="gradient") for variable in variables
+        ]
+
+    def apply(
+        self,
+        grads: Sequence[Tensor | None],
+        trainable_variables: Iterable[Variable] | None = None,
+    ) -> None:
+        """Keep gradients."""
+        for kept, gradient in zip(self.gradients, grads, strict=True):
+            kept.assign(keras.ops.zeros_like(kept) if gradient is None else gradient)
+
+
+# Optimizers whose step for an element depends on no other element.
+_ELEMENTWISE = (
+    *(keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW),
+    *(keras.optimizers.Adagrad, keras.optimizers.Adadelta, keras.optimizers.Adamax),
+    *(keras.optimizers.Nadam, keras.optimizers.RMSprop, keras.optimizers.Ftrl),
+    keras.optimizers.Lion,
+)
+
+# Settings that need whole parameters, or more than the gradients of one step.
+_REFUSED = (
+    *("clipnorm", "global_clipnorm", "use_ema", "loss_scale_factor"),
+    "gradient_accumulation_steps",
+)
+
+
+def require_elementwise(optimizer: Any) -> None:
+    """Check that an optimizer can step on parts of variables."""
+    kind = type(optimizer)
+    # On the torch backend Keras makes an optimizer of a subclass of its own.
+    if not (isinstance(optimizer, _ELEMENTWISE) and kind.__module__.startswith("keras.src.")):
+        names = ", ".join(known.__name__ for known in _ELEMENTWISE)
+        raise UsageError(
+            f"--strategy ps cannot use the recipe's optimizer {kind.__name__}: servers step on "
+            f"parts of parameters, as Keras's {names} can"
+        )
+    for name in _REFUSED:
+        value = getattr(optimizer, name)
+        if value:
+            raise UsageError(
+                f"--strategy ps cannot use {name}={value} of the recipe's optimizer "
+                f"{kind.__name__}: leave it out"
+            )
+
+
+class BuiltOptimizer:
+    """A Keras optimizer, built for variables."""
+
+    def __init__(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        self.optimizer, self.variables = optimizer, list(variables)
+        self.slots: list[dict[str, Any]] = [{} for _ in self.variables]
+        self._build()
+        of_variables = {id(slot) for slots in self.slots for slot in slots.values()}
+        self.others = [v for v in optimizer.variables if id(v) not in of_variables]
+
+    def _build(self) -> None:
+        """Build the optimizer, and note for which variable it makes which of its own."""
+        numbers = {id(variable): number for number, variable in enumerate(self.variables)}
+        plain = self.optimizer.add_variable_from_reference
+
+        def noting(reference_variable: Any, name: str, **others: Any) -> Any:
+            made = plain(reference_variable, name=name, **others)
+            self.slots[numbers[id(reference_variable)]][name] = made
+            return made
+
+        self.optimizer.add_variable_from_reference = noting
+        self.optimizer.build(self.variables)
+        del self.optimizer.add_variable_from_reference
+
+    def load(self, states: Sequence[State]) -> None:
+        """Overwrite the state of the optimizer."""
+        for slots, state in zip(self.slots, states, strict=True):
+            for name, slot in slots.items():
+                if name in state:
+                    slot.assign(state[name].reshape(slot.shape).copy())
+        known = next(state for state in states if state)
+        for number, variable in enumerate(self.others):
+            variable.assign(known[str(number)])
+
+
+class KerasShard:
+    """A shard whose variables are pieces of the model's, in host memory."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        set_step: Callable[[int], None],
+        whole: BuiltOptimizer,
+        pieces: Sequence[Piece],
+        flat: Flat,
+    ) -> None:
+        self._optimizer, self._set_step, self._whole = optimizer, set_step, whole
+        self._pieces, self.weights = list(pieces), flat
+        with keras.device("cpu"):
+            self._variables = [
+                keras.Variable(_part(flat, piece), dtype=flat.dtype.name, trainable=False)
+                for piece in self._pieces
+            ]
+            self._exclude_from_weight_decay()
+            self._own = BuiltOptimizer(optimizer, self._variables)
+
+    def _exclude_from_weight_decay(self) -> None:
+        """Take over which variables do not decay; Keras tells them by name or identity."""
+        excluded = [
+            variable
+            for piece, variable in zip(self._pieces, self._variables, strict=True)
+            if not self._whole.optimizer._use_weight_decay(self._whole.variables[piece.parameter])
+        ]
+        self._optimizer.exclude_from_weight_decay(var_list=excluded)
+
+    def step(self, gradient: Flat, number: int) -> None:
+        """Step the optimizer; see Shard.step."""
+        if not self._pieces:
+            return
+        self._set_step(number)
+        with keras.device("cpu"):
+            parts = [_part(gradient, piece) for piece in self._pieces]
+            self._optimizer.apply([keras.ops.convert_to_tensor(part) for part in parts])
+        for piece, variable in zip(self._pieces, self._variables, strict=True):
+            self.weights[_span(piece)] = keras.ops.convert_to_numpy(variable)
+
+    def load_state(self) -> None:
+        """Take the shard's weights, and its part of the state of the whole optimizer."""
+        for number, piece in enumerate(self._pieces):
+            self._variables[number].assign(_part(self.weights, piece))
+            for name, slot in self._own.slots[number].items():
+                whole = keras.ops.convert_to_numpy(self._whole.slots[piece.parameter][name])
+                slot.assign(whole.reshape(-1)[piece.begin : piece.begin + piece.count].copy())
+        for own, whole in zip(self._own.others, self._whole.others, strict=True):
+            own.assign(_copy(whole))
+
+    def outline(self) -> Outline:
+        """Return each piece with its state."""
+        others = {str(number): _copy(variable) for number, variable in enumerate(self._own.others)}
+        return [
+            (piece, others | {name: np.dtype(slot.dtype) for name, slot in slots.items()})
+            for piece, slots in zip(self._pieces, self._own.slots, strict=True)
+        ]
+
+    def write_state(self, name: str, flat: Flat) -> None:
+        """Write an elementwise state of all pieces; see ShardState.write_state."""
+        for piece, slots in zip(self._pieces, self._own.slots, strict=True):
+            flat[_span(piece)] = keras.ops.convert_to_numpy(slots[name])
+
+
+def _span(piece: Piece) -> slice:
+    return slice(piece.start, piece.start + piece.count)
+
+
+def _part(flat: Flat, piece: Piece) -> Flat:
+    """Return a copy of a piece's elements, because backends may keep the memory."""
+    return flat[_span(piece)].copy()
+
+
+def _copy(variable: Any) -> HostArray:
+    return np.array(keras.ops.convert_to_numpy(variable))
+
+
+class VariableRow(ParameterRow):
+    """Copies of variables and gradients in host memory."""
+
+    def __init__(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
+        sizes = [int(np.prod(variable.shape)) for variable in variables]
+        super().__init__(sizes, [variable.dtype for variable in variables])
+        self._variables, self._gradients = list(variables), list(gradients)
+
+    def read_weights(self) -> None:
+        self._read(self.weights, self._variables)
+
+    def write_weights(self) -> None:
+        for part, variable in zip(self._parts(self.weights), self._variables, strict=True):
+            variable.assign(part.reshape(variable.shape).copy())  # backends may keep the memory
+
+    def read_gradients(self) -> None:
+        self._read(self.gradients, self._gradients)
+
+    def _read(self, flat: Flat, variables: Sequence[Any]) -> None:
+        for part, variable in zip(self._parts(flat), variables, strict=True):
+            part[:] = keras.ops.convert_to_numpy(variable).reshape(-1)
+
+    def _parts(self, flat: Flat) -> list[Flat]:
+        return np.split(flat, np.cumsum(self.sizes)[:-1])
 
 
 class ServedKerasLoop(KerasLoop):

@@ -13,8 +13,8 @@ import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
-from hvdtrain.train.loop.checksum import array_checksum
 from hvdtrain.train.loop.protocol import Array
+from hvdtrain.train.loop.replica_check import array_checksum
 
 _GENERATOR = "seed_generator_state"
 

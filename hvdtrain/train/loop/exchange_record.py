@@ -14,7 +14,7 @@ from hvdtrain.core import context
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
-from hvdtrain.train.config.plain_text import counted
+from hvdtrain.train.options.config_file import counted
 
 # The state of an optimizer, as a checkpoint of its framework holds it.
 OptimizerState: TypeAlias = Mapping[Any, Any]

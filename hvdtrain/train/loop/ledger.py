@@ -7,7 +7,7 @@ import os
 
 from hvdtrain.core import context
 from hvdtrain.data.sampling.sharding import Indices
-from hvdtrain.supervision.milestones import RESTARTS
+from hvdtrain.milestones import RESTARTS
 
 # Name of a file; that of each process ends with its number.
 _VARIABLE = "HVDTRAIN_LEDGER"

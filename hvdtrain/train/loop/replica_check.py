@@ -6,8 +6,11 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
@@ -17,6 +20,47 @@ from hvdtrain.errors import TrainingError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.types import ReduceOp
+
+Words = npt.NDArray[np.int64]
+
+# A row, its products and the multipliers together fit into a second-level cache.
+ROW_WORDS = 1 << 15
+SHIFT = 29
+
+
+@cache
+def multipliers() -> Words:
+    """Return the multipliers m, int64 [ROW_WORDS]: the first results of splitmix64, made odd."""
+    state = np.arange(1, ROW_WORDS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    numbers: Words = ((mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)).view(np.int64)
+    return numbers
+
+
+def array_checksum(array: npt.NDArray[Any]) -> int:
+    """Return the checksum of an array's bytes, between -2^63 and 2^63 - 1."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = np.zeros(-(-data.size // 8), np.int64)
+    whole.view(np.uint8)[: data.size] = data
+    return _checksum(whole)
+
+
+def number_checksum(number: float) -> int:
+    """Return the checksum of a number."""
+    return array_checksum(np.array(number))
+
+
+def _checksum(words: Words) -> int:
+    rows = [words[start : start + ROW_WORDS] for start in range(0, words.size, ROW_WORDS)]
+    sums = [_row_sum(row) for row in rows]
+    if len(sums) > 1:
+        return _checksum(np.array(sums, np.int64))
+    return sums[0] if sums else 0
+
+
+def _row_sum(row: Words) -> int:
+    return int(((row ^ (row >> SHIFT)) * multipliers()[: row.size]).sum())
 
 
 @collective

@@ -14,10 +14,10 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.topology import Topology
-from hvdtrain.train.config.plain_text import counted
 from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.interval import Interval
+from hvdtrain.train.options.config_file import counted
+from hvdtrain.train.options.declare import Interval
 
 # Name of the timer that runs on rank 0's clock.
 SNAPSHOT = "snapshot"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.interval import Interval
+from hvdtrain.train.options.declare import Interval
 
 # Names of the timers that run on rank 0's clock.
 EVALUATE, SAVE = "evaluate", "save"

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from hvdtrain.train.optimizers.choice import OptimizerOptions, weight_decay_of
-from hvdtrain.train.optimizers.lamb import Lamb
-from hvdtrain.train.optimizers.lars import Lars
+from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 
 
 def torch_optimizer(

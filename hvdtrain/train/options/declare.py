@@ -2,15 +2,128 @@
 
 from __future__ import annotations
 
+import math
 import numbers
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.checks import Check, one_of
+
+Unit = Literal["steps", "epochs", "seconds"]
+
+_UNITS: dict[str, tuple[Unit, int]] = {
+    "step": ("steps", 1),
+    "epoch": ("epochs", 1),
+    "second": ("seconds", 1),
+    "minute": ("seconds", 60),
+    "hour": ("seconds", 3600),
+}
+_TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval of a run.
+
+    Attributes:
+        unit: "steps" (of the optimizer), "epochs" or "seconds".
+    """
+
+    amount: float
+    unit: Unit
+
+    @classmethod
+    def parse(cls, text: str, option: str = "an interval") -> Self:
+        """Return the interval that a text such as "5 steps" or "1.5 hours" names."""
+        match = _TEXT.fullmatch(text.strip().lower())
+        word = match[2].removesuffix("s") if match else ""
+        if match is None or word not in _UNITS:
+            raise _refusal(option, text)
+        unit, factor = _UNITS[word]
+        amount = float(match[1]) * factor
+        if not (math.isfinite(amount) and amount > 0):
+            raise _refusal(option, text)
+        if unit != "seconds" and not amount.is_integer():
+            raise _refusal(option, text)
+        return cls(amount, unit)
+
+    def after_step(self, step: int) -> bool:
+        """Return whether the interval ends `step` steps after the very first start."""
+        return self.unit == "steps" and step % int(self.amount) == 0
+
+    def after_epoch(self, epoch: int) -> bool:
+        """Return whether the interval ends `epoch` whole epochs after the very first start."""
+        return self.unit == "epochs" and epoch % int(self.amount) == 0
+
+    @property
+    def seconds(self) -> float | None:
+        """The length in seconds; None if the unit is steps or epochs."""
+        return self.amount if self.unit == "seconds" else None
+
+
+def _refusal(option: str, text: str) -> UsageError:
+    return UsageError(
+        f"{option} must be a positive number and a unit, such as '5 steps', '1 epoch', "
+        f"'30 seconds', '10 minutes' or '2 hours' (whole steps and epochs), got {text!r}"
+    )
+
+
+# Called with the label of the option and its value.
+Check = Callable[[str, Any], None]
+
+
+def at_least(least: int) -> Check:
+    """Return a check for integers of at least `least`."""
+
+    def check(label: str, value: int) -> None:
+        if value < least:
+            raise UsageError(f"{label} must be at least {least}, got {value}")
+
+    return check
+
+
+def one_of(choices: Sequence[str]) -> Check:
+    """Return a check for names from a list."""
+
+    def check(label: str, value: str) -> None:
+        if value not in choices:
+            raise UsageError(f"{label} must be one of {', '.join(choices)}, got {value!r}")
+
+    return check
+
+
+def positive(label: str, value: float) -> None:
+    """Require a finite number above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{label} must be a positive number, got {value}")
+
+
+def not_negative(label: str, value: float) -> None:
+    """Require a finite number of at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise UsageError(f"{label} must be 0 or more, got {value}")
+
+
+def between_0_and_1(label: str, value: float) -> None:
+    """Require a number from 0 to below 1."""
+    if not 0 <= value < 1:
+        raise UsageError(f"{label} must be 0 or more and less than 1, got {value}")
+
+
+def not_empty(label: str, value: str) -> None:
+    """Require text that is not empty."""
+    if not value.strip():
+        raise UsageError(f"{label} must not be empty, got {value!r}")
+
+
+def every(label: str, value: str) -> None:
+    """Require an interval; see Interval.parse."""
+    Interval.parse(value, label)
+
 
 T = TypeVar("T")
 

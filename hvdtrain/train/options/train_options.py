@@ -8,22 +8,24 @@ from typing import Any
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.errors import UsageError
 from hvdtrain.train.optimizers.schedule import scaled_lr
-from hvdtrain.train.options.data import DataOptions
 from hvdtrain.train.options.declare import as_given, declared, groups_of
-from hvdtrain.train.options.devices import DeviceOptions
-from hvdtrain.train.options.evaluation import EvaluationOptions
-from hvdtrain.train.options.exchange import (
+from hvdtrain.train.options.running import (
+    DataOptions,
+    DeviceOptions,
+    MonitoringOptions,
+    SavingOptions,
+    TaskOptions,
+    TrackingOptions,
+)
+from hvdtrain.train.options.training import (
+    EvaluationOptions,
     ExchangeOptions,
+    OptimisationOptions,
+    PrecisionOptions,
+    ScheduleOptions,
     require_exchange_takes,
     require_strategy_has,
 )
-from hvdtrain.train.options.optimisation import OptimisationOptions
-from hvdtrain.train.options.precision import PrecisionOptions
-from hvdtrain.train.options.saving import SavingOptions
-from hvdtrain.train.options.schedule import ScheduleOptions
-from hvdtrain.train.options.task import TaskOptions
-from hvdtrain.train.options.tracking import TrackingOptions
-from hvdtrain.train.options.watching import MonitoringOptions
 
 
 # The last base is the first group: dataclasses collect fields in that order.

@@ -3,10 +3,73 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from hvdtrain.train.parameter_server.statistics import Pushes
+import numpy as np
+import numpy.typing as npt
+
+# Elements of a shard, or of all shards, float32 or float64, [n].
+Flat = npt.NDArray[Any]
+Header = npt.NDArray[np.int64]
+
+# Tags. A worker sends requests and gradients, a server answers and weights.
+REQUEST, GRADIENT, ANSWER, WEIGHTS = range(4)
+
+# Kinds of requests.
+PULL, PUSH = range(2)
+
+
+def empty_request() -> Header:
+    """Return memory for a request: kind, samples in the round, version of the weights."""
+    return np.zeros(3, np.int64)
+
+
+def empty_answer() -> Header:
+    """Return memory for an answer to a pull: whether the round is over, version of the weights."""
+    return np.zeros(2, np.int64)
+
+
+@dataclass
+class Pushes:
+    """Gradients that servers have received."""
+
+    staleness: Counter[int] = field(default_factory=Counter)
+    dropped: int = 0
+
+    def apply(self, staleness: int) -> None:
+        """Count a gradient that is applied."""
+        self.staleness[staleness] += 1
+
+    def drop(self, samples: int) -> None:
+        """Count a gradient that is dropped."""
+        self.dropped += samples > 0
+
+    def add(self, other: Pushes) -> None:
+        """Add the counts of others."""
+        self.staleness += other.staleness
+        self.dropped += other.dropped
+
+    def record(self) -> dict[str, Any]:
+        """Return the counts for summary.json."""
+        return {
+            "applied": self.applied,
+            "dropped": self.dropped,
+            "mean_staleness": self.mean,
+            "staleness": {str(value): self.staleness[value] for value in sorted(self.staleness)},
+        }
+
+    @property
+    def applied(self) -> int:
+        """The number of gradients that were applied."""
+        return self.staleness.total()
+
+    @property
+    def mean(self) -> float:
+        """The mean staleness of the applied gradients; 0 if there are none."""
+        return sum(value * count for value, count in self.staleness.items()) / max(self.applied, 1)
 
 
 @dataclass(frozen=True)

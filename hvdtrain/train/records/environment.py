@@ -17,9 +17,9 @@ import numpy as np
 
 from hvdtrain import __version__
 from hvdtrain.files import replacing
-from hvdtrain.train.config.write import config_text
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.tracking.masking import masked
+from hvdtrain.train.options.config_file import config_text
+from hvdtrain.train.tracking.tracker import masked
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"

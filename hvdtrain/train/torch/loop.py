@@ -19,18 +19,15 @@ from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.exact import Gathered
 from hvdtrain.train.metrics.totals import Totals, Values
-from hvdtrain.train.parameter_server.statistics import Pushes
+from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.torch.checksums import torch_checksums
 from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.distributed import distributed_optimizer
-from hvdtrain.train.torch.evaluation import TorchEvaluation, as_array, own_chunks
-from hvdtrain.train.torch.forward import ForwardPass, Precision
-from hvdtrain.train.torch.metrics import TorchMetricSums
-from hvdtrain.train.torch.model import average_model_buffers
-from hvdtrain.train.torch.non_finite_policy import NonFinitePolicy
+from hvdtrain.train.torch.evaluation import TorchEvaluation, TorchMetricSums, as_array, own_chunks
+from hvdtrain.train.torch.forward import ForwardPass, Precision, average_model_buffers
+from hvdtrain.train.torch.non_finite import NonFinitePolicy
 from hvdtrain.train.torch.sources import Batch, Step, make_source
-from hvdtrain.train.torch.state import TorchTrainingState
+from hvdtrain.train.torch.state import TorchTrainingState, torch_checksums
 from hvdtrain.train.torch.update import Updater
 
 

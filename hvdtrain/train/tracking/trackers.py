@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.tracking.csv_file import CsvFile
-from hvdtrain.train.tracking.masking import masked, one_line
-from hvdtrain.train.tracking.tracker import RunInfo, Status, Tracker
+from hvdtrain.train.tracking.tracker import RunInfo, Status, Tracker, masked, one_line
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 

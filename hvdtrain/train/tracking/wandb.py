@@ -12,8 +12,7 @@ import wandb
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.tracking.files import load_json, save_json
-from hvdtrain.train.tracking.masking import one_line
-from hvdtrain.train.tracking.tracker import RunInfo, Status
+from hvdtrain.train.tracking.tracker import RunInfo, Status, one_line
 
 KEPT = "wandb.json"
 _PROJECT = "hvdtrain"

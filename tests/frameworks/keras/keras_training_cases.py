@@ -19,8 +19,7 @@ from hvdtrain.train.keras.metrics import (
     require_adding_metrics,
     sum_over_samples,
 )
-from hvdtrain.train.loop.checksum import array_checksum
-from hvdtrain.train.loop.replica_check import replica_difference
+from hvdtrain.train.loop.replica_check import array_checksum, replica_difference
 from hvdtrain.train.optimizers.make_keras import keras_optimizer
 
 

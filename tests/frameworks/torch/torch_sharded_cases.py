@@ -28,8 +28,7 @@ from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import MismatchError
 from hvdtrain.torch.allocator.trial import find_allocator
-from hvdtrain.train.optimizers.lamb import Lamb
-from hvdtrain.train.optimizers.lars import Lars
+from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.torch.forward import Precision
 from hvdtrain.train.torch.update import Updater
 

@@ -16,11 +16,10 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.train.loop.gather import gather_rows, gathered_value
 from hvdtrain.train.loop.replica_check import replica_difference
 from hvdtrain.train.metrics import Gathered
-from hvdtrain.train.optimizers.lamb import Lamb
-from hvdtrain.train.optimizers.lars import Lars
-from hvdtrain.train.torch.checksums import torch_checksums
+from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.torch.forward import Precision
 from hvdtrain.train.torch.non_finite import non_finite_cause
+from hvdtrain.train.torch.state import torch_checksums
 from hvdtrain.train.torch.update import StepResult, Updater
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.train.checkpoint import file as checkpoint_file
-from hvdtrain.train.checkpoint.names import BEST, CHECKPOINT, CheckpointName
+from hvdtrain.train.checkpoint.file import BEST, CHECKPOINT, CheckpointName
 
 __all__ = ["LEAST_BYTES", "arrange"]
 

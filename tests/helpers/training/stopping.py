@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from hvdtrain.core import context
-from hvdtrain.train.heartbeat import heartbeat
+from hvdtrain.train.loop import heartbeat
 
 __all__ = ["stop_in_step"]
 

@@ -11,8 +11,7 @@ import pytest
 from hvdtrain.check import machine
 from hvdtrain.check.machine import Cores
 from hvdtrain.check.mpi import judge
-from hvdtrain.check.probe import Finished, ProbeError, ask_python, finish
-from hvdtrain.check.section import Section, guarded
+from hvdtrain.check.probe import Finished, ProbeError, Section, ask_python, finish, guarded
 from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 

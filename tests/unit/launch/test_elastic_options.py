@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.launchers.elastic import (
+from hvdtrain.launch.launchers.choice import open_mpi_5
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary
+from hvdtrain.launch.launchers.options import (
     discovered_hosts,
     max_ranks_variables,
     min_ranks_variable,
     require_tolerance,
 )
-from hvdtrain.launch.launchers.mpi_library import MpiLibrary
-from hvdtrain.launch.launchers.open_mpi import open_mpi_5
 from hvdtrain.launch.launchers.request import LaunchRequest, Site
 
 

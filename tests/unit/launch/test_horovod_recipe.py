@@ -11,8 +11,7 @@ import pytest
 
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod.build.compiler_wrapper import rewrite, script
-from hvdtrain.horovod.build.log import BuildFailedError, Log
-from hvdtrain.horovod.build.plan import installed_versions
+from hvdtrain.horovod.build.plan import find_toolchain, installed_versions
 from hvdtrain.horovod.build.recipe import (
     Target,
     cache_folder,
@@ -21,7 +20,7 @@ from hvdtrain.horovod.build.recipe import (
     tools,
     variables,
 )
-from hvdtrain.horovod.build.toolchain import find_toolchain
+from hvdtrain.horovod.build.workshop import BuildFailedError, Log
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
 TARGET = Target(

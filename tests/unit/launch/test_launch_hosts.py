@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.launch.hosts import nodelist
-from hvdtrain.launch.hosts.check import mixed_names, objections, require_slots, with_slots
+from hvdtrain.launch.hosts import schedulers
 from hvdtrain.launch.hosts.formats import (
     FORMATS,
     guess_format,
@@ -22,7 +21,15 @@ from hvdtrain.launch.hosts.formats import (
     source_of_job,
     write_hosts,
 )
-from hvdtrain.launch.hosts.host import Host, HostfileError, HostText
+from hvdtrain.launch.hosts.host import (
+    Host,
+    HostfileError,
+    HostText,
+    mixed_names,
+    objections,
+    require_slots,
+    with_slots,
+)
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
 lists = st.lists(
@@ -187,13 +194,13 @@ def test_refused(form: str, text: str, message: str) -> None:
     ],
 )
 def test_ranges(text: str, found: str) -> None:
-    assert nodelist.expand(text, "x") == found.split()
+    assert schedulers.expand(text, "x") == found.split()
 
 
 def test_ranges_are_written_short() -> None:
-    assert nodelist.compress(["n08", "n09", "n10", "n12", "n99", "m"]) == "n[08-10],n12,n99,m"
-    assert nodelist.compress(["n9", "n10"]) == "n9,n10"
-    assert nodelist.compress_counts([2, 2, 2, 1]) == "2(x3),1"
+    assert schedulers.compress(["n08", "n09", "n10", "n12", "n99", "m"]) == "n[08-10],n12,n99,m"
+    assert schedulers.compress(["n9", "n10"]) == "n9,n10"
+    assert schedulers.compress_counts([2, 2, 2, 1]) == "2(x3),1"
 
 
 def test_what_schedulers_tell(tmp_path: Path) -> None:

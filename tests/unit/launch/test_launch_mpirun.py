@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
+from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.request import LaunchCommand
-from hvdtrain.launch.mpirun import mpirun_command
 
 PROGRAM = ["python", "-m", "hvdtrain"]
 QUICK = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}

@@ -12,10 +12,16 @@ from hvdtrain.cli.launch.run import command
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.batch import srun
-from hvdtrain.launch.launchers.choice import Launcher, choose_launcher, own_builder
-from hvdtrain.launch.launchers.hydra import intel_mpi, mpich
+from hvdtrain.launch.launchers.choice import (
+    Launcher,
+    choose_launcher,
+    intel_mpi,
+    mpich,
+    open_mpi_4,
+    open_mpi_5,
+    own_builder,
+)
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
-from hvdtrain.launch.launchers.open_mpi import open_mpi_4, open_mpi_5
 from hvdtrain.launch.launchers.options import (
     check_interface,
     parse_exports,

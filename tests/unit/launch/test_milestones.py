@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.launch.answering import on_hosts
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import LaunchRequest
-from hvdtrain.launch.listener import MilestoneListener
-from hvdtrain.supervision.milestones import (
+from hvdtrain.launch.restarts import MilestoneListener, on_hosts
+from hvdtrain.milestones import (
     BEGAN,
     ENDED,
     INITIALIZED,

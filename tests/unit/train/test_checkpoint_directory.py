@@ -16,8 +16,7 @@ from hvdtrain.train.checkpoint.directory import (
     newest_good,
     remove_old,
 )
-from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.names import position_of
+from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
 
 
 def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:

@@ -14,8 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.names import CheckpointName, position_of
+from hvdtrain.train.checkpoint.file import (
+    CheckpointName,
+    load_checkpoint,
+    position_of,
+    write_checkpoint,
+)
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, read, write
 
 TYPES = [

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.train.checkpoint.pytree import flatten, unflatten
+from hvdtrain.train.checkpoint.tensor_file import flatten, unflatten
 
 TENSORS = [
     torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),

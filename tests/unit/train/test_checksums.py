@@ -10,10 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.train.loop.checksum import ROW_WORDS, array_checksum, multipliers, number_checksum
-from hvdtrain.train.loop.replica_check import difference_text
-from hvdtrain.train.torch.checksums import tensor_checksums, torch_checksums
+from hvdtrain.train.loop.replica_check import (
+    ROW_WORDS,
+    array_checksum,
+    difference_text,
+    multipliers,
+    number_checksum,
+)
 from hvdtrain.train.torch.non_finite import NonFiniteValue, non_finite_text
+from hvdtrain.train.torch.state import tensor_checksums, torch_checksums
 
 MASK = 2**64 - 1
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.train.config.read import resolve
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.records import environment
 from hvdtrain.train.records.environment import CONFIG, ENVIRONMENT, git_state, write_environment
 

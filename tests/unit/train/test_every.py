@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options.interval import Interval
+from hvdtrain.train.options.declare import Interval
 
 
 @pytest.mark.parametrize(

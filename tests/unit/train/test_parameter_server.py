@@ -20,8 +20,7 @@ from hvdtrain.train.parameter_server.protocol import (
     Update,
 )
 from hvdtrain.train.parameter_server.shards import Piece, pieces, shard_bounds
-from hvdtrain.train.torch.shards.flat_parameters import FlatParameters
-from hvdtrain.train.torch.shards.shard import TorchShard
+from hvdtrain.train.torch.served_loop import FlatParameters, TorchShard
 
 ROUNDS = 6
 OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [

@@ -16,7 +16,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.summary import weights_digest
+from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState, require_savable
 
 

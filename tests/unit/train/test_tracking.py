@@ -19,11 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.heartbeat.resources import ResourceMonitor, ResourceUsage
-from hvdtrain.train.tracking.masking import masked
-from hvdtrain.train.tracking.tracker import RunInfo
+from hvdtrain.train.loop.heartbeat import ResourceMonitor, ResourceUsage
+from hvdtrain.train.tracking.tracker import RunInfo, masked, metric_values, rank_values
 from hvdtrain.train.tracking.trackers import Trackers, open_trackers, tracker_names
-from hvdtrain.train.tracking.values import metric_values, rank_values
 
 # Logs rows, with one name more from row 500 on, until it is killed.
 ENDLESS = """

@@ -21,7 +21,7 @@ from hvdtrain.train.metrics.totals import Totals
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import BestEvaluation, Progress, checkpoint_content
 from hvdtrain.train.resume import RunStart, begin_run, find_checkpoint
-from hvdtrain.train.summary import weights_digest
+from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState
 
 Trainee = tuple[nn.Module, torch.optim.Optimizer]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.topology import Topology
-from hvdtrain.train.heartbeat.signals import StopSignals, stop_signals
+from hvdtrain.train.loop.heartbeat import StopSignals, stop_signals
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 

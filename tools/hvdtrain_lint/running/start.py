@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hvdtrain.check.probe import Finished, ProbeError, finish
 from hvdtrain.errors import UsageError
+from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
-from hvdtrain.launch.mpirun import mpirun_command
 from hvdtrain_lint.running.compare import compare
 from hvdtrain_lint.running.record import read_record
 from hvdtrain_lint.source.finding import Finding

@@ -1,19 +1,68 @@
-"""Options from a YAML file, each value read as its option's type and not as YAML guesses.
-
-`no` is a name where a name is expected, and 1e-3 a number where a number is expected.
-"""
+"""Files of options: read with the line of each mistake, and written so that they can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain.train.config.plain_text import read_text, shorten
 from hvdtrain.train.options import OPTIONS, Option, TrainOptions
+
+# Some parsers read numbers with leading zeros as octal, others as decimal.
+_INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
+_FLOAT = re.compile(
+    r"[+-]?(((0|[1-9](_?[0-9])*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|\.?inf|\.?nan)", re.IGNORECASE
+)
+_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_LONGEST_SHOWN = 60
+
+
+def _integer(text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise ValueError(text)
+    return float(re.sub(r"\.(?=inf|nan)", "", text, flags=re.IGNORECASE))
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _BOOLS:
+        raise ValueError(text)
+    return _BOOLS[text.lower()]
+
+
+_READERS: Mapping[Any, Callable[[str], Any]] = {
+    bool: _bool,
+    int: _integer,
+    float: _float,
+    str: str,
+    Path: Path,
+}
+
+
+def read_text(kind: Any, text: str) -> Any:
+    """Return the value of a type that a text represents."""
+    return _READERS[kind](text)
+
+
+def shorten(value: Any) -> str:
+    """Return the repr of a value for error messages, cut to a length that fits a line."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 4]} ..."
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with a noun that goes with it: "1 epoch", "2 epochs", "0.5 epochs"."""
+    return f"{round(number, 5):.15g} {noun}{'' if number == 1 else 's'}"
+
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _HINT = "(train --print-config writes all)"
@@ -153,3 +202,80 @@ def _described(node: Any) -> str:
     if node.style is None:
         return shorten(node.value) if node.value else "nothing"
     return f"the quoted text {shorten(node.value)}"
+
+
+# Text that every YAML reader takes for text.
+_PLAIN = re.compile(r"[A-Za-z_./][A-Za-z0-9_./+-]*( [A-Za-z0-9_./+-]+)*|\d+ [a-z]+")
+_NOT_TEXT = re.compile(r"(y|n|yes|no|on|off|true|false|null|\.?inf|\.?nan|\.[\d_.e+-]*)", re.I)
+_COLUMN = 32
+
+
+def config_text(options: TrainOptions) -> str:
+    """Return all options in the format that --config reads."""
+    return "".join(f"{line}\n" for line in _lines(options))
+
+
+def _lines(options: TrainOptions) -> Iterator[str]:
+    group = ""
+    for option in OPTIONS:
+        if option.group != group:
+            yield from ([""] if group else []) + [f"# {option.group}"]
+            group = option.group
+        value = getattr(options, option.name)
+        listed = isinstance(value, Mapping) and bool(value)
+        start = f"{option.key}:" if listed else f"{option.key}: {_written_value(value)}"
+        yield f"{start:{_COLUMN}} # {_comment(option)}"
+        if listed:
+            yield from (
+                f"  {_written_scalar(name)}: {_written_value(one)}" for name, one in value.items()
+            )
+
+
+def _comment(option: Option) -> str:
+    default = f"by default: {option.declaration.unset}" if option.declaration.unset else ""
+    choices = option.declaration.metavar if option.declaration.choices else ""
+    return "; ".join(filter(None, [option.declaration.text.removesuffix("."), choices, default]))
+
+
+def _written_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written_scalar, value))}]"
+    return _written_scalar(value)
+
+
+def _written_scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return _number(float(value))
+    return _text(str(value))
+
+
+def _number(value: float) -> str:
+    """Return a number that every YAML reader takes for a number: 1.0e-05, not 1e-05."""
+    text = repr(value)
+    mantissa, exponent, power = text.partition("e")
+    return f"{mantissa}.0e{power}" if exponent and "." not in mantissa else text
+
+
+def _text(value: str) -> str:
+    if _PLAIN.fullmatch(value) and not _NOT_TEXT.fullmatch(value):
+        return value
+    return f'"{"".join(map(_character, value))}"'
+
+
+def _character(one: str) -> str:
+    if one in '"\\':
+        return f"\\{one}"
+    if one.isprintable():
+        return one
+    code = ord(one)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

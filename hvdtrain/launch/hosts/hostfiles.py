@@ -1,4 +1,4 @@
-"""Hostfiles of Open MPI 4 and 5, and of what is derived from it: `node1 slots=4`."""
+"""Hostfiles of Open MPI and of Hydra, MPICH's launcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|(#|//).*")
 _HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
 
 
-def read(source: HostText) -> list[Host]:
+def read_open_mpi(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once."""
     _refuse_open_comment(source)
     listed: list[tuple[str, Host]] = []
@@ -42,7 +42,7 @@ def read(source: HostText) -> list[Host]:
     return _once(listed)
 
 
-def write(hosts: Sequence[Host]) -> str:
+def write_open_mpi(hosts: Sequence[Host]) -> str:
     """Return a hostfile with the number of slots of every host."""
     return "".join(
         f"{host.user}@{host.name} slots={host.slots}\n"
@@ -130,3 +130,44 @@ def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
             raise HostfileError(again[0], host.name, mend)
         hosts.append(replace(host, slots=1) if again else host)
     return add_up(hosts)
+
+
+def read_hydra(source: HostText) -> list[Host]:
+    """Return the hosts of a hostfile, each once; a host without a number has one slot."""
+    return add_up([_hydra_host(line, where) for where, line in source.lines() if line[0] != "#"])
+
+
+def write_hydra(hosts: Sequence[Host]) -> str:
+    """Return a hostfile with the number of slots of every host."""
+    return "".join(
+        f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
+        for host in hosts
+    )
+
+
+def _hydra_host(line: str, where: str) -> Host:
+    first, *rest = line.split()
+    name, colon, count = first.partition(":")
+    user, others = "", []
+    for token in rest:
+        key, _, value = token.partition("=")
+        if key == "user" and value:
+            user = value
+        elif key == "binding" and value:
+            others.append(token)
+        else:
+            raise HostfileError(where, token, _mend(token, name))
+    if first.count(":") > 1:
+        raise HostfileError(where, first, "an IPv6 address cannot stand here: use a host's name")
+    slots = check_slots(count, where, first) if colon else 1
+    return Host(check_name(name, where), slots, user, tuple(others))
+
+
+def _mend(token: str, name: str) -> str:
+    if token.startswith("slots"):
+        return f"is Open MPI's form: write '{name}:{token.partition('=')[2] or 'N'}'"
+    if token.startswith("#"):
+        return "MPICH takes a comment only in a line of its own"
+    if token.isascii() and token.isdecimal():
+        return f"is unexpected: write '{name}:{token}'"
+    return f"is unexpected: write '{name}:N', one host per line; MPICH knows binding= and user="

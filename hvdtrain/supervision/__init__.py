@@ -1,1 +1,0 @@
-"""What ranks and the process that supervises their job have in common."""

@@ -1,1 +1,0 @@
-"""Options from YAML files and from text."""

@@ -1,1 +1,0 @@
-"""What ranks tell each other and record while they train."""

@@ -1,1 +1,0 @@
-"""The shards of a Keras model that servers hold, and the row of its variables."""
