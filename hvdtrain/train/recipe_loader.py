@@ -7,9 +7,10 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
@@ -27,69 +28,13 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
     location = options.recipe_location
     if location.path is None:
         title = f"recipe {options.recipe}"
-        load = _torch_recipe if options.framework == "torch" else _keras_recipe
-        function = load(options.recipe).recipe
+        name = options.recipe if options.framework == "torch" else f"{options.recipe}_keras"
+        function = import_module(f"hvdtrain.train.recipes.builtin.{name}").recipe
     else:
         title = f"{location.path}:{location.function}"
         function = _function(_load(location.path), location.function, str(location.path))
     arguments = recipe_arguments(function, title, options.set, options.data_dir)
     return lambda: _make(function, arguments, title, location.path)
-
-
-class _RecipeModule(Protocol):
-    """A module that holds a built-in recipe."""
-
-    @property
-    def recipe(self) -> Callable[..., Recipe]:
-        """The function of the recipe."""
-
-
-def _torch_recipe(name: str) -> _RecipeModule:
-    """Import the module of a built-in recipe for torch."""
-    match name:
-        case "digits":
-            from hvdtrain.train.recipes.builtin import digits
-
-            return digits
-        case "mnist":
-            from hvdtrain.train.recipes.builtin import mnist
-
-            return mnist
-        case "cifar10":
-            from hvdtrain.train.recipes.builtin import cifar10
-
-            return cifar10
-        case "imagefolder":
-            from hvdtrain.train.recipes.builtin import imagefolder
-
-            return imagefolder
-        case "mapfile":
-            from hvdtrain.train.recipes.builtin import mapfile
-
-            return mapfile
-        case "text":
-            from hvdtrain.train.recipes.builtin import text
-
-            return text
-        case "synthetic":
-            from hvdtrain.train.recipes.builtin import synthetic
-
-            return synthetic
-    raise ValueError(f"no built-in recipe {name!r} for torch")
-
-
-def _keras_recipe(name: str) -> _RecipeModule:
-    """Import the module of a built-in recipe for Keras."""
-    match name:
-        case "digits":
-            from hvdtrain.train.recipes.builtin import digits_keras
-
-            return digits_keras
-        case "mnist":
-            from hvdtrain.train.recipes.builtin import mnist_keras
-
-            return mnist_keras
-    raise ValueError(f"no built-in recipe {name!r} for Keras")
 
 
 def _load(path: Path) -> ModuleType:
