@@ -9,6 +9,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.fused import begin_fused, exchange_fused, reduce_fused
 from hvdtrain.core.arrays.fused_plan import OwnStep
+from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.exchange import InnerState, LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_counter import StepCounter
@@ -36,12 +37,16 @@ class ExchangedWeights:
 
     @collective
     def average(
-        self, gradients: Sequence[HostArray], parameters: Sequence[object], samples: float | None
+        self,
+        gradients: Sequence[HostArray],
+        parameters: Sequence[object],
+        samples: float | None,
+        layout: Layout,
     ) -> list[HostArray]:
-        """Return the average of gradients, while ranks average them."""
+        """Return the average of the dense gradients of a layout, while ranks average them."""
         settings = replace(self._settings, exchange=self._exchange.first)
         own = OwnStep(samples, self.counter.steps)
-        results, info = exchange_fused(gradients, parameters, self._name, settings, own)
+        results, info = exchange_fused(gradients, parameters, self._name, settings, own, layout)
         self._whole = info.whole
         return results
 

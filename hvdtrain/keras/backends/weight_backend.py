@@ -24,6 +24,9 @@ class WeightBackend(Protocol):
     ) -> list[Tensor]:
         """Exchange weights if that is due, else copy nothing to the host (collective if due)."""
 
+    def is_tracing(self) -> bool:
+        """Return whether this function is called by one that is being traced (local)."""
+
     def wait_for_steps(self) -> None:
         """Wait until all steps that were started are done."""
 

@@ -9,6 +9,7 @@ import keras
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
+from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.arrays.local_steps import ExchangedWeights
 from hvdtrain.core.exchanges.saved import FORGOTTEN_STEPS, SAMPLES_PER_STEP
 from hvdtrain.core.gradient_settings import GradientSettings
@@ -35,6 +36,7 @@ class WeightExchange:
         self, settings: GradientSettings, name: str, backend: WeightBackend, scale_local: bool
     ) -> None:
         self._settings, self._backend, self._scale_local = settings, backend, scale_local
+        self._name = name
         self.flush_in_fit = True
         self._weights = ExchangedWeights(settings, name)
         self._averages_first = self._weights.averages_gradients
@@ -96,14 +98,39 @@ class WeightExchange:
         numbers: Sequence[Tensor],
     ) -> list[Tensor | None]:
         """Return the averages of gradients, or the gradients after the switch."""
-        results = list(gradients)
-        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        average = partial(self._average, [variables[i] for i in present], local)
-        own = [gradient for gradient in gradients if gradient is not None]
+        fixed = self._backend.is_tracing()
+        absent = {i for i, gradient in enumerate(gradients) if gradient is None}
+        # Where nothing is traced, a gradient that only other ranks have begins as zeros.
+        passed = [i for i in range(len(gradients)) if i not in absent or not fixed]
+        shared = [i for i, variable in enumerate(variables) if id(variable) not in local]
+        divisor = self._settings.process_set.size() if self._scale_local else 1
+
+        def average(arrays: list[HostArray]) -> list[HostArray]:
+            found = dict(zip(passed, arrays, strict=True))
+
+            def reduce(given: Sequence[HostArray], layout: Layout) -> list[HostArray]:
+                owners = [variables[shared[n]] for n in layout.dense]
+                return self._weights.average(given, owners, self._samples, layout)
+
+            averages = reduce_present(
+                [None if i in absent else found[i] for i in shared],
+                [variables[i].path for i in shared],
+                self._name,
+                lambda n: found[shared[n]],
+                reduce,
+                fixed,
+            )
+            known = {i: a for i, a in zip(shared, averages, strict=True) if a is not None}
+            absent.difference_update(known)
+            return [known[i] if i in known else found[i] / divisor for i in passed]
+
+        own = [
+            keras.ops.zeros(variable.shape, variable.dtype) if gradient is None else gradient
+            for gradient, variable in ((gradients[i], variables[i]) for i in passed)
+        ]
         averages = self._backend.exchange_if(self._must_average, numbers, average, own)
-        for i, result in zip(present, averages, strict=True):
-            results[i] = result
-        return results
+        found = dict(zip(passed, averages, strict=True))
+        return [None if i in absent else found[i] for i in range(len(gradients))]
 
     @collective
     def flush(self, variables: Sequence[Variable], optimizer: keras.optimizers.Optimizer) -> None:
@@ -138,19 +165,6 @@ class WeightExchange:
     def _must_average(self, numbers: list[HostArray]) -> bool:
         _, self._samples = _rate_and_samples(numbers)
         return self._weights.averages_gradients
-
-    def _average(
-        self, variables: Sequence[Variable], local: Container[int], gradients: list[HostArray]
-    ) -> list[HostArray]:
-        pairs = list(zip(variables, gradients, strict=True))
-        shared = [(v, gradient) for v, gradient in pairs if id(v) not in local]
-        averages = iter(
-            self._weights.average(
-                [gradient for _, gradient in shared], [v for v, _ in shared], self._samples
-            )
-        )
-        divisor = self._settings.process_set.size() if self._scale_local else 1
-        return [gradient / divisor if id(v) in local else next(averages) for v, gradient in pairs]
 
     def _must_begin(self, numbers: list[HostArray]) -> bool:
         _, self._samples = _rate_and_samples(numbers)

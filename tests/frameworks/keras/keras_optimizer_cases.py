@@ -168,18 +168,24 @@ def process_sets_and_missing_gradients() -> None:
 
 def gradients_that_some_ranks_lack() -> None:
     rank, size = hvd.rank(), hvd.size()
-    variables = [keras.Variable([0.0]) for _ in "abc"]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    optimizer.build(variables)
-    optimizer.sample_weight = rank + 1.0
     gradient = keras.ops.convert_to_tensor([1.0])
     # Of the first two, which have one shape, each rank has one; nobody has the third.
-    for _ in range(2):
-        own = [gradient, None] if rank == 0 else [None, gradient]
-        optimizer.apply([*own, None], variables)
-    first, second, third = (keras.ops.convert_to_numpy(v)[0] for v in variables)
-    share = 1 / (size * (size + 1) / 2)
-    np.testing.assert_allclose([first, second, third], [-2 * share, -2 * (1 - share), 0], 1e-6)
+    own = [gradient, None, None] if rank == 0 else [None, gradient, None]
+    for exchange in (None, "postlocal:after=9,steps=1"):
+        variables = [keras.Variable([0.0]) for _ in "abc"]
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), exchange=exchange)
+        optimizer.build(variables)
+        optimizer.sample_weight = rank + 1.0
+        for _ in range(2):
+            optimizer.apply(own, variables)
+        first, second, third = (keras.ops.convert_to_numpy(v)[0] for v in variables)
+        share = 1 / (size * (size + 1) / 2)
+        np.testing.assert_allclose([first, second, third], [-2 * share, -2 * (1 - share), 0], 1e-6)
+        optimizer.sample_weight = None
+        if size > 1 and keras.backend.backend() == "tensorflow":
+            with raising(Exception, text="but none in the function that rank"):
+                step = partial(optimizer.apply, own, variables)
+                importlib.import_module("tensorflow").function(step)()
 
 
 def sparse_gradients_of_some_ranks() -> None:
