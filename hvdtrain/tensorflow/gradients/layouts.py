@@ -86,12 +86,12 @@ class LayoutReduction:
         own = list(slices.values())
 
         def gathered() -> list[tuple[tf.Tensor, tf.Tensor]]:
-            weighted = own
-            if self.weight is not None:
-                weighted = [
-                    tf.IndexedSlices(s.values * tf.cast(factor, s.dtype), s.indices, s.dense_shape)
-                    for s in own
-                ]
+            # Also where this rank counts 1, since others may have a weight.
+            weight = tf.stop_gradient(factor)
+            weighted = [
+                tf.IndexedSlices(s.values * tf.cast(weight, s.dtype), s.indices, s.dense_shape)
+                for s in own
+            ]
             return [(each.values, each.indices) for each in self.gather(weighted)]
 
         def rows() -> list[tuple[tf.Tensor, tf.Tensor]]:

@@ -64,7 +64,10 @@ def gradients_count_by_samples() -> str:
 
 
 def slices_count_by_samples() -> str | None:
-    """Gradients of embeddings on TensorFlow, in eager mode and in a graph."""
+    """Gradients of embeddings on TensorFlow, in eager mode and in a graph.
+
+    Rank 0 sets no weight, and counts 1. Infinity reaches all ranks, also with the weight 0.
+    """
     if keras.backend.backend() != "tensorflow":
         return None
     tf = importlib.import_module("tensorflow")
@@ -72,7 +75,8 @@ def slices_count_by_samples() -> str | None:
     mean = -sum(count * count for count in counts) / sum(counts)
 
     def step(optimizer: Any, variables: Any, samples: Any, values: Any) -> None:
-        optimizer.sample_weight = samples
+        if hvd.rank() > 0:
+            optimizer.sample_weight = samples
         slices = tf.IndexedSlices(values[tf.newaxis], tf.constant([1]), tf.constant([4, 2]))
         optimizer.apply([slices, values], variables)
 
@@ -80,10 +84,14 @@ def slices_count_by_samples() -> str | None:
         variables = [keras.Variable(np.zeros(shape, "f4")) for shape in ([4, 2], [2])]
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
         optimizer.build(variables)
-        own = tf.constant(hvd.rank() + 1.0)
-        convert(partial(step, optimizer, variables))(own, tf.fill([2], own))
+        own, take = tf.constant(hvd.rank() + 1.0), convert(partial(step, optimizer, variables))
+        take(own, tf.fill([2], own))
         assert_close(variables, [np.outer([0, 1, 0, 0], [mean, mean]), np.full(2, mean)])
-        ends += variables
+        ends += [variable.numpy() for variable in variables]
+        take(tf.constant(0.0), tf.fill([2], np.inf if hvd.rank() > 0 else own))
+        table, dense = (np.isnan(variable.numpy()) for variable in variables)
+        assert table[1].all()
+        assert dense.all()
     return digest(ends)
 
 
