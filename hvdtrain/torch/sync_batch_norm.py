@@ -8,8 +8,9 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdtrain.core.process_set import global_process_set
+from hvdtrain.torch.gradients.gradients import sample_weight_at
 from hvdtrain.torch.operations.allgather import allgather_handle
-from hvdtrain.torch.operations.allreduce_handle import differentiable_allreduce
+from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
@@ -21,8 +22,9 @@ class SyncBatchNorm(_BatchNorm):
     In eval() it is local: without running statistics it takes those of the rank's batch. The input
     has shape [batch, channels, ...] and any floating-point dtype, on the CPU or a GPU; batch sizes
     may differ between ranks, and a batch may be empty. Arguments and buffers are those of
-    torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if each rank's
-    loss is weighted by its share of the samples before backward().
+    torch.nn.BatchNorm2d. For the mean loss over unequal batches, gradients are exact if the
+    optimizer's sample_weight is set before backward(), or if each rank's loss is multiplied by its
+    share of the samples.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -81,6 +83,7 @@ class _Normalize(torch.autograd.Function):
             output = output + _broadcastable(bias, x)
         ctx.save_for_backward(x, weight, mean, inverse)
         ctx.count, ctx.eps, ctx.bias_dtype = count, eps, None if bias is None else bias.dtype
+        ctx.weight_id = id(weight)
         total = torch.tensor(count, device="cpu")
         ctx.mark_non_differentiable(mean, variance, total)
         return output.to(x.dtype), mean, variance, total
@@ -91,13 +94,15 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         wide = gradient.to(mean.dtype)
+        told = sample_weight_at(ctx.weight_id)
+        counts = 1.0 if told is None else told
         if torch.is_grad_enabled():  # to be differentiated again: statistics depend on x, too
-            mean = _mean_of_ranks(_sum(x.to(mean.dtype)), ctx.count)
+            mean = _mean_of_ranks(_sum(x.to(mean.dtype)), ctx.count, counts, False)
             squares = _sum((x.to(mean.dtype) - _broadcastable(mean, x)).square())
-            inverse = torch.rsqrt(_mean_of_ranks(squares, ctx.count) + ctx.eps)
+            inverse = torch.rsqrt(_mean_of_ranks(squares, ctx.count, counts, False) + ctx.eps)
         centred = x.to(mean.dtype) - _broadcastable(mean, x)
         own = torch.stack([_sum(wide), _sum(wide * centred)])
-        plain, weighted = _mean_of_ranks(own, ctx.count)
+        plain, weighted = _mean_of_ranks(own, ctx.count, counts, True)
         scale = inverse if weight is None else inverse * weight
         slope = centred * _broadcastable(inverse.square() * weighted, x)
         dx = (wide - _broadcastable(plain, x) - slope) * _broadcastable(scale, x)
@@ -126,11 +131,37 @@ def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     return overall.to(x.dtype), variance.to(x.dtype), total
 
 
-def _mean_of_ranks(sums: torch.Tensor, count: int) -> torch.Tensor:
+class _SumOfRanks(torch.autograd.Function):
+    """The sum over ranks of values, or of gradients, of which each rank's later counts c_r times.
+
+    In the gradient by an input of rank r, what another rank's loss adds counts c_s / c_r times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, counts: float, gradients: bool) -> torch.Tensor:
+        ctx.counts, ctx.gradients = counts, gradients
+        sent = own * counts if gradients else own
+        arguments = (ReduceOp.SUM, None, 1.0, 1.0, global_process_set)
+        total: torch.Tensor
+        (total,) = allreduce_handle([sent], *arguments).wait()
+        if not gradients:
+            return total
+        return total / counts if counts else torch.zeros_like(total)  # of what will not count
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _sum_of_ranks(upstream, ctx.counts, not ctx.gradients), None, None
+
+
+def _sum_of_ranks(own: torch.Tensor, counts: float, gradients: bool) -> torch.Tensor:
+    total: torch.Tensor
+    total = _SumOfRanks.apply(own, counts, gradients)  # type: ignore[no-untyped-call]
+    return total
+
+
+def _mean_of_ranks(sums: torch.Tensor, count: int, counts: float, gradients: bool) -> torch.Tensor:
     """Return the sums of all ranks divided by the count of all, differentiably."""
-    arguments = (ReduceOp.SUM, None, 1.0, 1.0, global_process_set)
-    (total,) = differentiable_allreduce([sums.double()], *arguments)
-    return (total / count).to(sums.dtype)
+    return (_sum_of_ranks(sums.double(), counts, gradients) / count).to(sums.dtype)
 
 
 def _sum(x: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,22 @@ from hvdtrain.torch.gradients.usage import StepUsage, unused_names
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.types import ReduceOp
 
+# What reduces the gradient of each parameter, by id(); it keeps its parameters alive.
+_OWNERS: weakref.WeakValueDictionary[int, Gradients] = weakref.WeakValueDictionary()
+
+
+def sample_weight_at(parameter_id: int) -> float | None:
+    """Return the sample weight with which a gradient is reduced.
+
+    For a parameter that no optimizer updates it is the only one that was set in this world.
+    """
+    owner = _OWNERS.get(parameter_id)
+    if owner is not None:
+        return owner.sample_weight
+    here = [each for each in _OWNERS.values() if each._world is context.current()]
+    known = {each.sample_weight for each in here} - {None}
+    return known.pop() if len(known) == 1 else None
+
 
 class Gradients:
     """Passes the gradients of parameters to a reducer as backward passes compute them.
@@ -63,6 +79,7 @@ class Gradients:
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
+        _OWNERS.update((id(parameter), self) for parameter in self.parameters)
 
     @collective
     def _make_plan(self) -> None:
