@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import keras
 import numpy as np
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
@@ -20,6 +21,7 @@ from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process.malloc import keep_large_memory
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
@@ -178,6 +180,7 @@ def _call_on_host(
     """Call a function on arrays in the order of the program."""
     if not any(isinstance(value, jax.core.Tracer) for value in values):
         return [jax.numpy.asarray(a) for a in function([np.asarray(value) for value in values])]
+    _refuse_several_devices()
     kinds = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
     if jax.default_backend() != "cpu":
 
@@ -200,3 +203,14 @@ def _call_on_host(
     )(ticket, *values)
     io_callback(lambda _: None, None, done, ordered=True)
     return list(results)
+
+
+def _refuse_several_devices() -> None:
+    """Raise for a step that JAX divides among devices, in which it compiles no callback."""
+    distribution = keras.distribution.distribution()
+    count = 1 if distribution is None else distribution.device_mesh.devices.size
+    if count > 1:
+        raise UnsupportedError(
+            f"keras.distribution divides a step among {count} devices, and such a step cannot "
+            "reduce over ranks: leave it out, and start one rank for each device"
+        )

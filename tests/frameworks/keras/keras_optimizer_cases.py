@@ -16,7 +16,7 @@ from process_sets import assert_lists_are_refused
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UnsupportedError, UsageError
 from hvdtrain.keras.backends.backend import require_backend
 
 Array = np.ndarray[Any, Any]
@@ -386,6 +386,9 @@ def in_loops_of_jax(x: Any) -> None:
     again = size * once + size * (size - 1) / 2
     np.testing.assert_allclose(repeated(x, False)[0, :3], again + rank, rtol=1e-6)
     np.testing.assert_allclose(repeated(x, True)[0, :3], again + size - 1, rtol=1e-6)
+    several = keras.distribution.DataParallel(devices=["cpu:0", "cpu:0"])
+    with several.scope(), raising(UnsupportedError, text="divides a step among 2 devices"):
+        jax.jit(hvd.allreduce)(x)
     with raising(ValueError, text="has no gradient"):
         jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum())(x)
 
