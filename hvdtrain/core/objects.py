@@ -7,9 +7,11 @@ cloudpickle if it is installed; pickle can load both.
 from __future__ import annotations
 
 import copyreg
+import hashlib
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -19,7 +21,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, PeerFailureError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -75,11 +77,32 @@ def allgather_object(
 
 
 @collective
-def raise_together(problem: Exception | None, name: str, channel: Channel | None = None) -> None:
-    """Raise the problem of the first rank that has one on every rank."""
-    for found in allgather_object(problem, f"problems of {name}", channel):
-        if found is not None:
-            raise found
+@contextmanager
+def together(name: str, channel: Channel | None = None) -> Iterator[list[Any]]:
+    """Raise on all ranks what a block raises on one of them.
+
+    The list in the context holds afterwards what all ranks have appended to it, by rank.
+    """
+    shared: list[Any] = []
+    problem: Exception | None = None
+    try:
+        yield shared
+    except PeerFailureError:  # no collective operation ends any more
+        raise
+    except Exception as error:  # of a user's class, too: the others wait for this rank
+        unsent = isinstance(error, TypeError) and str(error).startswith("[rank ")
+        problem = error if unsent or isinstance(error, HvdtrainError) else _told(error, name)
+    found = allgather_object(shared if problem is None else problem, name, channel)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    shared[:] = [value for values in found for value in values]
+
+
+def _told(error: Exception, name: str) -> UnsupportedError:
+    """Return an error in one line, which can be pickled and read everywhere."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return UnsupportedError(f"{context.current().topology.title} {name}: {text}")
 
 
 @collective
@@ -92,7 +115,7 @@ def gather_object(obj: object, name: str) -> list[Any] | None:
     rank, size = here.topology.rank, here.topology.size
     gathered: list[Any] = []
     for sender in range(size):
-        payload = _pickled(obj) if rank == sender else np.empty(0, np.uint8)
+        payload = pickled(obj) if rank == sender else np.empty(0, np.uint8)
         splits = [payload.size] + [0] * (size - 1)
         send = Buffer.from_array(payload)
         label = f"{name} of rank {sender}"
@@ -112,7 +135,7 @@ def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
     rank, size = here.topology.rank, here.topology.size
     own: Any = None
     for receiver in range(size):
-        payload = np.empty(0, np.uint8) if objects is None else _pickled(objects[receiver])
+        payload = np.empty(0, np.uint8) if objects is None else pickled(objects[receiver])
         splits = [payload.size if member == receiver else 0 for member in range(size)]
         send, label = Buffer.from_array(payload), f"{name} of rank {receiver}"
         received, _ = operations.alltoall(here.world, send, payload.shape, splits, label).run()
@@ -142,9 +165,9 @@ _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 def _packed(obj: object) -> tuple[_Bytes, TypeError | None]:
     """Return an object's pickle, or that of the reason why it has none and the error."""
     try:
-        return _pickled(obj), None
+        return pickled(obj), None
     except TypeError as error:
-        return _pickled(_Refusal(str(error))), error
+        return pickled(_Refusal(str(error))), error
 
 
 def _loaded(payload: _Bytes) -> Any:
@@ -154,7 +177,8 @@ def _loaded(payload: _Bytes) -> Any:
     return obj
 
 
-def _pickled(obj: object) -> _Bytes:
+def pickled(obj: object) -> _Bytes:
+    """Return the pickle of an object."""
     stream = io.BytesIO()
     try:
         _Pickler(stream).dump(obj)
@@ -162,6 +186,15 @@ def _pickled(obj: object) -> _Bytes:
     except Exception as error:  # whatever a type's own code for it raises
         data = _pickled_by_value(obj, error)
     return np.frombuffer(data, np.uint8).copy()
+
+
+def digest(obj: object) -> str:
+    """Return the digest of a pickle, equal for objects whose parts are equal."""
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
+    pickler.fast = True  # else it would show which parts are one object
+    pickler.dump(obj)
+    return hashlib.blake2b(stream.getvalue(), digest_size=16).hexdigest()
 
 
 def _pickled_by_value(obj: object, refusal: Exception) -> bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
+from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.torch.operations.divergence import note_broadcast
-from hvdtrain.torch.state import overwrite_tensors, receive, send_outline
+from hvdtrain.torch.state import broadcast_state, broadcast_stateful, overwrite_tensors
 from hvdtrain.torch.tensors.parameters import parameters_of
 
 __all__ = [
@@ -74,46 +73,28 @@ def broadcast_parameters(
 
     Raises:
         MismatchError: names, shapes, dtypes or numbers of elements differ between ranks.
-        UnsupportedError: a tensor is of a lazy module that has not run, or on the meta device.
-        ValueError: `params` is none of these, or has a name twice.
+        UnsupportedError: `params` is none of these, has a name twice, or raises an error; a tensor
+            is of a lazy module that has not run, or on the meta device. On every rank.
     """
+    note_broadcast(overwrite_tensors(_named(params), root_rank, "broadcast_parameters"))
+
+
+def _named(params: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
-        raise ValueError(
-            "broadcast_parameters takes model.state_dict(), model.named_parameters() or a list of "
-            f"tensors, got {type(params).__name__}"
+        raise UnsupportedError(
+            f"{context.current().topology.title} broadcast_parameters takes model.state_dict(), "
+            f"model.named_parameters() or a list of tensors, got {type(params).__name__}"
         )
     items = params.items() if isinstance(params, Mapping) else params
-    pairs = [(None, item) if isinstance(item, torch.Tensor) else item for item in items]
-    named: dict[str, Any] = {}
-    for number, (name, value) in enumerate(pairs):
-        key = f"tensor {number}" if name is None else str(name)
-        if key in named:
-            raise ValueError(
-                f"broadcast_parameters: two entries are called {key!r}, as in two models: call it "
-                "once for each model"
-            )
-        named[key] = value
-    overwrite_tensors(named, root_rank, "broadcast_parameters")
-    note_broadcast(tensor for _, tensor in pairs if isinstance(tensor, torch.Tensor))
+    for number, item in enumerate(items):
+        name, value = (None, item) if isinstance(item, torch.Tensor) else item
+        yield f"tensor {number}" if name is None else str(name), value
 
 
 @collective
 def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
-    """Load the state of `root_rank` into a module, extra states included."""
-    own = module.state_dict()
-    outline = send_outline(own, root_rank, "state of a module")
-    state = receive(outline, own, torch.device("cpu"), root_rank, "state of a module")
-    here, problem = context.current().topology, None
-    if here.rank != root_rank:
-        try:
-            loaded = copy.copy(own)  # with the versions of its modules
-            loaded.clear()
-            loaded.update(state)
-            module.load_state_dict(loaded)
-        except Exception as error:  # of the user's module, too: the others wait for this rank
-            text = " ".join(str(error).split())
-            problem = UnsupportedError(f"{here.title} state of a module: {text}")
-    objects.raise_together(problem, "state of a module")
+    """Load the state of `root_rank` into a module, extra states included (collective)."""
+    own = broadcast_stateful(module, root_rank, "state of a module")
     note_broadcast(tensor for tensor in own.values() if isinstance(tensor, torch.Tensor))
 
 
@@ -138,47 +119,42 @@ def broadcast_optimizer_state(
         TypeError: something in the root rank's state cannot be pickled; on every rank.
     """
     operation, here = "broadcast_optimizer_state", context.current().topology
-    parameters = parameters_of(optimizer)
-    number = {id(parameter): index for index, parameter in enumerate(parameters)}
-    state: dict[int, Any] = {}
-    others: dict[Any, Any] = {}
-    problem: HvdtrainError | None = None
-    mine: dict[Any, Any] = optimizer.state
-    for key, value in mine.items():
-        if id(key) in number:
-            state[number[id(key)]] = value
-        else:
-            others[key] = value
-        if isinstance(key, torch.Tensor) and id(key) not in number:
-            problem = UnsupportedError(
-                f"{here.title} {operation}: the optimizer has state for a tensor of shape "
-                f"{tuple(key.shape)} that is none of its parameters: remove it from optimizer.state"
+    parameters: list[torch.nn.Parameter] = []
+
+    def make() -> dict[str, Any]:
+        parameters.extend(parameters_of(optimizer))
+        number = {id(parameter): index for index, parameter in enumerate(parameters)}
+        mine: dict[Any, Any] = optimizer.state
+        for key in mine:
+            if isinstance(key, torch.Tensor) and id(key) not in number:
+                raise UnsupportedError(
+                    f"{here.title} {operation}: the optimizer has state for a tensor of shape "
+                    f"{tuple(key.shape)} that is none of its parameters: remove it from "
+                    "optimizer.state"
+                )
+        return {
+            "settings": [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in optimizer.param_groups
+            ],
+            "others": {key: value for key, value in mine.items() if id(key) not in number},
+            "state": {number[id(key)]: value for key, value in mine.items() if id(key) in number},
+            "counts": [len(group["params"]) for group in optimizer.param_groups],
+        }
+
+    def check(sent: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        if own["counts"] != sent["counts"]:
+            raise MismatchError(
+                f"{here.title} {operation}: this optimizer's groups have {own['counts']} "
+                f"parameters, but rank {root_rank}'s have {sent['counts']}"
             )
-    counts = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = broadcast_object(counts, root_rank, operation)
-    if counts != theirs:
-        problem = MismatchError(
-            f"{here.title} {operation}: this optimizer's groups have {counts} parameters, but rank "
-            f"{root_rank}'s have {theirs}"
-        )
-    settings = [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-    own = {"settings": settings, "others": others, "state": state}
-    sent = send_outline(own, root_rank, operation, problem)
-    devices = [parameter.device for parameter in parameters]
-    settings, others = (
-        receive(sent[name], own[name], devices[0], root_rank, name)
-        for name in ("settings", "others")
-    )
-    received = {
-        parameters[index]: receive(
-            entry, state.get(index), devices[index], root_rank, f"state of parameter {index}"
-        )
-        for index, entry in sent["state"].items()
-    }
+
+    def device_of(keys: tuple[Any, ...]) -> torch.device:
+        return parameters[keys[1] if keys[0] == "state" else 0].device
+
+    _, sent = broadcast_state(make, device_of, root_rank, operation, check)
+    received = {parameters[index]: entry for index, entry in sent["state"].items()}
     optimizer.state.clear()
-    optimizer.state.update({**others, **received})
-    for group, setting in zip(optimizer.param_groups, settings, strict=True):
-        group.update(setting)
+    optimizer.state.update({**sent["others"], **received})
+    for group, settings in zip(optimizer.param_groups, sent["settings"], strict=True):
+        group.update(settings)

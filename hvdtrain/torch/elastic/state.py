@@ -15,7 +15,7 @@ from hvdtrain.torch.functions import (
     broadcast_object,
     broadcast_optimizer_state,
 )
-from hvdtrain.torch.state import snapshot
+from hvdtrain.torch.state import broadcast_stateful, snapshot
 
 __all__ = ["TorchState"]
 
@@ -79,4 +79,4 @@ def _sync(value: Any) -> None:
     elif isinstance(value, ElasticSampler):
         value.sync()
     else:
-        value.load_state_dict(broadcast_object(value.state_dict()))
+        broadcast_stateful(value, 0, f"state of {type(value).__name__}")

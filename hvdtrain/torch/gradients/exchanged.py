@@ -20,7 +20,7 @@ from hvdtrain.core.exchanges.saved import (
 )
 from hvdtrain.core.gradients.exchange import Kind, LocalSteps
 from hvdtrain.core.membership.followers import Follower
-from hvdtrain.core.objects import raise_together
+from hvdtrain.core.objects import together
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.loss_scale import LossScale
@@ -193,8 +193,8 @@ def _require_reducible(
     trainable: Sequence[tuple[str, torch.nn.Parameter]], channel: Channel
 ) -> None:
     """Raise on all ranks why one of them has no gradient to reduce for a parameter."""
-    title, problem = context.current().topology.title, None
-    try:
+    title = context.current().topology.title
+    with together("DistributedOptimizer", channel):
         for name, parameter in trainable:
             subject = f"{title} DistributedOptimizer: {name!r}"
             require_values(parameter, subject)
@@ -204,6 +204,3 @@ def _require_reducible(
                     f"{subject} is {kind}, whose gradient cannot be reduced: freeze it, or train a "
                     "dense parameter of a wider type"
                 )
-    except UnsupportedError as error:
-        problem = error
-    raise_together(problem, "DistributedOptimizer", channel)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch_operation_cases import refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError, UnsupportedError
+from hvdtrain.torch.functions import broadcast_module
 
 # PyTorch says once that sparse layouts are in beta, and that quantized tensors will go.
 warnings.filterwarnings("ignore", module=__name__)
 # Its own functions use it to read quantized tensors.
 warnings.filterwarnings("ignore", "TypedStorage is deprecated")
+warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
 
 CASES: list[Callable[[], None]] = []
 
@@ -157,16 +161,175 @@ def what_cannot_be_overwritten_is_refused() -> None:
     scales = torch.quantize_per_tensor(torch.ones(2), 0.5 + last, 0, torch.qint8)
     broadcast = partial(hvd.broadcast_parameters, {"scaled": scales})
     assert "scale 1.5" in refused_everywhere(MismatchError, broadcast)
-    extra = {"same": None, "norm._extra_state": {"calls": [1, 2 + last]}}
+    extra: dict[str, Any] = {"same": None, "norm._extra_state": {"calls": [1, 2 + last]}}
     broadcast = partial(hvd.broadcast_parameters, extra)
     message = refused_everywhere(MismatchError, broadcast)
-    assert "'norm._extra_state/calls/1' is 3, but 2 on rank 0" in message
+    assert "norm._extra_state['calls'][1]" in message
+    assert " is 3, but 2 on rank 0" in message
+    for one, other in (
+        (np.arange(3), np.arange(3) + 1),
+        ({1, 2}, {1, 3}),
+        (Settings(1), Settings(2)),
+        ("x" * 70, "x" * 69 + "y"),
+        ({}, []),
+        ({}, {"inner": {}}),
+    ):
+        extra = {"norm._extra_state": {"held": other if last else one}}
+        message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, extra))
+        assert "norm._extra_state['held']" in message
     names = {"weight": torch.ones(1), **({} if last else {"bias": torch.ones(1)})}
     message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, names))
     assert "has no 'bias'" in message
     names = {"weight": torch.ones(1), **({"bias": torch.ones(1)} if last else {})}
     message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, names))
     assert "has 'bias'" in message
+
+
+@case
+def extra_states_that_are_equal_and_paths_that_look_alike() -> None:
+    rank, root = float(hvd.rank()), hvd.size() - 1
+    held: dict[Any, Any] = {1: torch.full((1,), rank), "1": torch.full((2,), rank)}
+    held |= {"a": {"b/c": torch.full((3,), rank)}, "a/b": {"c": torch.full((4,), rank)}}
+    name = "held"
+    again = "".join(("he", "ld"))  # as equal on one rank, and the same object on others
+    states = {
+        "sets": {0, 8} if rank else {8, 0},
+        "array": np.arange(6).reshape(2, 3),
+        "own": Settings(3),
+        "names": [(name * 20, again * 20 if rank else name * 20)],
+        "none": threading.Lock(),  # which nothing can send: its type must be equal
+        "held": held,
+        "held 0": torch.full((5,), rank),
+    }
+    hvd.broadcast_parameters(states, root_rank=root)
+    tensors = [held[1], held["1"], held["a"]["b/c"], held["a/b"]["c"], states["held 0"]]
+    for count, tensor in enumerate(tensors, 1):
+        assert tensor.tolist() == [root] * count
+
+
+class Settings:
+    """A value that pickle can send, and of which each object equals itself only."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Torn(Exception):
+    """An error that cannot be read where it was not raised."""
+
+    def __init__(self, one: object, other: object) -> None:
+        super().__init__(f"torn {one}\nby {other}")
+
+
+class Unreadable:
+    """A value that only the first rank can read."""
+
+    def __setstate__(self, state: object) -> None:
+        if hvd.rank() > 0:
+            raise Torn("state", state)
+
+    def __getstate__(self) -> object:
+        return 1
+
+
+class Failing(torch.nn.Linear):
+    """A layer whose own state fails on the last rank."""
+
+    last: bool = False
+
+    def get_extra_state(self) -> Any:
+        if self.last:
+            raise Torn("layer", "user")
+        return 1
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Schedule:
+    """What an elastic state sends beside models and optimizers."""
+
+    def __init__(self, last: bool) -> None:
+        self.saving, self.loading, self.steps = True, True, hvd.rank()
+        self.rates, self.last = torch.full((2,), float(hvd.rank())), last
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.last and not self.saving:
+            raise Torn("schedule", "saving")
+        return {"steps": self.steps, "rates": self.rates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.last and not self.loading:
+            raise Torn("schedule", "loading")
+        self.steps, self.rates = state["steps"], state["rates"]
+
+
+@case
+def what_fails_on_one_rank_fails_on_all() -> None:
+    size = hvd.size()
+    last = hvd.rank() == size - 1
+    title = f"[rank {size - 1}/{size}]"
+
+    def told(call: Callable[[], object], kind: type[Exception] = UnsupportedError) -> str:
+        message = refused_everywhere(kind, call)
+        assert message.startswith(title), message
+        return message
+
+    weight = torch.nn.Parameter(torch.zeros(2))
+
+    def torn() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "weight", weight
+        if last:
+            raise Torn("names", "user")
+
+    assert "Torn: torn names by user" in told(lambda: hvd.broadcast_parameters(torn()))
+    pairs = [("weight", weight)] * (1 + last)
+    message = told(partial(hvd.broadcast_parameters, pairs), ValueError)
+    assert "two entries are called 'weight'" in message
+    given = weight if last else [weight]
+    assert "got Parameter" in told(partial(hvd.broadcast_parameters, given), ValueError)
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    message = told(partial(hvd.broadcast_parameters, {"it": nested if last else weight}))
+    assert "'it' is a Tensor" in message
+
+    failing = Failing(2, 2)
+    failing.last = last
+    for root in (0, size - 1):
+        message = told(partial(broadcast_module, failing, root))
+        assert "state of a module: Torn: torn layer by user" in message
+    schedule = Schedule(last)
+    state = hvd.elastic.TorchState(torch.nn.Linear(1, 1), schedule=schedule)
+    state.sync()
+    assert (schedule.steps, schedule.rates.tolist()) == (0, [0, 0])
+    schedule.saving = False
+    assert "state of Schedule: Torn: torn schedule by saving" in told(state.sync)
+    schedule.saving, schedule.loading = True, False
+    if size > 1:  # the root rank loads nothing
+        assert "state of Schedule: Torn: torn schedule by loading" in told(state.sync)
+
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    held = vars(optimizer)["state"]
+    broadcast = partial(hvd.broadcast_optimizer_state, optimizer)
+    held["nested"] = nested if last else 1
+    hvd.broadcast_optimizer_state(optimizer, root_rank=size - 1)
+    assert [part.numel() for part in held["nested"].unbind()] == [1, 2]
+    held["nested"] = torch.nn.UninitializedParameter() if last else 1
+    message = told(partial(hvd.broadcast_optimizer_state, optimizer, root_rank=size - 1))
+    assert "has no values yet" in message
+    held.clear()
+    if size == 1:
+        return
+    held["unreadable"] = Unreadable()
+    message = refused_everywhere(UnsupportedError, broadcast)
+    assert message == f"[rank 1/{size}] broadcast_optimizer_state: Torn: torn state by 1"
+    held.clear()
+    parameters = [weight, torch.nn.Parameter(torch.zeros(1))] if last else [weight]
+    broadcast = partial(hvd.broadcast_optimizer_state, torch.optim.SGD(parameters, lr=0.1))
+    assert "groups have [2] parameters, but rank 0's have [1]" in told(broadcast, MismatchError)
+    message = refused_everywhere(
+        MismatchError, partial(hvd.broadcast_optimizer_state, optimizer, root_rank=size)
+    )
+    assert f"0 ranks send, with root_rank={size} here" in message
 
 
 @case

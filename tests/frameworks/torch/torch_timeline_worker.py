@@ -134,6 +134,7 @@ def main() -> None:
     hvd.allreduce(torch.ones(1), name="in between")
     hvd.start_timeline(str(FOLDER / "second.json"))
     hvd.allreduce(torch.ones(5), name="again")
+    hvd.broadcast_parameters(torch.nn.Linear(2, 2).state_dict())
     hvd.shutdown()  # ends it, too
     report(cases=1, payload=calls)
 
