@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from late_launcher import leave_it_to_the_launcher
 
 import hvdtrain.torch as hvd
 
@@ -124,8 +123,5 @@ FAULTS = {
 }
 
 if __name__ == "__main__":
-    fault = FAULTS[sys.argv[1]]
-    if fault not in EVERYWHERE:
-        leave_it_to_the_launcher()
     hvd.init()
-    train(fault)
+    train(FAULTS[sys.argv[1]])

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 from faulty_engine import EngineFault, install
-from late_launcher import leave_it_to_the_launcher
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.errors import HvdtrainError
@@ -149,7 +148,6 @@ if __name__ == "__main__":
     # be over before.
     if work is not unawaited:
         end_only_when_busy()
-    leave_it_to_the_launcher()
     if work is init:
         fault.arm()
     context.init()

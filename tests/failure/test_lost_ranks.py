@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,5 +102,38 @@ def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
         done = job.wait(300)
         assert done.returncode != 0
         job.assert_nothing_left()
-    # By one of the others, and by the last one, too, if it outlives that one for a while.
-    assert "ended before all had started: the job ends" in done.stderr, done.stderr
+    assert done.stderr.count("ended before all had started: the job ends") == 1, done.stderr
+
+
+def test_one_rank_says_that_another_ended_before_all_had_started(tmp_path: Path) -> None:
+    """Also where the one that says it has ended when the last one looks."""
+    worker = FOLDER / "lost_at_start_worker.py"
+    args = ["exits when told", tmp_path]
+    with launch(worker, 3, args=args, launcher_args=TOLERATE) as job:
+        ranks = job.rank_pids(3)
+        while not all(watches := [watch_beside(ranks[0]), watch_beside(ranks[2])]):
+            time.sleep(0.01)
+        ends = [os.pidfd_open(watch) for (watch,) in watches]
+        job.process.send_signal(signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        while f"-{job.process.pid}" not in Path("/proc/net/unix").read_text():
+            time.sleep(0.01)
+        os.kill(ranks[0], signal.SIGKILL)
+        select.select(ends, [], [])  # it has looked; the other one waits for the end of mpirun
+        for end in ends:
+            os.close(end)
+        job.process.send_signal(signal.SIGCONT)
+        done = job.wait(300)
+        assert done.returncode != 0
+        job.assert_nothing_left()
+    assert done.stderr.count("ended before all had started: the job ends") == 1, done.stderr
+
+
+def watch_beside(rank: int) -> list[int]:
+    """Return the process that watches the others for a rank."""
+    children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+    return [pid for pid in map(int, children) if b"start_watch" in command_line(pid)]
+
+
+def command_line(process: int) -> bytes:
+    return Path(f"/proc/{process}/cmdline").read_bytes()

@@ -186,6 +186,45 @@ def test_a_rank_that_is_killed_on_one_of_several_hosts(
     fail("dies", mpi=mpi, hostfile=hostfile, launcher_args=AGENT_ARGS[mpi])
 
 
+def test_a_launcher_that_is_slow_to_end_the_others(tmp_path: Path) -> None:
+    """What they have to say is nothing: the rank that ended and mpirun tell."""
+    with launch(["-c", NOTICED], 3, args=[tmp_path]) as job:
+        job.wait_for_output("ready", LIMIT_SECONDS)
+        job.process.send_signal(signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not all((tmp_path / name).exists() for name in ("0", "2")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        job.process.send_signal(signal.SIGCONT)
+        done = job.wait(LIMIT_SECONDS)
+        job.assert_nothing_left()
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "has ended while others" not in done.stderr
+
+
+NOTICED = """
+import os, sys, time, torch, hvdtrain.torch as hvd
+from pathlib import Path
+from hvdtrain.errors import PeerFailureError
+folder = Path(sys.argv[1])
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 0:
+    print("ready", flush=True)
+while not (folder / "go").exists():
+    time.sleep(0.01)
+if hvd.rank() == 1:
+    os._exit(3)
+try:
+    hvd.allreduce(torch.ones(1))
+except PeerFailureError:
+    (folder / str(hvd.rank())).touch()
+    raise
+"""
+
+
 @pytest.mark.parametrize("whom", ["rank", "launcher"])
 def test_a_kill_at_any_moment(whom: str) -> None:
     """From the start of Python to the middle of a step; another moment in each run of the test."""

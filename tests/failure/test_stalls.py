@@ -89,14 +89,12 @@ import ctypes, os, select, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 from held_clock import HeldClock
-from late_launcher import leave_it_to_the_launcher
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
 from hvdtrain.core.horovod_api import init
 from hvdtrain.core.timeline import stopwatch
 from hvdtrain.types import ReduceOp
 clock = HeldClock(stopwatch)
-leave_it_to_the_launcher()
 init()
 here = context.current()
 rank = here.topology.rank

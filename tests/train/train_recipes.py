@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from late_launcher import leave_it_to_the_launcher
 from torch import nn
 
 import hvdtrain.torch as hvd
@@ -158,7 +157,6 @@ def poisoned() -> Recipe:
 
 
 def drifting() -> Recipe:
-    leave_it_to_the_launcher()
     recipe = plain()
     return replace(recipe, model=Drifting(recipe.model))
 
@@ -176,7 +174,6 @@ def mapped() -> Recipe:
 
 
 def damaged() -> Recipe:
-    leave_it_to_the_launcher()
     return replace(mapped(), train=Damaged(), test=None)
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 
 from hvdtrain.core.process.output import drain_output, flush_output
@@ -36,6 +37,9 @@ OWN_THREADS = "hvdtrain-"
 
 # How long a rank that waits for one that left has to report so before the job ends.
 _REPORT_SECONDS = 1.0
+
+# How long the launcher has to see that another rank ended, and after that to end this one.
+_SIGHT_SECONDS, _LAUNCHER_SECONDS = 30.0, 5.0
 
 # How long a program has to end by itself after an engine call has failed.
 _GRACE_SECONDS = 2.0
@@ -98,6 +102,7 @@ class ExitGuard:
             self._end(EXIT_INTERRUPTED)
         elif isinstance(error, UsageError | ConnectionLostError | RanksLostError):
             # A traceback would not help: the line that raised it is not the cause.
+            _leave_it_to_the_launcher(error)
             self._say(str(error))
             self._end(error.exit_code)
         else:
@@ -130,6 +135,7 @@ class ExitGuard:
         try:
             self._leave()
         except HvdtrainError as error:
+            _leave_it_to_the_launcher(error)
             self._say(str(error))
             time.sleep(_REPORT_SECONDS)
             self._end(error.exit_code)
@@ -163,6 +169,29 @@ class ExitGuard:
             drain_output()
         finally:
             self._abort(code)
+
+
+def _leave_it_to_the_launcher(error: HvdtrainError) -> None:
+    """Wait for the launcher to end this rank if another one has ended, which tells the cause."""
+    if not isinstance(error, ConnectionLostError):
+        return
+    parent, now = os.getppid(), time.monotonic()
+    latest, seen = now + _SIGHT_SECONDS, now
+    while os.getppid() == parent and now < min(latest, seen + _LAUNCHER_SECONDS):
+        if _has_ended_child(parent):
+            seen = now
+        time.sleep(0.05)
+        now = time.monotonic()
+
+
+def _has_ended_child(process: int) -> bool:
+    """Return whether a process has not yet seen that a child of it has ended."""
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has seen it by now
+            for child in path.read_text().split():
+                if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    return True
+    return False
 
 
 def write_message(title: str, text: str) -> None:

@@ -11,11 +11,12 @@ import os
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # The process imports no packages, so that it starts at once.
@@ -40,7 +41,8 @@ def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
         return
     title = f"[rank {environ.get('OMPI_COMM_WORLD_RANK', '?')}]"
     words = [sys.executable, "-I", "-S", __file__, str(daemon), job, count, title]
-    with subprocess.Popen(words, stdin=subprocess.PIPE):
+    # Not one of the processes that the daemon ends with this rank: it outlives the daemon.
+    with subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True):
         yield
 
 
@@ -54,13 +56,22 @@ def main() -> None:
         seen |= alive
         late = len(seen) < int(count) and time.monotonic() - began > _UNSEEN_SECONDS
         if alive and (seen - alive or late):
-            if os.getppid() == min(alive):  # one of those that are left ends the job
-                text = f"{title} init: a rank of this host ended before all had started"
-                print(f"{text}: the job ends", file=sys.stderr, flush=True)
-                milestones = runpy.run_path(str(_MILESTONES))
-                milestones["report"](milestones["LOST"], os.environ)
-                os.kill(int(daemon), signal.SIGTERM)
+            _end_job(int(daemon), job, title)
             return
+
+
+def _end_job(daemon: int, job: str, title: str) -> None:
+    """End the job and say so, unless the process beside another rank of this host does."""
+    with socket.socket(socket.AF_UNIX) as first, suppress(OSError):
+        ended = os.pidfd_open(daemon)
+        first.bind(f"\0hvdtrain-{job}-{daemon}")
+        text = f"{title} init: a rank of this host ended before all had started"
+        print(f"{text}: the job ends", file=sys.stderr, flush=True)
+        milestones = runpy.run_path(str(_MILESTONES))
+        milestones["report"](milestones["LOST"], os.environ)
+        os.kill(daemon, signal.SIGTERM)
+        os.closerange(0, 3)  # the daemon reads what ranks write until all have closed it
+        select.select([ended], [], [])
 
 
 def _ranks(daemon: int, job: str) -> set[int]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from hvdtrain.engines.shared_memory.processes import PeerWatch
-from hvdtrain.errors import PeerFailureError
+from hvdtrain.errors import ConnectionLostError
 
 # How often to handle signals, and to check peers.
 CHECK_SECONDS = 1.0
@@ -36,7 +36,7 @@ class Peers:
         self._checked = time.monotonic()
         self._check_launcher()
         if (number := self._watch.ended()) is not None:
-            raise PeerFailureError(
+            raise ConnectionLostError(
                 f"a peer on this node (number {number} of {self._size}) has ended while others "
                 "waited for it: look for its own message"
             )
