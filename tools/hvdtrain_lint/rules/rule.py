@@ -17,6 +17,9 @@ class Found:
     what: str
 
 
+_Find = Callable[[Script], Iterator[Found]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """One mistake that the lint knows."""
@@ -25,4 +28,17 @@ class Rule:
     title: str
     reason: str
     mend: str
-    find: Callable[[Script], Iterator[Found]]
+    find: _Find
+
+
+TABLE: list[Rule] = []
+
+
+def rule(code: str, title: str, reason: str, mend: str) -> Callable[[_Find], _Find]:
+    """Add the function that finds a mistake to the table."""
+
+    def add(find: _Find) -> _Find:
+        TABLE.append(Rule(code, title, reason, mend, find))
+        return find
+
+    return add

@@ -6,7 +6,7 @@ import ast
 
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script, keyword
-from hvdtrain_lint.source.tree import Function, last_name, path_of
+from hvdtrain_lint.source.tree import Function, last_name, written
 
 _HVD_OPERATIONS = {
     *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),
@@ -40,15 +40,15 @@ def collective(script: Script, call: ast.Call) -> str | None:
     full = script.names.full(call) or ""
     module, _, last = full.rpartition(".")
     if module == HVD and _is_hvd_operation(last):
-        return None if joins(script) else _written(call)
+        return None if joins(script) else written(call)
     if module == "torch.distributed" and last in _TORCH:
-        return _written(call)
+        return written(call)
     if isinstance(call.func, ast.Attribute):
         owner = call.func.value
         if last_name(call) in _ACCELERATOR and _is_made_by(script, owner, "Accelerator"):
-            return _written(call)
+            return written(call)
         if last_name(call) == "save_checkpoint" and _is_lightning_trainer(script, owner):
-            return _written(call)
+            return written(call)
     return None
 
 
@@ -98,7 +98,3 @@ def _is_made_by(script: Script, owner: ast.expr, maker: str) -> bool:
 def _is_lightning_trainer(script: Script, owner: ast.expr) -> bool:
     is_lightning = script.names.imports("lightning", "pytorch_lightning")
     return is_lightning and _is_made_by(script, owner, "Trainer")
-
-
-def _written(call: ast.Call) -> str:
-    return f"{path_of(call.func) or last_name(call)}()"

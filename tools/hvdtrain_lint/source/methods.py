@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from hvdtrain_lint.source.names import Names
-from hvdtrain_lint.source.tree import Function, Tree, last_name, path_of
+from hvdtrain_lint.source.tree import Function, Tree, is_none, last_name, path_of
 
 _MOST_BASES = 10
 _Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -77,7 +77,7 @@ class Methods:
             return self._method(self._class_around(owner), name)
         if known := self._class_of(owner):
             return self._method(known, name)
-        origins = [each for each in self._origins(owner) if not _is_none(each)]
+        origins = [each for each in self._origins(owner) if not is_none(each)]
         found: list[Function] = []
         for origin in origins:
             known = self._class_of(origin.func) if isinstance(origin, ast.Call) else None
@@ -123,7 +123,3 @@ class Methods:
             if found:
                 return found
         return []
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

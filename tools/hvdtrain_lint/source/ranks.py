@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hvdtrain_lint.source.methods import Methods
 from hvdtrain_lint.source.names import HVD, Names
-from hvdtrain_lint.source.tree import Function, Tree, last_name, path_of, words_in
+from hvdtrain_lint.source.tree import Function, Tree, is_none, last_name, path_of, words_in
 from hvdtrain_lint.source.values import Values
 
 _RANK_NAMES = {
@@ -171,7 +171,7 @@ class Ranks:
         if isinstance(operator, (ast.In, ast.NotIn)):
             return isinstance(right, (ast.List, ast.Tuple, ast.Set))
         if isinstance(operator, (ast.Eq, ast.NotEq)):
-            return not _is_minus_one(right) and not _is_none(right)
+            return not _is_minus_one(right) and not is_none(right)
         if isinstance(operator, (ast.Gt, ast.LtE)):
             return isinstance(right, ast.Constant)
         if isinstance(operator, (ast.Lt, ast.GtE)):
@@ -217,11 +217,7 @@ class Ranks:
         return bool(called) and all(self._is_test_of_rank(function) for function in called)
 
     def _is_test_of_rank(self, function: Function) -> bool:
-        returned = [
-            node.value
-            for node in self._tree.own(function)
-            if isinstance(node, ast.Return) and node.value is not None
-        ]
+        returned = [n.value for n in self._tree.returns(function) if n.value is not None]
         return bool(returned) and all(
             isinstance(value, ast.Compare) and self.branches(value)[0] for value in returned
         )
@@ -238,7 +234,3 @@ def _is_variable(node: ast.AST, names: set[str]) -> bool:
 
 def _is_minus_one(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

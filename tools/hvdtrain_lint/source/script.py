@@ -18,7 +18,6 @@ from hvdtrain_lint.source.values import Values
 
 _MOST_MODULES = 20
 _TRAINERS = {"Trainer", "Fabric", "Seq2SeqTrainer", "Engine"}
-_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "FSDP", "DDP"}
 
 
 class Script:
@@ -39,12 +38,6 @@ class Script:
     def uses_hvd(self) -> bool:
         """Whether it starts ranks through Horovod's interface."""
         return any(self.names.full(call) == f"{HVD}.init" for call in self.tree.calls)
-
-    @cached_property
-    def uses_torch_distributed(self) -> bool:
-        """Whether it starts ranks through torch.distributed, or wraps a model for it."""
-        wanted = _PARALLEL | {"init_process_group"}
-        return any(self.names.last(call) in wanted for call in self.tree.calls)
 
     @cached_property
     def uses_accelerate(self) -> bool:

@@ -144,6 +144,16 @@ def last_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def is_none(node: ast.expr) -> bool:
+    """Return whether an expression is the word None."""
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def written(call: ast.Call) -> str:
+    """Return how a call is written, without its arguments."""
+    return f"{path_of(call.func) or last_name(call)}()"
+
+
 def words_in(node: ast.AST) -> set[str]:
     """Return all names, attributes and names of arguments in an expression."""
     found = set()

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from hvdtrain_lint.source.methods import Methods
 from hvdtrain_lint.source.names import Names
-from hvdtrain_lint.source.tree import Function, Tree, last_name, path_of
+from hvdtrain_lint.source.tree import Function, Tree, is_none, last_name, path_of
 
 _DEEPEST = 12
 # They give back what they are given, in the order of their arguments.
@@ -47,16 +47,11 @@ class Values:
         self._asked: set[ast.Call] = set()
         names.assigned = self.of
         self._names = names
-        self._methods = Methods(tree, names, self.origins)
+        self.methods = Methods(tree, names, self.origins)
         for call in (node for node in tree.known if isinstance(node, ast.Call)):
-            for function in self._methods.likely_called(call):
-                for name, value in _bound(function, call, tree, self._methods):
+            for function in self.methods.likely_called(call):
+                for name, value in _bound(function, call, tree, self.methods):
                     self._of_name[function, name].append((value, None))
-
-    @property
-    def methods(self) -> Methods:
-        """What calls run."""
-        return self._methods
 
     def is_parameter(self, node: ast.Name) -> bool:
         """Return whether a name is an argument of the function around it."""
@@ -145,14 +140,14 @@ class Values:
         if call in self._asked:  # a function that calls itself
             return []
         self._asked.add(call)
-        called = self._methods.called(call)
+        called = self.methods.called(call)
         self._asked.remove(call)
         found: list[ast.expr] = []
         for function in called:
             own = [
                 node.value
                 for node in self._tree.returns(function)
-                if node.value is not None and not _is_none(node.value)
+                if node.value is not None and not is_none(node.value)
             ]
             if not own or function.name == "__init__":
                 return []
@@ -189,10 +184,6 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, _Part]]:
         for item in node.items:
             if item.optional_vars is not None:
                 yield item.optional_vars, item.context_expr, None
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _all_parameters(function: Function) -> list[ast.arg]:
