@@ -314,7 +314,7 @@ class Gradients:
         gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_sparse:
             if self._settings.sparse_as_dense or self._settings.sharded:
-                gradient = gradient.to_dense()
+                gradient = gradient.detach().to_dense()  # also if it has a graph
             else:
                 self._reducer.step.sparse[index], gradient = gradient, None
         self._buckets.views.take(index, gradient)

@@ -40,6 +40,7 @@ class BucketViews:
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+        self._copied_at: dict[int, int] = {}  # versions of those that are copies of results
         # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
@@ -83,19 +84,23 @@ class BucketViews:
         """The layout of each bucket."""
         return self._reducer.plan.buckets
 
-    def kept(self) -> dict[int, torch.Tensor]:
-        """Return copies of the gradients that are in buckets, for restore()."""
-        return {
-            index: view.clone() for index, view in self._views.items() if self._holds(index, view)
-        }
+    def kept(self) -> dict[int, tuple[torch.Tensor, bool]]:
+        """Return copies of results in buckets, and whether they are gradients, for restore()."""
+        found = {}
+        for index, view in self._views.items():
+            held = self._holds(index, view)
+            if held or self._is_copy(index):
+                found[index] = view.clone(), held
+        return found
 
-    def restore(self, gradients: dict[int, torch.Tensor]) -> None:
-        """Copy gradients back into their buckets."""
-        for index, gradient in gradients.items():
-            self._parts[index].copy_(gradient)
+    def restore(self, results: dict[int, tuple[torch.Tensor, bool]]) -> None:
+        """Copy results back into their buckets."""
+        for index, (result, held) in results.items():
+            self._parts[index].copy_(result)
             if self._staying is not None:
                 self._staying.dismiss(index)
-            self._set_gradient(index)
+            if held:
+                self._set_gradient(index)
 
     def _set_gradient(self, index: int) -> None:
         # Not the view itself: `p.grad.data = ...` would detach it from the bucket.
@@ -136,9 +141,11 @@ class BucketViews:
         if gradient is None:
             return False
         lent, at = self._lent.get(index, (None, 0))
-        if lent is None:
-            return not self.holds(index) or self._has_left(index)
-        return gradient is not lent or lent._version != at
+        if lent is not None:
+            return gradient is not lent or lent._version != at
+        if self.holds(index):
+            return self._has_left(index)
+        return not self._is_copy(index)
 
     def elsewhere(self) -> dict[int, torch.Tensor]:
         """Return the gradients outside the buckets that other ranks use there."""
@@ -184,6 +191,7 @@ class BucketViews:
             gradient = self._parameters[index].grad
             if gradient is not None and self._holds(index, view):
                 self._copies[index] = gradient
+                self._copied_at.pop(index, None)
             self._views[index] = self._parts[index]
 
     def take(self, index: int, gradient: torch.Tensor | None) -> None:
@@ -277,8 +285,7 @@ class BucketViews:
                 continue
             if gradient.is_sparse:
                 gradient = parameter.grad = torch.empty_like(parameter)
-            self._streams[index].read(view, gradient.detach())
-            self._copies[index] = gradient
+            self._copy_result(index, gradient)
 
     def _take_back(self, index: int, gradient: torch.Tensor, lent: torch.Tensor, at: int) -> None:
         """Replace the copy that was lent, at this version, by the reduced gradient."""
@@ -294,8 +301,21 @@ class BucketViews:
         if self._can_be_view(index) and not gradient.requires_grad:
             self._set_gradient(index)
         else:
-            self._streams[index].read(self._views[index], gradient.detach())
-            self._copies[index] = gradient
+            self._copy_result(index, gradient)
+
+    def _copy_result(self, index: int, gradient: torch.Tensor) -> None:
+        """Write a reduced gradient into one that is no view."""
+        self._streams[index].read(self._views[index], gradient.detach())
+        self._copies[index], self._copied_at[index] = gradient, gradient._version
+
+    def _is_copy(self, index: int) -> bool:
+        """Return whether a parameter's gradient is what _copy_result() has left."""
+        gradient = self._parameters[index].grad
+        return (
+            gradient is not None
+            and gradient is self._copies.get(index)
+            and gradient._version == self._copied_at.get(index)
+        )
 
     def give(self, indices: Iterable[int]) -> None:
         """Set the gradients of parameters that had none here to the reduced ones."""

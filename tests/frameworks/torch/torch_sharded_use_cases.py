@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -196,3 +197,41 @@ def an_optimizer_that_another_one_replaces() -> None:
     second.param_groups[0]["params"].append(kept)
     second.step()
     assert equal_on_all_ranks(model)
+
+
+@case
+def shared_steps_with_gradients_that_have_a_graph() -> None:
+    """Dense or sparse, also where rank 0 alone uses a layer; changes of them are still found."""
+    torch.manual_seed(7)
+    table = torch.nn.Embedding(6, 4, sparse=True).double()
+    models = [torch.nn.ModuleList([table, torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]).double()]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(each.parameters(), lr=0.1), sharded=sharded, sparse_as_dense=True
+        )
+        for each, sharded in zip(models, (True, False), strict=True)
+    ]
+
+    def differentiate(model: torch.nn.ModuleList, with_all: bool) -> None:
+        tables, *layers = model
+        hidden = layers[0](tables(torch.tensor([hvd.rank(), 5])) if with_all else drawn(1, 2, 4))
+        loss = (layers[1](hidden) if with_all else hidden).square().sum()
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the cycle
+            loss.backward(create_graph=True)
+
+    for _ in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            differentiate(model, hvd.rank() == 0)
+            optimizer.step()
+    assert difference(*models) < 1e-13
+    assert equal_on_all_ranks(models[0])
+    optimizers[0].zero_grad()
+    if hvd.size() > 1:
+        differentiate(models[0], with_all=True)
+        gradient = models[0][2].weight.grad
+        assert gradient is not None
+        gradient.detach().mul_(2.0)
+        assert "was changed" in refused(RuntimeError, optimizers[0].step)
+        optimizers[0].zero_grad()

@@ -218,9 +218,6 @@ KNOWN: dict[str, Callable[[Spec], bool]] = {
     "reentrant checkpoints of layers with several gradients": lambda p: any(
         layer.get("checkpoint") == "reentrant" for layer in p["layers"]
     ),
-    "backward(create_graph=True) with sharded=True": lambda p: (
-        p["sharded"] and any(step.get("graph") for step in p["steps"])
-    ),
     "sparse_as_dense on ranks outside of a process set": lambda p: (
         "members" in p and p.get("sparse_as_dense", False)
     ),
