@@ -160,7 +160,18 @@ class DistributedOptimizer(ExchangingOptimizer):
             self._finish(gradients)
             if self._shared is not None:
                 self._shared.keep_gradients()
+        self._make_dense()
         self._synchronized = True
+
+    def _make_dense(self) -> None:
+        """Make gradients dense on a rank that takes no part, as reducing them does on others."""
+        settings = self._exchanged.settings
+        dense = settings.sparse_as_dense or settings.sharded
+        if not dense or self.exchanges_weights or settings.process_set.included():
+            return
+        for parameter in parameters_of(self._optimizer):
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
 
     def _reduce_complete(self) -> None:
         """Reduce gradients for the wrapped optimizer's own code, if backward() has ended.
@@ -301,6 +312,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             check_reduced(self._optimizer, gradients.parameters)
             if not (self._synchronized or self._clipped) or gradients.open:
                 self._finish(gradients)
+        self._make_dense()
         self._synchronized = self._clipped = False
         if isinstance(self._optimizer, torch.optim.SparseAdam):
             for parameter in parameters_of(self._optimizer):

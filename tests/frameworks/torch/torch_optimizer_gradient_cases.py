@@ -289,6 +289,21 @@ def sparse_gradients() -> None:
         assert torch.allclose(table.weight, expected)
 
 
+@case
+def sparse_gradients_outside_a_process_set_are_made_dense() -> None:
+    if hvd.size() < 2:
+        return
+    members = hvd.add_process_set([0])
+    for options in ({"sparse_as_dense": True}, {"sharded": True}):
+        table = torch.nn.Embedding(6, 2, sparse=True).double()
+        adam = torch.optim.Adam(table.parameters())  # takes no sparse gradients
+        optimizer = hvd.DistributedOptimizer(adam, process_set=members, **options)
+        table(torch.tensor([1, 5])).sum().backward()
+        optimizer.step()
+    del optimizer
+    hvd.remove_process_set(members)
+
+
 def part_of_loss(kind: str, weight: torch.Tensor, rank: int) -> torch.Tensor:
     """Return a term whose gradient for a [4, 2] weight is of this kind; none with kind "none"."""
     rows, dense = torch.tensor([rank, 3, 3]), 10 * (weight * (rank + 1)).sum()
