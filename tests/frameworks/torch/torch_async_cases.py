@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,6 +19,7 @@ from job import RESULTS
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.core.agreement.request import JOIN
 
 CASES: list[Callable[[], None]] = []
 TIMES = count()  # a case may be run again
@@ -570,20 +571,46 @@ def backward_brings(weights: list[torch.nn.Parameter], first: float) -> None:
     assert torch.allclose(weights[0].grad, torch.full((2,), first)), weights[0].grad
 
 
+def is_blocked() -> bool:
+    """Return whether this rank waits in backward()."""
+    return context.current().blocked.since is not None
+
+
+def is_joining() -> bool:
+    """Return whether this rank waits in join()."""
+    channels = context.current().channels()
+    return any(request == JOIN for channel in channels for request, _ in channel.pending())
+
+
+@contextlib.contextmanager
+def saying_when(waits: Callable[[], bool], file: Path) -> Iterator[None]:
+    """Make a file once this rank waits, which it must do before the context ends."""
+
+    def watch() -> None:
+        while not waits():
+            time.sleep(0.01)
+        file.touch()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    yield
+    watcher.join()
+
+
 @case
 def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
     n, r = hvd.size(), hvd.rank()
     weights, optimizer = two_buckets(hvd.global_process_set)
     number = next(TIMES)
     submitted = [Path(os.environ[RESULTS]) / f"submitted-{number}.{rank}" for rank in range(n)]
+    waits = submitted[0].with_suffix(".waits")
     # Hooks run in a thread of autograd, which has no default device.
     ones = [torch.ones(1) for _ in range(2)]
     handles = []
 
     def act() -> None:
         if r == 1:  # a rank that waits for what others lack ends their waits: all have it by then
-            wait_for(submitted[:1] + submitted[2:])
-            time.sleep(0.1)
+            wait_for([waits, *submitted[2:]])
             handles.append(hvd.allreduce_async(ones[1], name="b"))
             submitted[1].touch()
             hvd.allreduce(ones[0], name="a")
@@ -595,7 +622,8 @@ def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
 
     if r == 0:
         act()
-        backward_brings(weights, 1 / n)
+        with saying_when(is_blocked, waits) if n > 1 else contextlib.nullcontext():
+            backward_brings(weights, 1 / n)
     else:
         backward_with(weights, act)
     optimizer.step()
@@ -698,18 +726,20 @@ def backward_goes_on_waiting_when_others_have_joined() -> None:
         return
     hvd.shutdown()
     hvd.init()  # with no other channel of all ranks, on which join() would wait first
-    pair = hvd.add_process_set([0, 1])
+    pair, number = hvd.add_process_set([0, 1]), next(TIMES)
+    waits = [Path(os.environ[RESULTS]) / f"waits-{number}.{rank}" for rank in range(n)]
     if r < 2:
         weights, optimizer = two_buckets(pair)
         if r == 0:
-            backward_brings(weights, 1 / 2)
-            handle = hvd.allreduce_async(torch.ones(1), name="later")
+            with saying_when(is_blocked, waits[0]):
+                backward_brings(weights, 1 / 2)
         else:
-            backward_with(weights, lambda: time.sleep(0.1))
-            handle = hvd.allreduce_async(torch.ones(1), name="later")
+            backward_with(weights, lambda: wait_for(waits[:1] + waits[2:]))
+        handle = hvd.allreduce_async(torch.ones(1), name="later")
         optimizer.step()
         handle.wait()
-    hvd.join()
+    with saying_when(is_joining, waits[r]) if r > 1 else contextlib.nullcontext():
+        hvd.join()
     hvd.remove_process_set(pair)
 
 
