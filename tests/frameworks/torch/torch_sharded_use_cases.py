@@ -230,7 +230,7 @@ def shared_steps_with_gradients_that_have_a_graph() -> None:
     optimizers[0].zero_grad()
     if hvd.size() > 1:
         differentiate(models[0], with_all=True)
-        gradient = models[0][2].weight.grad
+        gradient = list(models[0].parameters())[2].grad
         assert gradient is not None
         gradient.detach().mul_(2.0)
         assert "was changed" in refused(RuntimeError, optimizers[0].step)
