@@ -9,8 +9,7 @@ import textwrap
 import click
 
 from hvdtrain.core.exchanges.catalog import EXCHANGES, exchange_options
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.exchange_text import ExchangeOption
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeOption
 
 _WIDTH, _MARGIN = 100, 15
 

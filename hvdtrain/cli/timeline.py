@@ -15,7 +15,7 @@ def command(path: str, out: str | None) -> None:
 
     FILE is what the job was given as HVDTRAIN_TIMELINE, or to start_timeline().
     """
-    from hvdtrain.core.timeline.merge import merge_pieces
+    from hvdtrain.core.timeline.file import merge_pieces
 
     path, out = os.path.realpath(path), out or path
     pieces = merge_pieces(path, out)

@@ -12,10 +12,9 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.decision import JoinOrder, last_to_join
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.prepared import Prepared
+from hvdtrain.core.agreement.votes import Prepared
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
-from hvdtrain.core.collectives.reducescatter import ReduceScatter
+from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast, ReduceScatter
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Streams
 from hvdtrain.types import DType, ReduceOp

@@ -15,9 +15,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.engines.capabilities import ANY_DEVICE, Capabilities
-from hvdtrain.engines.point_to_point import Pending, PointToPoint
-from hvdtrain.engines.slices import Slices
-from hvdtrain.engines.votes import Verdict, VotedReduction
+from hvdtrain.engines.features import Pending, PointToPoint, Slices, Verdict, VotedReduction
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 

@@ -43,8 +43,14 @@ from hvdtrain.keras.builds import (
     rocm_built,
 )
 from hvdtrain.keras.models.hooks import hook_models
-from hvdtrain.keras.operations.collectives import allgather, allreduce, broadcast, reducescatter
-from hvdtrain.keras.operations.variables import broadcast_global_variables, broadcast_variables
+from hvdtrain.keras.operations.collectives import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    reducescatter,
+)
 from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from hvdtrain.types import ReduceOp
 

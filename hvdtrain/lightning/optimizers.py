@@ -9,7 +9,7 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
-from hvdtrain.torch.tensors.parameters import parameters_of
+from hvdtrain.torch.tensors.parts import parameters_of
 
 
 @collective

@@ -58,6 +58,10 @@ from hvdtrain.torch.operations.allreduce import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
 )
 from hvdtrain.torch.operations.alltoall import alltoall, alltoall_async
 from hvdtrain.torch.operations.barrier import barrier, join
@@ -66,12 +70,6 @@ from hvdtrain.torch.operations.broadcast import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
-)
-from hvdtrain.torch.operations.grouped_allreduce import (
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
 )
 from hvdtrain.torch.operations.handle import poll, synchronize
 from hvdtrain.torch.operations.reducescatter import (

@@ -2,22 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.torch.gradients.exchanged import Exchanged
-from hvdtrain.torch.gradients.settings import ParameterSettings
-from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
+from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.sharding.shared_steps import SharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.parameters import parameters_of
+from hvdtrain.torch.tensors.parts import parameters_of
 
-__all__ = ["ExchangingOptimizer"]
+__all__ = ["ExchangingOptimizer", "OptimizerWrapper"]
+
+
+class OptimizerWrapper(torch.optim.Optimizer):
+    """Delegates to the wrapped optimizer; it is an Optimizer because schedulers require one.
+
+    For isinstance() it is also an instance of the wrapped optimizer's class, as in Horovod.
+
+    Args:
+        optimizer: wrapped optimizer, which keeps its state, parameter groups and hooks.
+    """
+
+    # A fused optimizer would not see the scale that GradScaler sets as the wrapper's attribute.
+    _step_supports_amp_scaling = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        # Optimizer.__init__ would make parameter groups; they belong to the wrapped optimizer.
+        self._optimizer = optimizer
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The wrapped optimizer's class; type() returns the wrapper's own."""
+        return self._optimizer.__class__
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's parameter groups."""
+        return self._optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's state."""
+        return self._optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's defaults."""
+        return self._optimizer.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients."""
+        self._optimizer.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state."""
+        self._optimizer.load_state_dict(state_dict)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Register a hook on the wrapped optimizer; the hook sees reduced gradients."""
+        return self._optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Register a hook on the wrapped optimizer."""
+        return self._optimizer.register_step_post_hook(hook)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return other attributes from the wrapped optimizer."""
+        if name == "_optimizer":  # not set yet if __init__() raises
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled, because hooks and the connection to ranks cannot be."""
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: copy or save its state_dict(), "
+            "and wrap another optimizer to load it into"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._optimizer!r})"
 
 
 class ExchangingOptimizer(OptimizerWrapper):

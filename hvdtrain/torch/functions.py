@@ -13,7 +13,7 @@ from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.torch.operations.divergence import note_broadcast
 from hvdtrain.torch.state import broadcast_state, broadcast_stateful, overwrite_tensors
-from hvdtrain.torch.tensors.parameters import parameters_of
+from hvdtrain.torch.tensors.parts import parameters_of
 
 __all__ = [
     "allgather_object",

@@ -15,25 +15,52 @@ from hvdtrain.collective import collective
 from hvdtrain.core.arguments import (
     Groups,
     check_groups,
+    check_sharding,
     choose_exchange,
     choose_groups,
     choose_op,
 )
-from hvdtrain.core.gradient_settings import check_sharding
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.closures import loss_of_all_ranks, uses_loss
-from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer
+from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer, OptimizerWrapper
 from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.gradients.views import ParameterSettings
+from hvdtrain.torch.operations.allreduce import allreduce
 from hvdtrain.torch.operations.compression import Compression, Compressor, compression_name
-from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper
 from hvdtrain.torch.sharding.shared_steps import SharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.parameters import check_reduced, name_parameters, parameters_of
+from hvdtrain.torch.tensors.parts import check_reduced, name_parameters, parameters_of
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer"]
+
+
+def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step may depend on the loss, as with LBFGS and what is not torch's own."""
+    kind = type(optimizer)
+    own = kind.__module__.startswith("torch.optim.") and kind is getattr(
+        torch.optim, kind.__name__, None
+    )
+    return not own or kind is torch.optim.LBFGS
+
+
+@collective
+def loss_of_all_ranks(
+    loss: Any, op: ReduceOp, weight: float | None, process_set: ProcessSet
+) -> Any:
+    """Return the loss averaged or summed as gradients are."""
+    is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    counts = is_tensor or isinstance(loss, (int, float))
+    share = 0.0 if not counts else 1.0 if weight is None else weight
+    own = float(loss) * share if share else 0.0
+    terms = torch.tensor([own, share], dtype=torch.float64, device="cpu")
+    total, shares = allreduce(
+        terms, name="loss of a closure", op=ReduceOp.SUM, process_set=process_set
+    ).tolist()
+    if not shares or not (counts or loss is None):
+        return loss
+    result = total / shares if op is ReduceOp.AVERAGE else total
+    return torch.full_like(loss.detach(), result) if is_tensor else result
 
 
 class DistributedOptimizer(ExchangingOptimizer):

@@ -9,20 +9,117 @@ DDP and all that is built on it then reduce on hvdtrain's ranks. It takes tensor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
 
 import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
-from hvdtrain.errors import MismatchError
-from hvdtrain.torch.process_group_limits import missing, reduction_of, require_all_ranks
-from hvdtrain.torch.process_group_work import OperationThread, Tensors
+from hvdtrain.errors import MismatchError, UnsupportedError
+from hvdtrain.types import ReduceOp
 
 __all__ = ["HvdProcessGroup"]
+
+_REDUCTIONS = {
+    "SUM": hvd.Sum,
+    "AVG": hvd.Average,
+    "MIN": hvd.Min,
+    "MAX": hvd.Max,
+    "PRODUCT": hvd.Product,
+}
+
+
+def missing(operation: str, instead: str) -> Callable[..., NoReturn]:
+    """Return a method that refuses an operation."""
+
+    def refuse(self: Any, *arguments: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"{hvd.rank()}/{hvd.size()}: backend hvdtrain has no {operation}: {instead}"
+        )
+
+    return refuse
+
+
+def reduction_of(options: Any) -> ReduceOp:
+    """Return the reduction that options of torch.distributed name; without options the sum."""
+    name = "SUM" if options is None else options.reduceOp.op.name
+    if name not in _REDUCTIONS:
+        raise UnsupportedError(f"backend hvdtrain reduces by {', '.join(_REDUCTIONS)}, not {name}")
+    return _REDUCTIONS[name]
+
+
+def require_all_ranks(rank: int, size: int) -> None:
+    """Check that a group has all ranks in their order."""
+    if (rank, size) != (hvd.rank(), hvd.size()):
+        raise UnsupportedError(
+            f"{hvd.rank()}/{hvd.size()}: backend hvdtrain has groups of all ranks in their order "
+            f"only, and this is {rank} of {size}: start ranks by `python -m hvdtrain exec`, and "
+            "give a group of fewer ranks another backend"
+        )
+
+
+Tensors = Sequence[torch.Tensor]
+
+
+class SubmittedWork(Work):
+    """An operation that a thread runs; waiting for it raises what it has raised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done: Future[list[torch.Tensor]] = Future()
+        # To C++, a future with an exception from Python is one with a result. One whose callback
+        # raises is an error there too: the backward pass of DDP waits in C++.
+        self._future: Future[list[torch.Tensor]] = self._done.then(lambda done: done.value())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is done: hvdtrain watches ranks that are late, and ends jobs by itself."""
+        self._done.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether it is done."""
+        return self._done.done()
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """Return the future of its results."""
+        return self._future
+
+    def run(self, operation: Callable[[], None], result: Tensors) -> None:
+        """Run the operation, and wake those who wait."""
+        try:
+            with torch.no_grad():
+                operation()
+        except Exception as error:
+            self._done.set_exception(error)  # type: ignore[arg-type]
+        else:
+            self._done.set_result(list(result))
+
+
+class OperationThread:
+    """Runs operations one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._count = name, 0
+        self._thread = ThreadPoolExecutor(1, "hvdtrain-process-group")
+
+    def submit(self, kind: str, run: Callable[[str], None], result: Tensors) -> SubmittedWork:
+        """Run an operation after those before it, and return what waits for it."""
+        self._count += 1
+        name = f"{self._name}.{kind}.{self._count}"
+        submitted = SubmittedWork()
+        self._thread.submit(submitted.run, lambda: run(name), result)
+        return submitted
+
+    def shutdown(self) -> None:
+        """Wait for what has been submitted, and take no more."""
+        self._thread.shutdown()
+
 
 _OTHERS_HAVE_IT = (
     "use all_to_all_single() with splits, or a group of a backend that has it, such as "

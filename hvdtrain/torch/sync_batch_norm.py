@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.torch.gradients.gradients import sample_weight_at
 from hvdtrain.torch.operations.allgather import allgather_handle
-from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
+from hvdtrain.torch.operations.handle import allreduce_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]

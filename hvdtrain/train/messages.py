@@ -11,8 +11,7 @@ from hvdtrain.train.metrics.totals import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.records.changes import RanksJoined, RanksLost
-from hvdtrain.train.records.results import MetricsRecord, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Summary
 from hvdtrain.train.setup import TrainingSetup
 
 

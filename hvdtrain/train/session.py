@@ -14,14 +14,12 @@ from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
 from hvdtrain.core.objects import broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
-from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots
-from hvdtrain.train.loop.triggers import Triggers
+from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
 from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records.changes import RanksJoined, RanksLost
 from hvdtrain.train.records.environment import write_environment
 from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import Summary
+from hvdtrain.train.records.results import RanksJoined, RanksLost, Summary
 from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog

@@ -28,7 +28,7 @@ KERNELS = {
 }
 # The kernels as ranks load them, and the one that is a module too.
 LOADED = """
-import hvdtrain.core.compression.kernel as codes, hvdtrain.core.sharding.kernel as update
+import hvdtrain.core.compression.codes as codes, hvdtrain.core.sharding.kernel as update
 import hvdtrain.engines.shared_memory.kernel as node
 print([kernel is not None for kernel in (
     codes.load_kernel(), update.load_kernel(), node.load_kernel(), node.load_calls())])

@@ -6,7 +6,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.point_to_point import PointToPoint
+from hvdtrain.engines.features import PointToPoint
 from hvdtrain.polling import poll_until
 
 __all__ = ["exchange_messages"]

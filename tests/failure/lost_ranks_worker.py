@@ -13,7 +13,7 @@ from ranks import report
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
-from hvdtrain.core.membership.failure_watch import FailureWatch
+from hvdtrain.core.membership.world import FailureWatch
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_world
 from hvdtrain.errors import RanksLostError

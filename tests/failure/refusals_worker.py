@@ -20,7 +20,7 @@ import torch
 from ranks import report
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context, startup_checks
+from hvdtrain.core import context
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.errors import SystemLimitError
@@ -162,7 +162,7 @@ def warnings_apart() -> list[str]:
 def main() -> None:
     # Either all ranks catch what they would else leave to rank 0, or the job ends before the others
     # speak, however late the launcher is.
-    startup_checks._REPORT_SECONDS = 600.0 if "uncaught" in sys.argv else 0.0
+    context._REPORT_SECONDS = 600.0 if "uncaught" in sys.argv else 0.0
     hvd.init()
     rank = hvd.rank()
     train()  # loads whatever Python loads late

@@ -74,7 +74,6 @@ _FOLDERS: Mapping[str, list[str]] = {
     "tensorflow": ["tensors", "allocator", "graph", "operations", "gradients", ""],
     "keras": [
         "tensors",
-        "sharding",
         "backends",
         "operations",
         "callbacks",
@@ -111,8 +110,7 @@ _FOLDERS: Mapping[str, list[str]] = {
 }
 # All that other layers may know of engines: the contract, and how to find one by name.
 _ENGINE_CONTRACT = {
-    *("engines", "engines.communicator", "engines.point_to_point", "engines.registry"),
-    "engines.slices",
+    *("engines", "engines.communicator", "engines.features", "engines.registry"),
 }
 # Benchmarks compare engines with one another, and probes test the parts of one.
 _KNOW_ENGINES = {"hvdtrain_bench", "probes"}

@@ -10,16 +10,16 @@ from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_ki
 from compiling import LEVELS, compile_library, copy_kernel, run_watched, supports
 
 from hvdtrain.compiled.library import KernelError
-from hvdtrain.core.compression import kernel
-from hvdtrain.core.compression.layout import BITS
+from hvdtrain.core.compression import codes
+from hvdtrain.core.compression.codes import BITS
 
-SOURCE = Path(kernel.__file__).with_name("codes_kernel.c")
+SOURCE = Path(codes.__file__).with_name("codes_kernel.c")
 DRIVER = Path(__file__).with_name("codes_driver.c")
 
 
 def test_the_kernel_is_there() -> None:
     """Where a compiler is, installing builds it; without it numpy codes."""
-    assert kernel.load_kernel() is not None
+    assert codes.load_kernel() is not None
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -30,8 +30,8 @@ def test_all_instruction_sets_give_the_bits_of_numpy(
         pytest.skip(f"this processor lacks instructions of {level}")
     path = tmp_path / "codes.so"
     compile_library(SOURCE, level, path)
-    library = kernel.open_kernel(path)
-    monkeypatch.setattr(kernel, "load_kernel", lambda: library)
+    library = codes.open_kernel(path)
+    monkeypatch.setattr(codes, "load_kernel", lambda: library)
     for kind in (np.float32, np.float64):
         for length in LENGTHS:
             rows = rows_of_all_kinds(length, kind)
@@ -65,10 +65,10 @@ def test_a_fault_is_reported(before: str, after: str, said: str, tmp_path: Path)
 
 
 def test_a_kernel_of_another_version_is_refused(tmp_path: Path) -> None:
-    library = kernel.load_kernel()
+    library = codes.load_kernel()
     whole = Path(library._name if library else "").read_bytes()
     (tmp_path / "old.so").write_bytes(whole.replace(b"arithmetic of codes", b"Arithmetic of codes"))
     with pytest.raises(
         KernelError, match=r"old\.so was not compiled from .*codes_kernel\.c: install"
     ):
-        kernel.open_kernel(tmp_path / "old.so")
+        codes.open_kernel(tmp_path / "old.so")

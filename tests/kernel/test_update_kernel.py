@@ -12,9 +12,8 @@ import pytest
 from compiling import LEVELS, compile_library, copy_kernel, run_watched, supports
 
 from hvdtrain.compiled.library import KernelError
-from hvdtrain.core.sharding import kernel, kernel_step
-from hvdtrain.core.sharding.kernel import KINDS, KernelRule
-from hvdtrain.core.sharding.kernel_step import Form, KernelStep, Place, Scales
+from hvdtrain.core.sharding import kernel
+from hvdtrain.core.sharding.kernel import KINDS, Form, KernelRule, KernelStep, Place, Scales
 
 SOURCE = Path(kernel.__file__).with_name("update_kernel.c")
 DRIVER = Path(__file__).with_name("update_driver.c")
@@ -78,7 +77,7 @@ def test_all_instruction_sets_give_the_same_bits(
     for rule, kind, contracts in product(RULES, (np.float32, np.float64), (True, False)):
         results = []
         for library in libraries:
-            monkeypatch.setattr(kernel_step, "load_kernel", lambda library=library: library)
+            monkeypatch.setattr(kernel, "load_kernel", lambda library=library: library)
             results.append([part.tobytes() for part in stepped(rule, ranks, kind, contracts)])
         assert all(result == results[0] for result in results)
 

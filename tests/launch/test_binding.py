@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from ranks import mpi_python, start
 
-from hvdtrain.core.startup_checks import RankCores, binding_warnings
+from hvdtrain.core.context import RankCores, binding_warnings
 from hvdtrain.topology import count_threads
 
 INIT = "from hvdtrain.core import context; context.init()"

@@ -22,9 +22,9 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.context import Context
-from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.train.checkpoint.directory import newest_good

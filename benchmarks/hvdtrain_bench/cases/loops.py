@@ -18,7 +18,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling.samplers import GlobalBatchSampler
 from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
-from hvdtrain.train.loop.triggers import Triggers
+from hvdtrain.train.loop.snapshots import Triggers
 from hvdtrain.train.metrics.exact import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin.digits import recipe as digits

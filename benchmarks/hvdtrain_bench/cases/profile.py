@@ -20,7 +20,7 @@ from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.torch.tensors.buffers import as_buffer
+from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import Peer, Peers

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import pickle
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from struct import Struct
+from typing import Any, NoReturn
 
+from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.events import (
+from hvdtrain.core.agreement.decision import (
     Action,
     BackOff,
     EndJoin,
@@ -20,26 +25,84 @@ from hvdtrain.core.agreement.events import (
     Leave,
     Left,
     Notify,
+    Report,
     ReportsExchanged,
     RunRequests,
     Vote,
     Voted,
 )
 from hvdtrain.core.agreement.operation import AgreedError, Operation
-from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.agreement.reports import ReportExchange
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
-from hvdtrain.core.agreement.votes import unanimous, vote_on_batch
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, unpacked
+from hvdtrain.core.agreement.votes import Prepared, gather_bytes, unanimous, vote_on_batch
 from hvdtrain.engines.communicator import Communicator, Verdict
 from hvdtrain.errors import (
     HvdtrainError,
     MismatchError,
     PeerFailureError,
+    RanksLostError,
     SystemLimitError,
     UnsupportedError,
 )
 from hvdtrain.streams import HOST
+
+# Time since the member joined, and bytes of the requests that have no number, which are at the end.
+_HEADER = Struct("=di")
+
+# Programs that give each operation another name must not fill the memory.
+_MOST_NUMBERS = 4096
+
+
+class ReportExchange:
+    """Exchanges reports, in which requests that were exchanged before are numbers.
+
+    All members number the requests in the same order, that of the reports in which they come first.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._requests: list[Request] = []
+        self._numbers: dict[bytes, int] = {}  # by ballot
+
+    @collective
+    def __call__(self, own: Report) -> tuple[Report, ...]:
+        """Return the reports of all members, by rank."""
+        messages = gather_bytes(self._communicator, self._packed(own))
+        reports = tuple([self._unpacked(message) for message in messages])
+        if len(self._requests) > _MOST_NUMBERS:
+            self._requests.clear()
+            self._numbers.clear()
+        return reports
+
+    def _packed(self, own: Report) -> bytes:
+        # Twice the number, plus one if the request is awaited; negative if it has no number yet.
+        codes, unknown = array("i"), []
+        for request in own.requests:
+            number = self._numbers.get(request.ballot, -1)
+            if number < 0:
+                unknown.append(request.packed)
+            codes.append(2 * number + (request.key in own.awaited))
+        texts = pickle.dumps(unknown) if unknown else b""
+        header = _HEADER.pack(own.joined_seconds, len(texts))
+        return header + codes.tobytes() + texts
+
+    def _unpacked(self, message: bytes) -> Report:
+        joined_seconds, size = _HEADER.unpack_from(message)
+        end = len(message) - size
+        codes = array("i", message[_HEADER.size : end])
+        texts: Iterator[bytes] = iter(pickle.loads(message[end:]) if size else ())
+        requests = [self._requests[code >> 1] if code >= 0 else self._new(texts) for code in codes]
+        awaited = [r.key for r, code in zip(requests, codes, strict=True) if code & 1]
+        return Report(tuple(requests), frozenset(awaited), joined_seconds)
+
+    def _new(self, texts: Iterator[bytes]) -> Request:
+        """Number the next request, unless another member has reported it in the same exchange."""
+        request = unpacked(next(texts))
+        number = self._numbers.setdefault(request.ballot, len(self._requests))
+        if number == len(self._requests):
+            self._requests.append(request)
+        return self._requests[number]
+
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -228,3 +291,121 @@ def _is_batch(operations: Sequence[Operation]) -> bool:
     """Return whether these operations, in host memory, can run as one."""
     key = operations[0].batch_key() if operations else None
     return key is not None and all(o.batch_key() == key and o.streams is HOST for o in operations)
+
+
+class Driving:
+    """Has one thread at a time take part in rounds: the channel's own or one that waits anyway."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        queue: Queue,
+        title: str,
+        failed: Callable[[str], None] | None,
+        lost: Callable[[], None] | None,
+        with_thread: bool,
+    ) -> None:
+        self._driver, self._queue = driver, queue
+        self._title, self._failed, self._lost = title, failed, lost
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        if with_thread:
+            self._thread = threading.Thread(
+                target=self._serve, name="hvdtrain-channel", daemon=True
+            )
+            self._thread.start()
+
+    @collective
+    def run_prepared(self, prepared: Prepared, data: object) -> bool:
+        """Run a prepared operation; see `Channel.run_prepared`."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if not self._queue.admit(prepared):
+                return False
+            verdict = self._driver.vote_prepared(prepared, data)
+            if verdict is Verdict.DONE:
+                self._queue.settle(prepared)
+                return True
+            operation = prepared.operation(data)
+            self._queue.replace(prepared, operation)
+            self._follow(operation, verdict)
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._turn.release()
+            self._queue.wake_drivers()
+        self.wait(operation)
+        operation.outcome()
+        return True
+
+    @in_default_arithmetic
+    @collective
+    def wait(self, operation: Operation) -> None:
+        """Drive until an operation has ended, or wait while another thread drives."""
+        while not self._is_over(operation):
+            if self._turn.acquire(blocking=False):
+                try:
+                    while not self._is_over(operation):
+                        self._driver.round()
+                except BaseException as error:
+                    self._fail(error)
+                finally:
+                    self._turn.release()
+                    self._queue.wake_drivers()
+            else:
+                self._queue.wait(operation, lambda: not self._turn.locked())
+        if not operation.done:
+            self._queue.wait(operation, lambda: False)  # close() ends it
+
+    def held(self) -> threading.Lock:
+        """Return a context in which no thread drives."""
+        return self._turn
+
+    def end_thread(self) -> None:
+        """Wait for the end of the thread, after the queue was closed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @in_default_arithmetic
+    def _follow(self, operation: Operation, verdict: Verdict) -> None:
+        self._driver.follow(operation, verdict)
+
+    def _is_over(self, operation: Operation) -> bool:
+        return operation.done or self._queue.closed
+
+    @in_default_arithmetic
+    def _serve(self) -> None:
+        while self._queue.wait_for_work():
+            with self._turn:
+                try:
+                    while self._queue.busy:
+                        self._driver.round()
+                except Exception as error:
+                    self._give_up(error)
+            self._queue.wake_drivers()
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Close the channel after an error, and raise what it means."""
+        explained = self._give_up(error)
+        if explained is error:
+            raise error
+        raise explained from error
+
+    def _give_up(self, error: BaseException) -> BaseException:
+        """Close the channel after an error: a rank cannot withdraw from a round."""
+        subject = self._driver.subject
+        error = self._driver.explained(error)
+        if isinstance(error, RanksLostError):
+            if self._lost is not None:
+                self._lost()
+            self._queue.give_up(error)
+        elif isinstance(error, Exception):
+            error.add_note(f"This happened in {subject}.")
+            self._queue.give_up(error)
+            if self._failed is not None:
+                self._failed(f"{subject}: {type(error).__name__}: {error}")
+        else:  # a signal's handler raised, in the thread that waits
+            reason = f"{self._title}: {type(error).__name__} in the middle of an operation"
+            self._queue.give_up(HvdtrainError(f"{reason}; end this rank"))
+        return error

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hvdtrain.core.agreement.decision import Ending, JoinOrder, decide
-from hvdtrain.core.agreement.events import (
+from hvdtrain.core.agreement.decision import (
     Action,
     BackOff,
     ChannelState,
+    Ending,
     EndJoin,
     Event,
     ExchangeReports,
     Fail,
     FailAll,
     Failed,
+    JoinOrder,
     Leave,
     Left,
     Notify,
@@ -36,6 +37,7 @@ from hvdtrain.core.agreement.events import (
     Submitted,
     Vote,
     Voted,
+    decide,
 )
 from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request
 

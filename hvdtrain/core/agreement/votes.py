@@ -8,11 +8,13 @@ requests sorted. Full requests are exchanged only if all three differ.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from struct import Struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, ballot
-from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.communicator import Communicator, Verdict
 
 T = TypeVar("T")
 
@@ -121,3 +123,40 @@ def _gather(communicator: Communicator, own: bytes, counts: list[int]) -> list[b
     communicator.allgather(Buffer.from_array(send), Buffer.from_array(texts), counts)
     whole, ends = texts.tobytes(), list(accumulate(counts))
     return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+class Prepared(Operation):
+    """An operation that differs from call to call in its data, and in its number if it has no name.
+
+    In the queue it stands for the operation while the members vote. One call at a time uses it.
+    """
+
+    def __init__(self, request: Request, next_name: Callable[[], str] | None = None) -> None:
+        super().__init__()
+        self.request, self.ballot = request, request.ballot
+        self.waiters = 1  # the caller
+        self._next_name = next_name
+
+    def renew(self) -> None:
+        """Begin the next call."""
+        self.submitted = time.perf_counter()
+        if self._next_name is not None:
+            self.request = self.next_request()
+            self.ballot = self.request.ballot
+
+    def next_request(self) -> Request:
+        """Return the request of the next call."""
+        return self.request if self._next_name is None else self.request.renamed(self._next_name())
+
+    @collective
+    def vote(self, communicator: Communicator, data: Any) -> Verdict:
+        """Vote on the operation, and run it at once if that is possible."""
+        agreed = agree_on_one(communicator, self.ballot)
+        return Verdict.AGREED if agreed else Verdict.DIFFERENT
+
+    @abstractmethod
+    def operation(self, data: Any) -> Operation:
+        """Return the operation of this call, which then takes this one's place."""
+
+    def execute(self, communicator: Communicator) -> Any:
+        raise NotImplementedError  # another operation takes its place before anything runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -12,24 +13,150 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.arrays.lending import Lending, open_lending
-from hvdtrain.core.arrays.memory import aligned_order
-from hvdtrain.core.arrays.shared_weights import NewWeights, places_of
+from hvdtrain.core.arguments import GradientSettings
+from hvdtrain.core.arrays.memory import Lending, MemoryPool, aligned_order, open_lending
 from hvdtrain.core.arrays.state_memory import StateMemory
-from hvdtrain.core.arrays.step_values import SegmentUpdate, StepValues
-from hvdtrain.core.arrays.update_rules import UpdateRule
+from hvdtrain.core.arrays.update_rules import Block, UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
-from hvdtrain.core.gradient_settings import GradientSettings
-from hvdtrain.core.gradients.memory import bucket_memory, cut
-from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
+from hvdtrain.core.gradients.plan import (
+    Bucket,
+    BucketPlan,
+    ParameterSpec,
+    bucket_memory,
+    cut,
+    make_plan,
+)
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.places.lent_bucket import LentBucket
-from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.core.sharding.operations import PutSegments
-from hvdtrain.engines.slices import Slices
+from hvdtrain.core.places.places import LentBucket
+from hvdtrain.core.process_set import ProcessSet
+from hvdtrain.core.sharding.exchange import PutSegments, ShardedExchange
+from hvdtrain.core.sharding.segments import Segment
+from hvdtrain.engines.features import Slices
 from hvdtrain.types import ReduceOp
+
+# Variables keep the weights of a step while those of the next one are written.
+_BLOCKS = 2
+_ALIGNMENT_BYTES = 4096
+
+
+def node_slices(process_set: ProcessSet) -> Slices | None:
+    """Return the slices of memory that the ranks of a node share."""
+    if not process_set.included() or process_set.size() == 1:
+        return None
+    slices = process_set.channel().communicator.slices()
+    return slices if slices is not None and slices.owners > 1 else None
+
+
+def places_of(
+    buckets: Sequence[Bucket], memories: Sequence[HostArray], segments: Sequence[Segment]
+) -> list[list[HostArray]]:
+    """Return the place of each segment in the memory of each rank, [count] each."""
+    ranks = [cut(buckets, {"cpu": memory}) for memory in memories]
+    return [
+        [buffers[each.bucket].slice(each.start, each.count).array() for buffers in ranks]
+        for each in segments
+    ]
+
+
+class NewWeights:
+    """Memory of the node for the new weights of this rank (all local).
+
+    Odd and even steps have a block each. A variable without a gradient, or a program that keeps
+    tensors, may keep a block for longer.
+
+    Args:
+        memories: [memory_bytes(nbytes)] uint8 of each rank of the node.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        memories: Sequence[HostArray],
+        number: int,
+        owned: Sequence[Segment],
+        nbytes: int,
+    ) -> None:
+        turns = [
+            [memory.reshape(_BLOCKS, -1)[turn, :nbytes] for memory in memories]
+            for turn in range(_BLOCKS)
+        ]
+        self._pools = [MemoryPool(parts[number]) for parts in turns]
+        self._places = [places_of(buckets, parts, owned) for parts in turns]
+
+    @staticmethod
+    def memory_bytes(nbytes: int) -> int:
+        """Return the memory that each rank needs for buckets of this size in all."""
+        return _BLOCKS * (-(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+
+    def take(self, step: int) -> tuple[HostArray, bool]:
+        """Return memory for this rank's weights, and whether other ranks may write there.
+
+        Returns:
+            uint8 [nbytes], in use as long as views of it exist; private memory if a tensor still
+            refers to the block of this step.
+        """
+        pool = self._pools[step % _BLOCKS]
+        block = pool.allocate()
+        return block, pool.is_given(block)
+
+    def places(self, step: int) -> list[list[HostArray]]:
+        """Return the place of each owned segment in the block of each rank, [count] each."""
+        return self._places[step % _BLOCKS]
+
+
+# Elements that stay in the caches while all operations of a step are applied to them.
+_BLOCK_ELEMENTS = 16 << 10
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """What an optimizer's settings say about a step, equal on all ranks."""
+
+    rate: float
+    steps: int
+    decay: float | None
+    decayed: Sequence[bool]
+    clip_norm: float | None = None
+    clip_value: float | None = None
+
+
+@dataclass(frozen=True)
+class SegmentUpdate:
+    """The update of a segment in a step."""
+
+    rule: UpdateRule
+    segment: Segment
+    values: StepValues
+
+    def write(
+        self,
+        weights: HostArray,
+        gradient: HostArray,
+        state: Sequence[HostArray],
+        places: Sequence[HostArray],
+    ) -> None:
+        """Write the new weights wherever they are needed; update the state in place.
+
+        Args:
+            gradient: reduced gradient of the segment, [count]; it is overwritten.
+            state: what the rule keeps for the segment, [count] for each of its quantities.
+            places: memory for the new weights, [count] each.
+        """
+        segment, values = self.segment, self.values
+        own = weights[segment.first : segment.first + segment.count]
+        decay = values.decay if values.decayed[segment.parameter] else None
+        for start in range(0, segment.count, _BLOCK_ELEMENTS):
+            block = slice(start, start + _BLOCK_ELEMENTS)
+            updated = own[block].copy()
+            if decay is not None:
+                updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
+            kept = [quantity[block] for quantity in state]
+            self.rule.update(Block(updated, gradient[block], kept, values.rate, values.steps))
+            for place in places:
+                place[block] = updated
+
 
 # Variables without a gradient that a message names.
 _MOST_NAMED = 8

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from ctypes import memmove
 from functools import lru_cache, partial
 from itertools import accumulate
-from typing import TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,87 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
+from hvdtrain.core.agreement.votes import Prepared
 from hvdtrain.core.collectives.adasum import adasum
-from hvdtrain.core.collectives.allreduce_terms import Terms, batch_key_of, engine_reduction
-from hvdtrain.core.collectives.devices import device_details, device_types
-from hvdtrain.core.collectives.division import divide_truncating
-from hvdtrain.engines.communicator import Communicator, Pieces
+from hvdtrain.core.collectives.memory import device_details, device_types
+from hvdtrain.engines.communicator import Communicator, Pieces, Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
+
+# Copying larger buffers into a batch takes longer than reducing them one by one.
+_TOGETHER_BYTES = 128 << 10
+
+
+class Terms(NamedTuple):
+    """What all-reduces have in common that differ only in their tensors."""
+
+    op: ReduceOp
+    prescale: float
+    postscale: float
+    batch_key: Hashable
+
+
+def batch_key_of(
+    buffers: Sequence[Buffer], op: ReduceOp, prescale: float, postscale: float
+) -> Hashable:
+    """Return the batch key of a reduction; see `Operation.batch_key`."""
+    dtype = buffers[0].dtype
+    # Factors truncate each integer, for which engines have no call on many tensors.
+    factors = dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
+    if (
+        factors
+        or op is ReduceOp.ADASUM
+        or any(
+            b.dtype is not dtype or b.nbytes > _TOGETHER_BYTES or b.device != "cpu" for b in buffers
+        )
+    ):
+        return None
+    return _key(op, dtype, prescale, postscale)
+
+
+# Operations of one batch have one object as their key, which is compared sooner than tuples.
+@lru_cache(maxsize=1024)
+def _key(*terms: Hashable) -> Hashable:
+    return terms
+
+
+def engine_reduction(
+    op: ReduceOp, dtype: DType, postscale: float, size: int
+) -> tuple[ReduceOp, float, bool]:
+    """Return how an engine computes a reduction."""
+    if op is not ReduceOp.AVERAGE:
+        return op, postscale, False
+    if dtype.is_integer:
+        return ReduceOp.SUM, postscale, True
+    return ReduceOp.SUM, postscale / size, False
+
+
+_HIGHEST = (1 << 63) - 1
+
+
+def divide_truncating(buffer: Buffer, divisor: int) -> None:
+    """Divide integers in place, truncating towards zero."""
+    if buffer.device == "cpu":
+        _divide_array(cast("npt.NDArray[np.integer[Any]]", buffer.array()), divisor)
+    elif buffer.dtype is DType.UINT64:
+        _divide_bits(buffer.view(DType.INT64).elements(), divisor)
+    else:
+        # As int64, because torch does not divide all integer types.
+        tensor: Any = buffer.elements()
+        tensor.copy_(tensor.long().div_(divisor, rounding_mode="trunc"))
+
+
+def _divide_array(array: npt.NDArray[np.integer[Any]], divisor: int) -> None:
+    rounded_up = (array < 0) & (array % divisor != 0)  # // rounds down
+    array //= divisor
+    array[rounded_up] += 1
+
+
+def _divide_bits(bits: Any, divisor: int) -> None:
+    """Divide an int64 torch tensor with the bits of uint64, which torch does not divide."""
+    quotient = ((bits >> 1) & _HIGHEST).div_(divisor, rounding_mode="trunc") << 1
+    rest = bits - quotient * divisor
+    bits.copy_(quotient + (rest >= divisor))
+
 
 # Elements to reduce, and the memory for the result.
 BufferPair: TypeAlias = tuple[Buffer, Buffer]
@@ -199,3 +274,88 @@ def _request(
         ),
         Zeros(zeros, op, prescale, postscale, devices),
     )
+
+
+# A framework's tensor or array.
+_Tensor: TypeAlias = Any
+
+# Source and result; they may be one.
+Tensors: TypeAlias = tuple[_Tensor, _Tensor]
+
+
+class PreparedAllreduce(Prepared):
+    """The reduction of one tensor, prepared; its data are a pair of source and result."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        example: _Tensor,
+        shape: Sequence[int],
+        op: ReduceOp,
+        name: str,
+        prescale: float,
+        postscale: float,
+        buffer_of: Callable[[_Tensor], Buffer],
+        address_of: Callable[[_Tensor], int],
+        next_name: Callable[[], str] | None,
+        kind: str | None = None,
+    ) -> None:
+        self.buffer_of, self.address_of = buffer_of, address_of
+        buffer = buffer_of(example)
+        kinds = None if kind is None else [kind]
+        first = Allreduce([buffer], [shape], op, name, prescale, postscale, kinds)
+        super().__init__(first.request, next_name)
+        self.terms, self.dtype, self.count = first.terms, buffer.dtype, buffer.count
+        self._voted = _voted_reduction(communicator, buffer, op, prescale, postscale)
+
+    def vote(self, communicator: Communicator, data: Tensors) -> Verdict:
+        if self._voted is None:
+            return super().vote(communicator, data)
+        source, target = data
+        return self._voted(self.ballot, self.address_of(source), self.address_of(target))
+
+    def operation(self, data: Tensors) -> Allreduce:
+        return _Repeated(self, self.request, data)
+
+    def new_operation(self, data: Tensors) -> Allreduce:
+        """Return the operation of a call of its own (in any thread)."""
+        return _Repeated(self, self.next_request(), data)
+
+
+class _Repeated(Allreduce):
+    """The reduction of one tensor, which makes buffers of it only where they are needed."""
+
+    def __init__(self, prepared: PreparedAllreduce, request: Request, data: Tensors) -> None:
+        self.request, self.terms = request, prepared.terms
+        self._prepared, self._data = prepared, data
+
+    def pairs(self) -> Sequence[BufferPair]:
+        (source, target), buffer_of = self._data, self._prepared.buffer_of
+        buffer = buffer_of(target)
+        return [(buffer if source is target else buffer_of(source), buffer)]
+
+    def add_pieces(self, pieces: list[int]) -> None:
+        (source, target), prepared = self._data, self._prepared
+        address = prepared.address_of(target)
+        read = address if source is target else prepared.address_of(source)
+        pieces += (read, address, prepared.count)
+
+    @property
+    def dtype(self) -> DType:
+        return self._prepared.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._prepared.count * self._prepared.dtype.itemsize
+
+
+def _voted_reduction(
+    communicator: Communicator, like: Buffer, op: ReduceOp, prescale: float, postscale: float
+) -> VotedReduction | None:
+    if op is ReduceOp.ADASUM or like.device != "cpu":
+        return None
+    dtype = like.dtype
+    op, factor, divides = engine_reduction(op, dtype, postscale, communicator.size)
+    if divides:
+        return None
+    return communicator.voted_reduction(like.count, dtype, op, prescale, factor)

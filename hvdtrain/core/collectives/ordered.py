@@ -13,8 +13,7 @@ import numpy.typing as npt
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending, Pieces, VotedReduction
-from hvdtrain.engines.point_to_point import PointToPoint
-from hvdtrain.engines.slices import Slices
+from hvdtrain.engines.features import PointToPoint, Slices
 from hvdtrain.types import DType, ReduceOp
 
 # A numpy array or a torch tensor.

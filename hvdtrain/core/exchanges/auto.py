@@ -11,22 +11,31 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.exchanges.checks import check_count
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_count
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, Kind, StepInfo
-from hvdtrain.core.gradients.exchange_text import parse_exchange
+from hvdtrain.core.gradients.exchange import (
+    Exchange,
+    ExchangeState,
+    FilledBucket,
+    Kind,
+    StepInfo,
+    parse_exchange,
+)
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.prediction.choice import best, predictions
-from hvdtrain.core.prediction.chosen import Chosen
-from hvdtrain.core.prediction.costs import Measured
-from hvdtrain.core.prediction.measure import Measurement, Place
-from hvdtrain.core.prediction.step_times import StepTimes
-from hvdtrain.core.prediction.table import choice_line, outcome_line, prediction_lines
+from hvdtrain.core.prediction.costs import (
+    Chosen,
+    Measured,
+    best,
+    choice_line,
+    outcome_line,
+    prediction_lines,
+    predictions,
+)
+from hvdtrain.core.prediction.measure import Measurement, Place, StepTimes
 from hvdtrain.topology import count_threads
 from hvdtrain.types import ReduceOp
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdtrain.arrays import Array
-from hvdtrain.core.exchanges.checks import check_momentum, check_positive
+from hvdtrain.core.exchanges.allreduce import check_momentum, check_positive
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -20,8 +20,8 @@ from hvdtrain.core.gradients.exchange import (
     Kind,
     LocalSteps,
     StepInfo,
+    parse_inner_state,
 )
-from hvdtrain.core.gradients.inner_state import parse_inner_state
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.types import ReduceOp
 

@@ -10,14 +10,12 @@ from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.diloco import DiLoCo
 from hvdtrain.core.exchanges.half import HalfExchange
-from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.exchanges.local_sgd import LocalSGD, PostLocalSGD
 from hvdtrain.core.exchanges.n_bit import NBitExchange
-from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.exchange_text import ExchangeOption, options_of, parse_exchange
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeOption, options_of, parse_exchange
 
 # The options in text are the arguments of these classes that are numbers, text or bool.
 EXCHANGES: Mapping[str, type[Exchange]] = {

@@ -15,8 +15,12 @@ import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like_shape
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.exchanges.checks import check_count, check_momentum, check_positive
+from hvdtrain.core.exchanges.allreduce import (
+    AllreduceExchange,
+    check_count,
+    check_momentum,
+    check_positive,
+)
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.gradients.communicators import Communicators
@@ -24,11 +28,12 @@ from hvdtrain.core.gradients.exchange import (
     Exchange,
     ExchangeState,
     FilledBucket,
+    InnerState,
     Kind,
     LocalSteps,
     StepInfo,
+    parse_inner_state,
 )
-from hvdtrain.core.gradients.inner_state import InnerState, parse_inner_state
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 

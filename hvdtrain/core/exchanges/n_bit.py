@@ -8,10 +8,16 @@ from typing import TypeAlias
 
 from hvdtrain.arrays import Array, buffer_of, copy, like_shape
 from hvdtrain.collective import collective
-from hvdtrain.core.compression.block_tables import BlockTable, block_tables
+from hvdtrain.core.compression.codes import (
+    BITS,
+    BlockTable,
+    add_message,
+    block_tables,
+    coded_bytes,
+    read_message,
+    to_message,
+)
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.compression.layout import BITS
-from hvdtrain.core.compression.messages import add_message, coded_bytes, read_message, to_message
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.exchange import FilledBucket
 from hvdtrain.engines.communicator import Communicator

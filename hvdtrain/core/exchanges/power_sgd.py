@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -10,17 +10,96 @@ from typing import Any, cast
 
 import numpy as np
 
-from hvdtrain.arrays import Array, HostArray, copy, like, like_shape
+from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like, like_shape, namespace
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
-from hvdtrain.core.compression.low_rank import split, times, times_transposed
-from hvdtrain.core.compression.orthonormal import orthonormal
-from hvdtrain.core.exchanges.checks import check_count, check_positive
+from hvdtrain.core.exchanges.allreduce import check_count, check_positive
 from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.engines.communicator import Communicator
 
 __all__ = ["PowerSGDExchange", "matrix_shape"]
+
+# Elements of a block: three fit into a core's cache, and with ranks up to 8 OpenBLAS multiplies one
+# in the calling thread. Its other threads would spin long after each product.
+_BLOCK = 1 << 15
+
+
+def times_transposed(thin: Array, matrix: Array) -> Array:
+    """Return `thin` times the transposed matrix, [rank, n].
+
+    Args:
+        thin: [rank, m].
+        matrix: [n, m], contiguous.
+    """
+    made = like_shape(matrix, (thin.shape[0], matrix.shape[0]))
+    for rows in _blocks(matrix):
+        made[:, rows] = thin @ matrix[rows].T
+    return made
+
+
+def times(thin: Array, matrix: Array) -> Array:
+    """Return `thin` times the matrix, [rank, m].
+
+    Args:
+        thin: [rank, n].
+        matrix: [n, m], contiguous.
+    """
+    made = like_shape(matrix, (thin.shape[0], matrix.shape[1]))
+    made[...] = 0
+    for rows in _blocks(matrix):
+        made += thin[:, rows] @ matrix[rows]
+    return made
+
+
+def split(matrix: Array, left: Array, own: Array, error: Array, total: Array) -> None:
+    """Write a matrix minus `left`^T `own` to `error`, and overwrite it with `left`^T `total`.
+
+    Args:
+        matrix: [n, m], contiguous.
+        left: [rank, n].
+        own: [rank, m].
+        error: memory for the error, [n, m], contiguous.
+        total: [rank, m].
+    """
+    xp = namespace(matrix)
+    for rows in _blocks(matrix):
+        columns, values = left[:, rows].T, matrix[rows]
+        xp.subtract(values, columns @ own, out=error[rows])
+        xp.matmul(columns, total, out=values)
+
+
+def _blocks(matrix: Array) -> Iterator[slice]:
+    """Yield the rows of blocks; torch divides its work itself."""
+    count, length = matrix.shape
+    rows = count if is_tensor(matrix) else max(1, _BLOCK // length)
+    for first in range(0, count, rows):
+        yield slice(first, min(first + rows, count))
+
+
+# Added to divisors, so that zeros stay zeros; too small to change others in float32.
+_EPSILON = 1e-30
+
+
+def orthonormal(rows: Array) -> Array:
+    """Return rows that span the same space, orthogonal to each other and of norm 1.
+
+    Modified Gram-Schmidt, twice: in the first pass rows that depend on others become rounding
+    errors, which the second pass makes orthogonal. Zeros stay zeros.
+
+    Args:
+        rows: [count, length], float32 or float64.
+    """
+    made: Any = copy(rows)
+    xp = namespace(rows)
+    made /= abs(made).max() + _EPSILON  # squares of small numbers would become zero
+    for _ in range(2):
+        for number in range(made.shape[0]):
+            row, after = made[number], made[number + 1 :]
+            row /= xp.sqrt((row * row).sum()) + _EPSILON
+            after -= (after * row).sum(1)[:, None] * row
+    return cast("Array", made)
+
 
 _STEPS = "powersgd steps"
 

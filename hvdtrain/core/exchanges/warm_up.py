@@ -8,8 +8,7 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.agreement.operation import AgreedError
-from hvdtrain.core.exchanges.allreduce import AllreduceExchange
-from hvdtrain.core.exchanges.checks import check_count
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_count
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,

@@ -2,32 +2,168 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from typing import get_args, get_type_hints
 
-from hvdtrain.arrays import HostArray
+from hvdtrain.arrays import Array, HostArray, elements_of, strided
+from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.filled_bucket import FilledBucket, ParameterSlice, ParameterView
-from hvdtrain.core.gradients.inner_state import InnerState
-from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
+from hvdtrain.core.places.places import PlacedBucket
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [
     "Exchange",
+    "ExchangeOption",
     "ExchangeState",
     "FilledBucket",
     "InnerState",
     "Kind",
     "LocalSteps",
+    "Option",
     "ParameterSlice",
     "ParameterView",
     "StepInfo",
+    "options_of",
+    "parse_exchange",
+    "parse_inner_state",
 ]
+
+
+@dataclass(frozen=True)
+class ParameterView:
+    """A parameter's elements in a bucket.
+
+    Attributes:
+        name: name of the parameter.
+        index: index of the parameter in the plan.
+        start: its first element in the bucket.
+        count: number of its elements.
+        array: view of the elements in the shape of the parameter.
+    """
+
+    name: str
+    index: int
+    start: int
+    count: int
+    array: Array
+
+
+@dataclass(frozen=True)
+class ParameterSlice:
+    """Contiguous elements of one parameter.
+
+    Attributes:
+        name: name of the parameter.
+        index: index of the parameter in the plan.
+        first: position of the first of them among the parameter's elements.
+        count: number of elements of the whole parameter.
+        elements: view of the elements, 1-d.
+    """
+
+    name: str
+    index: int
+    first: int
+    count: int
+    elements: Array
+
+
+@dataclass(frozen=True)
+class FilledBucket:
+    """A filled bucket and its layout.
+
+    Attributes:
+        number: number of the bucket in the plan.
+        buffer: memory of the whole bucket.
+        layout: positions of the parameters in the bucket.
+        specs: parameters of the plan.
+        filled_at: when the program had filled it (time.perf_counter); on a device, when it had
+            queued that.
+        placed: the bucket, if some of its gradients may lie elsewhere.
+    """
+
+    number: int
+    buffer: Buffer
+    layout: Bucket = field(repr=False)
+    specs: Sequence[ParameterSpec] = field(repr=False)
+    filled_at: float = field(default=0.0, repr=False)
+    placed: PlacedBucket | None = field(default=None, repr=False)
+
+    @cached_property
+    def elements(self) -> Array:
+        """View of all elements, 1-d."""
+        return elements_of(self.buffer)
+
+    @cached_property
+    def parts(self) -> list[ParameterView]:
+        """Views of the parameters' elements, in the shapes of the parameters."""
+        parts = []
+        for index, start in zip(self.layout.parameters, self.layout.starts, strict=True):
+            spec = self.specs[index]
+            array = strided(self.elements, start, spec.count, spec.shape, spec.strides)
+            parts.append(ParameterView(spec.name, index, start, spec.count, array))
+        return parts
+
+    def section(self, first: int, last: int) -> FilledBucket:
+        """Return some neighboring parameters as a bucket of its own, which shares its memory.
+
+        Args:
+            first, last: numbers of the first and the last parameter in the bucket.
+        """
+        layout, parts = self.layout, slice(first, last + 1)
+        starts = layout.starts[parts]
+        count = starts[-1] + self.specs[layout.parameters[last]].count - starts[0]
+        section = Bucket(
+            layout.parameters[parts],
+            tuple(start - starts[0] for start in starts),
+            count,
+            layout.dtype,
+            layout.device,
+        )
+        buffer = self.buffer.slice(starts[0], count)
+        return FilledBucket(self.number, buffer, section, self.specs, self.filled_at)
+
+    def pieces(self, elements: Array, start: int) -> list[ParameterSlice]:
+        """Split a slice of the bucket at the bounds of its parameters.
+
+        Args:
+            elements: elements of the slice, 1-d.
+            start: position of the slice in the bucket.
+        """
+        end = start + elements.shape[0]
+        pieces = []
+        for index, begin in zip(self.layout.parameters, self.layout.starts, strict=True):
+            spec = self.specs[index]
+            low, high = max(start, begin), min(end, begin + spec.count)
+            if low < high:
+                view = elements[low - start : high - start]
+                pieces.append(ParameterSlice(spec.name, index, low - begin, spec.count, view))
+        return pieces
+
+
+class InnerState(Enum):
+    """What becomes of the state of each rank's own optimizer after an exchange of weights."""
+
+    KEEP = "keep"
+    AVERAGE = "average"
+    RESET = "reset"
+
+
+def parse_inner_state(text: str) -> InnerState:
+    """Return the member that the option `state` names."""
+    try:
+        return InnerState(text)
+    except ValueError:
+        names = ", ".join(each.value for each in InnerState)
+        raise ValueError(f"state must be one of {names}, got {text}") from None
 
 
 class Kind(Enum):
@@ -190,3 +326,79 @@ class Exchange(ABC):
         if state.shared or state.own:
             names = ", ".join(sorted({*state.shared, *state.own}))
             raise ValueError(f"exchange {self.spec!r} keeps nothing, but was given {names}")
+
+
+Option = bool | int | float | str
+_KINDS = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class ExchangeOption:
+    """An option of an exchange in text.
+
+    Attributes:
+        name: name, as in "powersgd:rank=4".
+        kind: bool, int, float or str.
+        default: value without it; None if there is none.
+        required: whether it must be given.
+    """
+
+    name: str
+    kind: type[Option]
+    default: Option | None
+    required: bool = False
+
+
+def options_of(made: type[Exchange]) -> dict[str, ExchangeOption]:
+    """Return the arguments of a class that are numbers, text or bool, by name."""
+    hints = get_type_hints(made.__init__)
+    options = {}
+    for key, value in inspect.signature(made).parameters.items():
+        required = value.default is value.empty
+        kinds = [kind for kind in (hints[key], *get_args(hints[key])) if kind in _KINDS]
+        if kinds:
+            default = None if required else value.default
+            options[key] = ExchangeOption(key, kinds[0], default, required)
+    return options
+
+
+def parse_exchange(
+    text: str, known: Mapping[str, type[Exchange]], common: Mapping[str, ExchangeOption]
+) -> tuple[type[Exchange], dict[str, Option]]:
+    """Return the class that text names, and the options given for it."""
+    name, _, given = text.partition(":")
+    if name not in known:
+        raise ValueError(f"exchange {text!r}: the name must be one of {', '.join(known)}")
+    made = known[name]
+    return made, _parse(text, given, {**options_of(made), **common})
+
+
+def _parse(text: str, given: str, known: Mapping[str, ExchangeOption]) -> dict[str, Option]:
+    """Return the options of a text; `given` is its part after the colon."""
+    options: dict[str, Option] = {}
+    for pair in filter(None, given.split(",")):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or key not in known:
+            raise ValueError(
+                f"exchange {text!r}: options are key=value with one of {', '.join(known)}, "
+                f"got {pair!r}"
+            )
+        if key in options:
+            raise ValueError(f"exchange {text!r}: {key} is given twice")
+        options[key] = _convert(text, known[key], value)
+    needed = [key for key, option in known.items() if option.required]
+    if lacking := [key for key in needed if key not in options]:
+        raise ValueError(f"exchange {text!r}: needs {', '.join(lacking)}=")
+    return options
+
+
+def _convert(text: str, option: ExchangeOption, value: str) -> Option:
+    if option.kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise ValueError(f"exchange {text!r}: {option.name} must be true or false, got {value}")
+        return value.lower() == "true"
+    try:
+        return option.kind(value)
+    except ValueError:
+        kind = {int: "a whole number", float: "a number"}[option.kind]
+        raise ValueError(f"exchange {text!r}: {option.name} must be {kind}, got {value}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from hvdtrain.arrays import Array, HostArray, copy, like, to_host, zeros_like
-from hvdtrain.core.gradients.filled_bucket import FilledBucket
+from hvdtrain.core.gradients.exchange import FilledBucket
 
 __all__ = ["ParameterState"]
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -15,17 +16,51 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.collectives.memory import device_details, device_types
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.gradients.progress import UNTIL_STEP
-from hvdtrain.core.gradients.request import step_request
-from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.places.placed_bucket import PlacedBucket
-from hvdtrain.core.timeline.stopwatch import Stopwatch
+from hvdtrain.core.gradients.exchange import Exchange, Kind
+from hvdtrain.core.gradients.plan import STEP, BucketPlan
+from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep
+from hvdtrain.core.places.places import PlacedBucket
+from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
+
+
+def step_request(
+    name: str,
+    digest: str,
+    buffers: Sequence[Buffer],
+    numbers: int,
+    exchange: Exchange,
+    step: int | None = None,
+) -> Request:
+    """Return the request of a step."""
+    devices = device_types(buffers)
+    details = (
+        ("exchange", exchange.spec),
+        ("plan", digest),
+        *device_details(devices),
+        *(() if step is None else (("step", str(step)),)),
+    )
+    kinds = (*((buffer.count, buffer.dtype) for buffer in buffers), (numbers, DType.INT32))
+    zeros = exchange.zeros(kinds)
+    if zeros is None:
+        return Request(STEP, name, details, None, _instead_of_join(exchange))
+    return Request(STEP, name, details, replace(zeros, devices=(*devices, "cpu")))
+
+
+def _instead_of_join(exchange: Exchange) -> str:
+    what = (
+        "call flush()" if exchange.kind is Kind.WEIGHTS else "take its steps with sample_weight=0"
+    )
+    return (
+        f"exchange {exchange.spec!r} needs all ranks: let a rank without data {what} instead of "
+        "join()"
+    )
+
 
 # Ranks rarely wait longer than this for one another.
 _LISTEN_AFTER_SECONDS = 0.02

@@ -10,8 +10,7 @@ import numpy as np
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
-from hvdtrain.core.membership.failure_watch import FailureWatch
-from hvdtrain.core.membership.world import Context, make_channel
+from hvdtrain.core.membership.world import Context, FailureWatch, make_channel
 from hvdtrain.core.stall.watch import pending_on, watch_stalls
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.topology import Topology

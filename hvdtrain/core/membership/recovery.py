@@ -14,9 +14,8 @@ from hvdtrain.core.membership.followers import Followers, Key, Taken
 from hvdtrain.core.membership.opening import open_context, start_watches
 from hvdtrain.core.membership.recruiter import Recruiter
 from hvdtrain.core.membership.world import Context
-from hvdtrain.core.timeline.clock import read_clock
-from hvdtrain.core.timeline.recording import Recording
-from hvdtrain.core.timeline.times import JoinTimes, RecoveryTimes
+from hvdtrain.core.timeline.start_stop import Recording
+from hvdtrain.core.timeline.times import JoinTimes, RecoveryTimes, read_clock
 from hvdtrain.engines.communicator import JOINED, Communicator, EngineWorld, Failures
 from hvdtrain.errors import HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks

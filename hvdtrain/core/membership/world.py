@@ -3,32 +3,123 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
+from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.first_use import FirstUse
+from hvdtrain.core.agreement.channel import Channel, FirstUse
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.collectives.split import Split
+from hvdtrain.core.agreement.request import Request, Zeros
+from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.gathers import Split
+from hvdtrain.core.exchanges.adasum import AdasumExchange
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.gradients.bucket_size import BucketSize
-from hvdtrain.core.membership.failure_watch import FailureWatch
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.plan import STEP
+from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.membership.followers import Followers
-from hvdtrain.core.membership.joined import answer_with_zeros
 from hvdtrain.core.membership.recruiter import Recruiter
-from hvdtrain.core.process.switching import restore_switch_interval, shorten_switch_interval
+from hvdtrain.core.process.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.core.stall.watch import StallWatch
-from hvdtrain.core.timeline.recording import Recording
-from hvdtrain.core.timeline.start_stop import write_timeline_or_warn
-from hvdtrain.core.timeline.stopwatch import Stopwatch
+from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
+from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.engines.communicator import Communicator, Failures
 from hvdtrain.errors import RanksLostError
 from hvdtrain.polling import poll_until
 from hvdtrain.topology import Topology
+from hvdtrain.types import DType, ReduceOp
+
+
+def answer_with_zeros(request: Request) -> Operation:
+    """Return the operation with which a joined rank takes part in a request."""
+    zeros = request.zeros
+    if zeros is None:
+        raise ValueError(f"a joined rank cannot take part in {request}")
+    if any(device != "cpu" for device in zeros.devices):
+        return _OnDevice(request, zeros)
+    return _answer(request, zeros, [_on_host(count, dtype) for count, dtype in zeros.buffers])
+
+
+class _OnDevice(Operation):
+    """An operation with zeros on a device, which the engine chooses."""
+
+    def __init__(self, request: Request, zeros: Zeros) -> None:
+        super().__init__()
+        self.request, self._zeros = request, zeros
+
+    def execute(self, communicator: Communicator) -> object:
+        kinds = zip(self._zeros.buffers, self._zeros.devices, strict=True)
+        buffers = [
+            _on_host(count, dtype)
+            if device == "cpu"
+            else _on_device(communicator, count, dtype, device)
+            for (count, dtype), device in kinds
+        ]
+        return _answer(self.request, self._zeros, buffers).execute(communicator)
+
+
+def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operation:
+    if request.operation == STEP:
+        *buckets, numbers = buffers
+        step = GradientStep(buckets, numbers, _exchange(zeros))
+        step.request, step.joined = request, True
+        step.launch_all()
+        return step
+    shapes = [(buffer.count,) for buffer in buffers]
+    return Allreduce(buffers, shapes, zeros.op, request.name, zeros.prescale, zeros.postscale)
+
+
+def _exchange(zeros: Zeros) -> Exchange:
+    """Return the exchange of a step of the other ranks."""
+    if zeros.op is ReduceOp.ADASUM:
+        return AdasumExchange()
+    return HalfExchange.answering(zeros) if zeros.half else AllreduceExchange.answering(zeros)
+
+
+def _on_host(count: int, dtype: DType) -> Buffer:
+    return Buffer.of(np.zeros(count, dtype.numpy), dtype)
+
+
+def _on_device(communicator: Communicator, count: int, dtype: DType, device: str) -> Buffer:
+    memory = Buffer.of(communicator.empty(count * dtype.itemsize, device)).view(dtype)
+    memory.zero()
+    return memory
+
+
+_PERIOD_SECONDS = 0.1
+
+
+class FailureWatch:
+    """Lets all ranks notice one that has ended, also if this rank waits for none."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hvdtrain-failures", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_PERIOD_SECONDS):
+            try:
+                self._failures.check()
+            except RanksLostError:
+                self._failures.revoke()  # which ends all calls that wait for others
+                return
 
 
 @dataclass

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.slices import Slices
+from hvdtrain.collective import collective
+from hvdtrain.engines.features import Slices, aligned_bounds
 
 
 @dataclass(frozen=True)
@@ -118,3 +121,133 @@ def _addresses(slices: Slices, memory: Elements) -> tuple[int, list[int]]:
     copies = slices.copies(memory)
     assert copies is not None
     return Buffer.of(memory).pointer, [copy.ctypes.data for copy in copies]
+
+
+class PlacedBucket:
+    """Reduces a bucket whose gradients lie where each rank says."""
+
+    def __init__(
+        self, places: GradientPlaces, extents: Mapping[int, tuple[int, int]], buffer: Buffer
+    ) -> None:
+        self._places, self._extents, self._buffer = places, extents, buffer
+
+    @cached_property
+    def _owned(self) -> Pieces:
+        """The pieces of this rank's slice."""
+        slices = self._places.slices
+        if slices.number >= slices.owners:
+            return Pieces.of([])
+        low, high = aligned_bounds(self._buffer.count, slices.owners)[slices.number :][:2]
+        size, memory = self._buffer.dtype.itemsize, self._places.offset(self._buffer)
+        rows = []
+        for index, (begin, count) in self._extents.items():
+            start, end = max(low, begin), min(high, begin + count)
+            if start < end:
+                rows.append((index, (start - begin) * size, memory + start * size, end - start))
+        return Pieces.of(rows)
+
+    @collective
+    def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
+        """Overwrite gradients, wherever they lie, with the sum over the ranks."""
+        places, slices = self._places, self._places.slices
+        places.put_prescale(prescale)
+        slices.meet()
+        sources = places.addresses(self._owned)
+        targets = sources if everywhere else sources[:, [slices.number]]
+        rows = np.column_stack([self._owned.counts.astype(np.uint64), sources, targets])
+        slices.add_placed(rows, self._buffer.dtype, places.prescales(), postscale)
+        if everywhere:
+            slices.meet()
+
+    @collective
+    def spread(self) -> None:
+        """Copy each slice from its owner to all ranks of the node."""
+        slices = self._places.slices
+        addresses = self._places.addresses(self._owned)
+        source = addresses[:, [slices.number]]
+        others = np.delete(addresses, slices.number, 1)
+        rows = np.column_stack([self._owned.counts.astype(np.uint64), source, others])
+        slices.add_placed(rows, self._buffer.dtype, [1.0], 1.0)
+        slices.meet()
+
+    def gather(self) -> None:
+        """Copy gradients that lie elsewhere into the bucket."""
+        for address, part in self._elsewhere():
+            ctypes.memmove(part.pointer, address, part.nbytes)
+
+    def scatter(self) -> None:
+        """Copy them back from the bucket."""
+        for address, part in self._elsewhere():
+            ctypes.memmove(address, part.pointer, part.nbytes)
+
+    def _elsewhere(self) -> Iterator[tuple[int, Buffer]]:
+        """Yield the address of each gradient that lies elsewhere, and its part of the bucket."""
+        for index, (start, count) in self._extents.items():
+            if address := self._places.elsewhere(index):
+                yield address, self._buffer.slice(start, count)
+
+    def clear(self) -> None:
+        """Let all gradients of this rank lie in the bucket."""
+        for index in self._extents:
+            self._places.put(index, None)
+
+
+class LentBucket(PlacedBucket):
+    """Reduces a bucket whose gradients lie where each rank says; the results are in the bucket.
+
+    There is one for each step, so that threads may prepare steps while others are reduced.
+
+    Args:
+        base: offset of the first bucket in this rank's memory, in bytes.
+    """
+
+    def __init__(
+        self,
+        places: GradientPlaces,
+        extents: Mapping[int, tuple[int, int]],
+        buffer: Buffer,
+        base: int,
+    ) -> None:
+        super().__init__(places, extents, buffer)
+        self._base = base
+        self._lent: dict[int, tuple[int, int]] = {}
+
+    def lend(self, index: int, address: int, offset: int) -> None:
+        """Say that the gradient of a parameter is not in the bucket in this step."""
+        self._lent[index] = address, offset
+
+    @collective
+    def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
+        """Fill the bucket with the sum over the ranks; see PlacedBucket.reduce."""
+        places, slices = self._places, self._places.slices
+        for index in self._extents:
+            places.put(index, self._lent[index][1] if index in self._lent else None)
+        places.put_base(self._base)
+        places.put_prescale(prescale)
+        slices.meet()
+        sources, targets = places.addresses(self._owned), places.bucket_addresses(self._owned)
+        if not everywhere:
+            targets = targets[:, [slices.number]]
+        rows = np.column_stack([self._owned.counts.astype(np.uint64), sources, targets])
+        slices.add_placed(rows, self._buffer.dtype, places.prescales(), postscale)
+        if everywhere:
+            slices.meet()
+
+    @collective
+    def spread(self) -> None:
+        """Copy each slice from its owner to all ranks of the node."""
+        self._places.slices.spread(self._buffer)
+
+    def gather(self) -> None:
+        """Copy gradients that lie elsewhere into the bucket."""
+        for index, (address, _) in self._lent.items():
+            start, count = self._extents[index]
+            part = self._buffer.slice(start, count)
+            ctypes.memmove(part.pointer, address, part.nbytes)
+
+    def scatter(self) -> None:
+        """Leave the results in the bucket."""
+
+    def clear(self) -> None:
+        """Let all gradients of this rank lie in the bucket."""
+        self._lent.clear()

@@ -18,12 +18,19 @@ compress it and C_0 to begin, o owners of slices, and T_node within a node:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isfinite
 
-from hvdtrain.core.gradients.bucket_size import AllreduceCost
+import numpy as np
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
+from hvdtrain.core.gradients.bucket_size import AllreduceCost, size_text
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
 
@@ -149,3 +156,190 @@ def as_in_steps(
 
 def _slower(cost: AllreduceCost, factor: float) -> AllreduceCost:
     return AllreduceCost(factor * cost.latency_seconds, cost.bytes_per_second / factor)
+
+
+# A step must become shorter by more than this: predictions are not more exact.
+_LEAST_GAIN = 0.05
+
+
+def predictions(measured: Measured, plan: BucketPlan) -> list[Prediction]:
+    """Return the average, each other method where it is shorter, and all of them together."""
+    count = len(measured.methods)
+    allowed = [[0], *([0, number] for number in range(1, count))]
+    if count > 2:
+        allowed.append(list(range(count)))
+    found = [predict(measured, plan, _shortest(measured, plan, numbers)) for numbers in allowed]
+    return [each for at, each in enumerate(found) if each.choice not in _choices(found[:at])]
+
+
+def best(found: Sequence[Prediction]) -> Prediction:
+    """Return the prediction of the shortest step, or the first one if no other gains 5 %."""
+    shortest = min(found, key=lambda each: each.seconds)
+    return shortest if shortest.seconds < (1 - _LEAST_GAIN) * found[0].seconds else found[0]
+
+
+def _choices(found: Sequence[Prediction]) -> list[tuple[int, ...]]:
+    return [each.choice for each in found]
+
+
+def _shortest(measured: Measured, plan: BucketPlan, allowed: Sequence[int]) -> list[int]:
+    """Return the method of each gradient with which each bucket takes the least time."""
+    choice = [0] * len(plan.specs)
+    for bucket in plan.buckets:
+        chosen = _shortest_of_bucket(measured, bucket.parameters, allowed)
+        for index, method in zip(bucket.parameters, chosen, strict=True):
+            choice[index] = method
+    return choice
+
+
+def _shortest_of_bucket(
+    measured: Measured, indices: Sequence[int], allowed: Sequence[int]
+) -> list[int]:
+    """Return the method of each gradient of a bucket, by dynamic programming over its runs."""
+    starts = {n: run_seconds(measured, measured.methods[n], ()) for n in allowed}
+    # Time and methods of the gradients so far, by the method of the last one.
+    paths: dict[int, tuple[float, list[int]]] = {}
+    for index in indices:
+        least = min(paths.values(), default=(0.0, []))
+        following = {}
+        for number in allowed:
+            own = run_seconds(measured, measured.methods[number], [index])
+            begun = (least[0] + own, least[1])
+            if number in paths:
+                seconds, methods = paths[number]
+                begun = min(begun, (seconds + own - starts[number], methods))
+            following[number] = (begun[0], [*begun[1], number])
+        paths = following
+    return min(paths.values(), default=(0.0, []))[1]
+
+
+_CHOICE = "auto choice"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The exchanges that were chosen, and what was known then.
+
+    Attributes:
+        predicted: predicted time of a step in seconds; None if it is not known.
+        before: measured time of a step with the average in seconds; None if it is not known.
+    """
+
+    methods: tuple[int, ...]
+    ranks: int
+    exchanges: Mapping[int, Exchange]
+    predicted: float | None = None
+    before: float | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        methods: Sequence[int],
+        ranks: int,
+        candidates: Sequence[Exchange],
+        predicted: float | None = None,
+        before: float | None = None,
+    ) -> Chosen:
+        """Return a choice whose exchanges begin."""
+        used = {number: deepcopy(candidates[number]) for number in sorted({0, *methods})}
+        return cls(tuple(methods), ranks, used, predicted, before)
+
+    @classmethod
+    def restored(cls, state: ExchangeState, candidates: Sequence[Exchange]) -> Chosen | None:
+        """Return a choice as it was when state() was called; None if there was none."""
+        if _CHOICE not in state.shared:
+            return None
+        ranks, *methods = state.shared[_CHOICE].tolist()
+        chosen = cls.begin(methods, ranks, candidates)
+        for number, exchange in chosen.exchanges.items():
+            shared, own = (_part(number, arrays) for arrays in (state.shared, state.own))
+            exchange.load(ExchangeState(shared, own))
+        return chosen
+
+    def carried_to(self, before: BucketPlan, plan: BucketPlan) -> Chosen:
+        """Return the same choice for the parameters of another plan; new ones are averaged."""
+        specs = zip(before.specs, self.methods, strict=False)
+        methods = {spec.name: method for spec, method in specs}
+        return replace(self, methods=tuple(methods.get(spec.name, 0) for spec in plan.specs))
+
+    def state(self) -> ExchangeState:
+        """Return a copy of the choice and of the state of its exchanges."""
+        shared: dict[str, HostArray] = {_CHOICE: np.array([self.ranks, *self.methods], np.int64)}
+        own: dict[str, HostArray] = {}
+        for number, exchange in self.exchanges.items():
+            state = exchange.state()
+            shared |= {f"{number}.{name}": array for name, array in state.shared.items()}
+            own |= {f"{number}.{name}": array for name, array in state.own.items()}
+        return ExchangeState(shared, own)
+
+    def prepare(self, plan: BucketPlan) -> None:
+        """Prepare for a plan, as `Exchange.prepare`."""
+        for exchange in self.exchanges.values():
+            exchange.prepare(plan)
+
+    @collective
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        """Overwrite a bucket with the result, as `Exchange.reduce`."""
+        for method, first, last in runs_of(bucket.layout, self.methods):
+            self.exchanges[method].reduce(bucket.section(first, last), info, communicators)
+
+    def end(self, info: StepInfo) -> None:
+        """End a step, as `Exchange.end`."""
+        for exchange in self.exchanges.values():
+            exchange.end(info)
+
+
+def _part(number: int, arrays: Mapping[str, HostArray]) -> dict[str, HostArray]:
+    """Return the arrays of the exchange of a number, by their own names."""
+    start = f"{number}."
+    return {n.removeprefix(start): array for n, array in arrays.items() if n.startswith(start)}
+
+
+def prediction_lines(
+    measured: Measured, found: Sequence[Prediction], now_seconds: float | None
+) -> list[str]:
+    """Return a table of predictions."""
+    link = measured.network
+    now = "" if now_seconds is None else f"; a step takes {_milliseconds(now_seconds)} now"
+    rows = [("", "sent by a node", "step")]
+    rows += [
+        (_methods(measured, each), size_text(round(each.sent_bytes)), _milliseconds(each.seconds))
+        for each in found
+    ]
+    width = max(len(name) for name, _, _ in rows)
+    return [
+        f"between {measured.nodes} nodes an all-reduce starts in {1e6 * link.latency_seconds:.0f} "
+        f"us and runs at {link.bytes_per_second / 1e9:.3g} GB/s{now}; predictions:",
+        *(f"  {name:{width}}  {sent:>14}  {step:>9}" for name, sent, step in rows),
+    ]
+
+
+def choice_line(names: Sequence[str], plan: BucketPlan, chosen: Sequence[int]) -> str:
+    """Return what was chosen."""
+    parts = []
+    total = sum(spec.count for spec in plan.specs)
+    for number in sorted(set(chosen)):
+        own = [spec.count for spec, own in zip(plan.specs, chosen, strict=True) if own == number]
+        share = f"{100 * sum(own) / total:.1f} % of the elements"
+        gradients = f"{len(own)} gradient{'s' * (len(own) != 1)}"
+        parts.append(f"{names[number]} for {gradients} with {share}")
+    return f"chosen: {', '.join(parts)}" if len(parts) > 1 else f"chosen: {names[chosen[0]]}"
+
+
+def outcome_line(seconds: float, predicted: float, before: float | None) -> str:
+    """Return what really happened.
+
+    Args:
+        seconds: measured time of a step.
+    """
+    average = "" if before is None else f", {_milliseconds(before)} with the average"
+    return f"a step takes {_milliseconds(seconds)}, predicted {_milliseconds(predicted)}{average}"
+
+
+def _methods(measured: Measured, found: Prediction) -> str:
+    names = [measured.methods[number].name for number in sorted(set(found.choice), reverse=True)]
+    return " and ".join(names)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
+import io
 import os
 import signal
+import stat
 import sys
+import sysconfig
+import termios
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from hvdtrain.core.process.output import drain_output, flush_output
-from hvdtrain.core.process.tracebacks import format_error
+import hvdtrain
 from hvdtrain.errors import (
     EXIT_CRASH,
     EXIT_INTERRUPTED,
@@ -31,6 +36,110 @@ from hvdtrain.errors import (
 )
 from hvdtrain.milestones import FAILED, report
 from hvdtrain.topology import Topology
+
+_PACKAGE = Path(hvdtrain.__file__).parent
+_STANDARD = Path(sysconfig.get_path("stdlib"))
+_SCRIPTS = Path(sysconfig.get_path("scripts"))
+_INSTALLED = {"site-packages", "dist-packages"}
+# Through which hvdtrain is called, as by backward().
+_FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
+
+
+def format_error(error: BaseException) -> str:
+    """Return the traceback of an error, with its last line.
+
+    That of an error of hvdtrain's ends in the line that called hvdtrain, or a framework that did:
+    how hvdtrain found the error tells nothing about its cause. If the error has a cause in
+    hvdtrain, or no script has led to it, everything is shown.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    paths = [frame.filename for frame in told.stack]
+    if (
+        isinstance(error, HvdtrainError)
+        and error.__cause__ is None
+        and any(_is_script(path) for path in paths)
+    ):
+        inner = (_PACKAGE, *_frameworks())
+        while not _is_script(paths[-1]) and _is_internal(paths[-1], inner):
+            del paths[-1], told.stack[-1]
+    return "".join(told.format())
+
+
+def _frameworks() -> Iterator[Path]:
+    """Yield the folders of the frameworks that are loaded."""
+    for name in _FRAMEWORKS:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            yield Path(file).parent
+
+
+def _is_script(path: str) -> bool:
+    """Return whether a file is the user's own: not hvdtrain's, installed, or Python's."""
+    if path.startswith("<frozen "):
+        return False
+    file = Path(path)
+    folders = (_PACKAGE, _STANDARD, _SCRIPTS)
+    return not (
+        any(file.is_relative_to(folder) for folder in folders) or _INSTALLED & set(file.parts)
+    )
+
+
+def _is_internal(path: str, inner: tuple[Path, ...]) -> bool:
+    """Return whether a file belongs to hvdtrain, a framework or Python's library."""
+    file = Path(path)
+    if any(file.is_relative_to(folder) for folder in inner) or path.startswith("<frozen "):
+        return True
+    return file.is_relative_to(_STANDARD) and not _INSTALLED & set(file.parts)
+
+
+_LONGEST_SECONDS = 1.0
+_POLL_SECONDS = 1e-3
+
+
+def flush_output() -> None:
+    """Flush stdout and stderr to the operating system."""
+    _release_stderr()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def drain_output() -> None:
+    """Flush, and wait for up to a second until pipes have been read.
+
+    A launcher ends at once when a rank aborts the job: MPICH's mpiexec drops output that it has
+    not read by then, such as the reason for the abort.
+    """
+    flush_output()
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    while any(map(_unread_bytes, (1, 2))) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _release_stderr() -> None:
+    """Write what stderr holds in memory to that of the process.
+
+    The exception hook of torch.distributed collects what the hook before it writes, to add a
+    prefix, but an exit does not return to it.
+    """
+    held, own = sys.stderr, sys.__stderr__
+    if isinstance(held, io.StringIO) and own is not None:
+        with contextlib.suppress(OSError, ValueError):
+            own.write(held.getvalue())
+            own.flush()
+        held.seek(0)
+        held.truncate()
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """Return the number of unread bytes in a pipe; 0 if it is not an open pipe."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return 0
+        return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4), sys.byteorder)
+    except OSError:
+        return 0
+
 
 # Names of hvdtrain's own threads begin with this; the job does not go on without them.
 OWN_THREADS = "hvdtrain-"

@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.sharding.scattered import ScatteredSlices
-from hvdtrain.engines.slices import Slices
+from hvdtrain.core.places.places import PlacedBucket
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import Slices, aligned_bounds
 from hvdtrain.types import DType, ReduceOp
+
+
+class ScatteredSlices:
+    """Slices that a communicator scatters and gathers, on the device of the buffer.
+
+    Every rank owns the slice of its number of every buffer; `aligned_bounds` says where they begin.
+    """
+
+    nodes = 1
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.owners, self.number = communicator.size, communicator.rank
+        self._scratch: dict[tuple[str, str, DType], Buffer] = {}
+
+    def own(self, count: int) -> tuple[int, int]:
+        """Return the bounds of this rank's slice of a buffer of so many elements."""
+        bounds = aligned_bounds(count, self.owners)
+        return bounds[self.number], bounds[self.number + 1]
+
+    def length(self, count: int) -> int:
+        """Return the length of all slices but the last ones, which may be shorter."""
+        return aligned_bounds(count, self.owners)[1]
+
+    @collective
+    def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
+        """Overwrite this rank's slice with that of the sum over all ranks."""
+        length = self.length(buffer.count)
+        send = buffer
+        if length * self.owners != buffer.count:  # engines scatter equal parts only
+            send = self._of("send", buffer, length * self.owners)
+            send.slice(0, buffer.count).copy_from(buffer)
+        part = self._of("part", buffer, length)
+        counts = [length] * self.owners
+        self._communicator.reduce_scatter(send, part, counts, ReduceOp.SUM, prescale, postscale)
+        low, high = self.own(buffer.count)
+        buffer.slice(low, high - low).copy_from(part.slice(0, high - low))
+
+    @collective
+    def spread(self, buffer: Buffer) -> None:
+        """Copy each slice from its owner to all ranks."""
+        low, high = self.own(buffer.count)
+        part = self._of("part", buffer, self.length(buffer.count))
+        part.slice(0, high - low).copy_from(buffer.slice(low, high - low))
+        buffer.copy_from(self.gather(part).slice(0, buffer.count))
+
+    @collective
+    def gather(self, part: Buffer) -> Buffer:
+        """Return the slices of all ranks, one after the other."""
+        whole = self._of("send", part, part.count * self.owners)
+        self._communicator.allgather(part, whole, [part.count] * self.owners)
+        return whole
+
+    def _of(self, use: str, buffer: Buffer, count: int) -> Buffer:
+        """Return memory of the type and on the device of a buffer, the same for each call."""
+        key = (use, buffer.device, buffer.dtype)
+        kept = self._scratch.get(key)
+        if kept is None or kept.count < count:
+            kept = self._scratch[key] = buffer.like(count)
+            kept.zero()
+        return kept.slice(0, count)
+
 
 # Types of the weights that the compiled kernel updates.
 KERNEL_TYPES = (DType.FLOAT32, DType.FLOAT64)
@@ -83,3 +150,93 @@ class ShardedExchange(Exchange):
             bucket.placed.reduce(*self._inner.factors(info), everywhere=False)
         else:
             self.slices.reduce(bucket.buffer, *self._inner.factors(info))
+
+
+@dataclass(frozen=True)
+class SlicedBuckets:
+    """Buckets of which each rank owns a slice."""
+
+    buffers: Sequence[Buffer]
+    placed: Sequence[PlacedBucket | None]
+    slices: OwnedSlices
+
+    def request(self, kind: str, name: str) -> Request:
+        """Return the request of an operation on them."""
+        return Request(kind, name, (("buffers", str(len(self.buffers))),))
+
+    def __iter__(self) -> Iterator[tuple[Buffer, PlacedBucket | None]]:
+        return zip(self.buffers, self.placed, strict=True)
+
+
+class SumSlices(Operation):
+    """Sum the slice of each rank in some buckets."""
+
+    def __init__(self, buckets: SlicedBuckets, scales: tuple[float, float], name: str) -> None:
+        super().__init__()
+        self._buckets, self._scales = buckets, scales
+        self.request = buckets.request("sum slices", name)
+
+    def execute(self, communicator: Communicator) -> None:
+        for buffer, placed in self._buckets:
+            if placed is None:
+                self._buckets.slices.reduce(buffer, *self._scales)
+            else:
+                placed.reduce(*self._scales, everywhere=False)
+
+
+class SpreadSlices(Operation):
+    """Copy each slice of some buckets from its owner to all ranks that it was reduced for."""
+
+    def __init__(self, buckets: SlicedBuckets, name: str) -> None:
+        super().__init__()
+        self._buckets = buckets
+        self.request = buckets.request("spread", name)
+
+    def execute(self, communicator: Communicator) -> None:
+        for buffer, placed in self._buckets:
+            if placed is None:
+                self._buckets.slices.spread(buffer)
+            else:
+                placed.spread()
+
+
+class GatherSlices(Operation):
+    """Bring the slices of all ranks together, of one buffer after the other."""
+
+    def __init__(
+        self,
+        slices: ScatteredSlices,
+        parts: Sequence[Buffer],
+        receive: Callable[[int, Buffer], None],
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._slices, self._parts, self._receive = slices, parts, receive
+        self.request = Request("gather", name, (("buffers", str(len(parts))),))
+
+    def execute(self, communicator: Communicator) -> None:
+        for number, part in enumerate(self._parts):
+            self._receive(number, self._slices.gather(part))
+
+
+class PutSegments(Operation):
+    """Write what this rank owns into the memory of the other ranks of its node."""
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Buffer, Buffer]],
+        write: Callable[[], None] | None,
+        name: str,
+    ) -> None:
+        super().__init__()
+        self._pairs, self._write = pairs, write
+        self.request = Request("put", name, ())
+
+    def execute(self, communicator: Communicator) -> None:
+        slices = communicator.slices()
+        assert slices is not None  # as when the memory was allocated
+        if self._write is not None:
+            self._write()
+        for own, place in self._pairs:
+            communicator.put(own, place)
+        slices.meet()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.engines.slices import aligned_bounds
+from hvdtrain.engines.features import aligned_bounds
 from hvdtrain.types import DType
 
 # Each quantity of a segment begins on a cache line of its own.

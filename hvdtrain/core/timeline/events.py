@@ -2,12 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
 
-from hvdtrain.core.timeline.clock import root_clock
-from hvdtrain.core.timeline.items import Item
-from hvdtrain.core.timeline.times import JoinTimes, RankRecords, RecoveryTimes
+from hvdtrain.core.agreement.operation import BucketTimes
+from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.timeline.times import (
+    ChannelTimes,
+    JoinTimes,
+    OperationTimes,
+    RankRecords,
+    RecoveryTimes,
+    root_clock,
+)
 from hvdtrain.topology import format_ranks
+
+Phase = tuple[str, float, float]
+
+
+@dataclass(frozen=True)
+class Item:
+    """An operation, bucket or wait, whose phases follow one another without gaps."""
+
+    subject: str
+    phases: Sequence[Phase]
+    args: dict[str, object]
+
+    @property
+    def start(self) -> float:
+        """The start of the first phase."""
+        return self.phases[0][1]
+
+    @property
+    def end(self) -> float:
+        """The end of the last phase."""
+        return self.phases[-1][2]
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """Items of one kind, which may overlap."""
+
+    label: str
+    items: Iterable[Item]
+    marks: Sequence[float] = ()
+
+
+def rows_of(times: RankRecords) -> Iterator[TraceRow]:
+    """Yield the rows of a rank, with that of its program first."""
+    blocked = (Item("", [("blocked", *interval)], {}) for interval in times.blocked.kept)
+    yield TraceRow("training thread", blocked)
+    for channel in times.channels:
+        operations = (_operation(o, channel) for o in channel.operations.kept)
+        yield TraceRow(channel.label, operations, channel.rounds.kept)
+        if channel.buckets.kept:
+            buckets = (_bucket(b, channel) for b in channel.buckets.kept)
+            yield TraceRow(f"{channel.label}: buckets", buckets)
+
+
+def operation_phases(times: OperationTimes) -> list[Phase]:
+    """Return the phases of an operation, up to the last one that it has reached."""
+    phases = []
+    start = times.submitted
+    for phase, reached in (
+        ("queue", times.proposed),
+        ("negotiation", times.agreed),
+        ("queue", times.began),
+        ("moving", times.ended),
+    ):
+        end = times.ended if reached is None else reached
+        if phase != "queue" or end > start or reached is None:
+            phases.append((phase, start, end))
+        if reached is None:
+            break
+        start = end
+    return phases
+
+
+def bucket_phases(times: BucketTimes) -> list[Phase]:
+    """Return the phases of a bucket: the channel waits for it, or it waits for the channel."""
+    waiting = [("waiting", times.free, times.filled)] if times.filled > times.free else []
+    queue, moving = ("queue", times.filled, times.began), ("moving", times.began, times.ended)
+    return [*waiting, queue, moving]
+
+
+def _operation(times: OperationTimes, channel: ChannelTimes) -> Item:
+    args = {
+        "operation": times.operation,
+        "name": times.name,
+        "op": times.op,
+        "bytes": times.nbytes,
+        "process set": channel.process_set,
+        "error": times.error,
+    }
+    said = {key: value for key, value in args.items() if value != ""}
+    subject = Request(times.operation, times.name).subject
+    return Item(subject, operation_phases(times), said)
+
+
+def _bucket(times: BucketTimes, channel: ChannelTimes) -> Item:
+    name = f"bucket {times.number}"
+    args = {"name": name, "bytes": times.nbytes, "process set": channel.process_set}
+    return Item(name, bucket_phases(times), args)
+
 
 Event = dict[str, object]
 
@@ -87,3 +185,40 @@ class Events:
 
     def _nanoseconds(self, seconds: float) -> int:
         return round((self._clock(seconds) - self._zero_seconds) * 1e9)
+
+
+def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
+    """Yield the events of a rank, which is a process in the trace."""
+    events = Events(times, rank)
+    yield from events.process(host)
+    thread = 0
+    for row in rows_of(times):
+        for number, lane in enumerate(in_lanes(row.items), 1):
+            thread += 1
+            yield from events.thread(thread, row.label, number)
+            if number == 1:
+                for moment in row.marks:
+                    yield events.round(moment, thread)
+            for item in lane:
+                yield from events.slices(item, thread)
+    yield from events.changes(times)
+    if times.dropped:
+        text = f"{times.dropped} records dropped: record a shorter time"
+        yield events.note(text, times.stop.at_seconds)
+
+
+def in_lanes(items: Iterable[Item]) -> list[list[Item]]:
+    """Distribute items over the smallest number of lanes, at least one, without overlaps."""
+    lanes: list[list[Item]] = [[]]
+    free = [0]  # heaps: the first free lane is taken
+    busy: list[tuple[float, int]] = []
+    for item in sorted(items, key=lambda item: item.start):
+        while busy and busy[0][0] <= item.start:
+            heappush(free, heappop(busy)[1])
+        if not free:
+            free.append(len(lanes))
+            lanes.append([])
+        number = heappop(free)
+        lanes[number].append(item)
+        heappush(busy, (item.end, number))
+    return lanes

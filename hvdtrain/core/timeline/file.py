@@ -8,9 +8,9 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hvdtrain.core.timeline.events import Event
+from hvdtrain.core.timeline.events import Event, trace_events
+from hvdtrain.core.timeline.piece import earlier_path, find_pieces, piece_path, read_events
 from hvdtrain.core.timeline.times import RankRecords
-from hvdtrain.core.timeline.trace import trace_events
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing, unfinished_file
 
@@ -76,3 +76,34 @@ def _cannot_write(path: str, error: OSError) -> TimelineError:
         f"timeline {path} cannot be written ({error.strerror}): name a file in a directory that "
         "is there on rank 0's host and may be written to"
     )
+
+
+def merge_pieces(path: str, out: str) -> list[Path]:
+    """Merge the pieces of a timeline into one file; return the paths of the pieces."""
+    pieces = _found(path)
+    if not pieces:
+        raise TimelineError(
+            f"no pieces such as {piece_path(path, 0)} are there: look on the hosts of the ranks; a "
+            "job that ends well removes them"
+        )
+    write_events(out, _events(pieces), {"pieces": [piece.name for piece in pieces]})
+    return pieces
+
+
+def _found(path: str) -> list[Path]:
+    try:
+        return find_pieces(path)
+    except OSError as error:
+        raise TimelineError(
+            f"{path} cannot be searched for ({error.strerror}): name the timeline of a job"
+        ) from error
+
+
+def _events(pieces: Sequence[Path]) -> Iterator[Event]:
+    earlier = {Path(earlier_path(str(piece))) for piece in pieces}
+    for piece in pieces:
+        try:
+            with open(piece, encoding="utf-8", errors="replace") as lines:
+                yield from read_events(lines, all_of_them=piece not in earlier)
+        except OSError as error:
+            raise TimelineError(f"{piece} cannot be read ({error.strerror})") from error

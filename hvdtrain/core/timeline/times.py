@@ -2,13 +2,63 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import BucketTimes
-from hvdtrain.core.timeline.clock import Reading
+from hvdtrain.engines.communicator import Communicator
+
+_BARRIERS = 10
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A measurement of the offset."""
+
+    at_seconds: float
+    offset_seconds: float
+    error_seconds: float
+
+
+@collective
+def read_clock(communicator: Communicator) -> Reading:
+    """Measure the offset of this rank's clock from rank 0's."""
+    own = np.empty((_BARRIERS, 2))
+    for barrier in own:
+        barrier[0] = time.perf_counter()
+        communicator.barrier()
+        barrier[1] = time.perf_counter()
+    root = own.copy()
+    communicator.broadcast(Buffer.from_array(root), 0)
+    return Reading(time.perf_counter(), *offset(own, root))
+
+
+def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return the offset of a rank's clock and its maximum error.
+
+    Args:
+        own: times of entering and leaving each barrier on this rank, float64 [n_barriers, 2].
+    """
+    low = float((own[:, 0] - root[:, 1]).max())
+    high = float((own[:, 1] - root[:, 0]).min())
+    middle = 0.0 if low <= 0.0 <= high else (low + high) / 2
+    return middle, max(abs(high - middle), abs(low - middle))
+
+
+def root_clock(start: Reading, stop: Reading) -> Callable[[float], float]:
+    """Return a function that converts times of this rank's clock to times of rank 0's."""
+    duration = stop.at_seconds - start.at_seconds
+    drift = (stop.offset_seconds - start.offset_seconds) / duration if duration > 0 else 0.0
+    return lambda seconds: seconds - start.offset_seconds - drift * (seconds - start.at_seconds)
+
 
 T = TypeVar("T")
 
@@ -134,3 +184,35 @@ class RankRecords:
         """The number of records beyond the limits."""
         channels = ((c.operations, c.buckets, c.rounds) for c in self.channels)
         return self.blocked.dropped + sum(r.dropped for records in channels for r in records)
+
+
+class Stopwatch:
+    """A sum of wall-clock time.
+
+    Attributes:
+        seconds: sum so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.intervals: Records[tuple[float, float]] | None = None
+        self.since: float | None = None
+
+    def running(self) -> _Lap:
+        """Return a context manager that adds the time of a `with` block."""
+        return _Lap(self)
+
+
+class _Lap:
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._start = self._watch.since = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        end = time.perf_counter()
+        self._watch.since = None
+        self._watch.seconds += end - self._start
+        if self._watch.intervals is not None:
+            self._watch.intervals.append((self._start, end))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+from math import gcd
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,17 +15,171 @@ import torch
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
-from hvdtrain.engines.horovod.calls import HorovodCalls, HorovodProcess
-from hvdtrain.engines.horovod.memory import (
-    elements,
-    even_rows,
-    starts,
-    word_counts,
-    words,
-)
-from hvdtrain.engines.horovod.types import NATIVE, REDUCES, reducible_tensor, widening
+from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp
+
+# Integer types of each element width, for moving data of any type.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def elements(buffer: Buffer) -> torch.Tensor:
+    """View the elements as a 1-d tensor of their dtype."""
+    return _view(buffer, getattr(torch, buffer.dtype.value))
+
+
+def words(buffer: Buffer) -> torch.Tensor:
+    """View the memory as a 1-d integer tensor of the elements' width, at most 8 bytes."""
+    return _view(buffer, _WORDS[_width(buffer.dtype)])
+
+
+def word_counts(dtype: DType, counts: Sequence[int]) -> list[int]:
+    """Return the numbers of words that numbers of elements correspond to."""
+    factor = dtype.itemsize // _width(dtype)
+    return [count * factor for count in counts]
+
+
+def starts(counts: Sequence[int]) -> list[int]:
+    """Return the offset of each part."""
+    return [0, *accumulate(counts)][:-1]
+
+
+def even_rows(counts: Sequence[int]) -> int:
+    """Return the number of rows with which Horovod's reducescatter yields these counts, or 0.
+
+    It distributes rows as evenly as possible, and the first ranks get the larger parts.
+    """
+    row = gcd(*counts)
+    if row == 0:
+        return 0
+    rows, size = sum(counts) // row, len(counts)
+    distributed = [rows // size + (rank < rows % size) for rank in range(size)]
+    return rows if [part * row for part in distributed] == list(counts) else 0
+
+
+def _view(buffer: Buffer, dtype: torch.dtype) -> torch.Tensor:
+    if buffer.count == 0:
+        return torch.empty(0, dtype=dtype, device="cpu")
+    return torch.frombuffer(buffer.array(), dtype=dtype)
+
+
+def _width(dtype: DType) -> int:
+    return min(dtype.itemsize, max(_WORDS))
+
+
+# horovod.torch has no reduction for other types. float16 is rounded after every addition.
+NATIVE = frozenset({DType.INT32, DType.INT64, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64})
+_WIDER = {
+    DType.BOOL: DType.INT32,
+    DType.UINT8: DType.INT32,
+    DType.INT8: DType.INT32,
+    DType.UINT16: DType.INT32,
+    DType.INT16: DType.INT32,
+    DType.UINT32: DType.INT64,
+    DType.BFLOAT16: DType.FLOAT32,
+}
+_WIDER_ORDERED = _WIDER | {DType.FLOAT16: DType.FLOAT32}
+_PARTS = {DType.COMPLEX64: torch.float32, DType.COMPLEX128: torch.float64}
+_REAL = frozenset(DType) - _PARTS.keys()
+REDUCES = {
+    ReduceOp.SUM: frozenset(DType),  # real and imaginary parts are added separately
+    ReduceOp.MIN: _REAL,
+    ReduceOp.MAX: _REAL,
+    ReduceOp.PRODUCT: _REAL,
+}
+
+_SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
+
+
+def widening(dtype: DType, op: ReduceOp) -> int:
+    """Return the factor by which an element grows when it is reduced by Horovod."""
+    return _widths(op).get(dtype, dtype).itemsize // dtype.itemsize
+
+
+def _widths(op: ReduceOp) -> Mapping[DType, DType]:
+    return _WIDER_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _WIDER
+
+
+@contextmanager
+def reducible_tensor(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
+    """Return a context with a tensor for Horovod to reduce; on exit `buffer` gets the result.
+
+    When wide integers are converted back, overflow wraps around as in the narrow type.
+    """
+    tensor = elements(buffer)
+    if buffer.dtype is DType.UINT64:
+        signed = words(buffer)
+        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
+        if ordered:
+            signed.bitwise_xor_(_SIGN)
+        yield signed
+        if ordered:
+            signed.bitwise_xor_(_SIGN)
+    elif (wider := _widths(op).get(buffer.dtype)) is not None:
+        wide = Buffer.of(tensor.to(getattr(torch, wider.value)))
+        with reducible_tensor(wide, op) as reducible:
+            yield reducible
+        tensor.copy_(elements(wide))
+    elif is_ordered(buffer.dtype, op):
+        integers = to_ordered(buffer.host(), op)
+        yield elements(integers)
+        from_ordered(integers, buffer)
+    else:
+        yield tensor.view(_PARTS.get(buffer.dtype, tensor.dtype))
+
+
+@dataclass
+class HorovodProcess:
+    """Horovod as this process has initialized it; shared by all of its communicators."""
+
+    hvd: Any
+    abort: Callable[[int], None]
+    sets: dict[tuple[int, ...], Any]
+
+
+class HorovodCalls:
+    """Starts operations in one process set.
+
+    Horovod matches operations by name. Members number theirs identically, because they call them in
+    the same order, and the prefix is unique.
+    """
+
+    def __init__(self, hvd: Any, process_set: Any, prefix: str) -> None:
+        self._hvd = hvd
+        self._set = process_set
+        self._prefix = prefix
+        self._count = 0
+
+    def start(self, operation: str, tensor: torch.Tensor, **how: object) -> int:
+        """Call an asynchronous operation of horovod.torch and return its handle."""
+        name = f"{self._prefix}:{self._count}"
+        self._count += 1
+        call = getattr(self._hvd, operation)
+        try:
+            handle: int = call(tensor, name=name, process_set=self._set, **how)
+        except self._hvd.HorovodInternalError as error:
+            raise _own(error) from error
+        return handle
+
+    def is_done(self, handle: int) -> bool:
+        """Return whether `finish` would return at once."""
+        return bool(self._hvd.poll(handle))
+
+    def finish(self, handle: int) -> Any:
+        """Wait for an operation and return its result."""
+        try:
+            return self._hvd.synchronize(handle)
+        except self._hvd.HorovodInternalError as error:
+            raise _own(error) from error
+
+    def run(self, operation: str, tensor: torch.Tensor, **how: object) -> Any:
+        """Start an operation, wait for it and return its result."""
+        return self.finish(self.start(operation, tensor, **how))
+
+
+def _own(error: Exception) -> HvdtrainError:
+    return HvdtrainError(f"engine horovod: {error}")
+
 
 _MOST_WORDS = 2**31 - 1
 _HIGHEST_BIT = np.uint64(1 << 63)

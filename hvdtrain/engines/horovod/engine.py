@@ -6,16 +6,46 @@ import functools
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import hvdtrain
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
-from hvdtrain.engines.horovod.installed import installed_horovod
 from hvdtrain.engines.mpi import engine as mpi_engine
 from hvdtrain.errors import EngineUnavailableError, HvdtrainError, LauncherMismatchError
+
+_HVDTRAIN = Path(hvdtrain.__file__).resolve().parent
+
+
+@contextmanager
+def installed_horovod() -> Iterator[None]:
+    """Return a context in which `import horovod` imports the installed package."""
+    path = sys.path[:]
+    others = [entry for entry in path if not Path(entry).resolve().is_relative_to(_HVDTRAIN)]
+    if others == path:
+        yield
+        return
+    provided = _take_modules()
+    sys.path[:] = others
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        _take_modules()
+        sys.modules.update(provided)
+
+
+def _take_modules() -> dict[str, ModuleType]:
+    """Remove the modules named horovod and below from sys.modules, and return them."""
+    names = [name for name in sys.modules if name.partition(".")[0] == "horovod"]
+    return {name: sys.modules.pop(name) for name in names}
+
 
 _BUILD = "python -m hvdtrain build-horovod"
 _SETTINGS = {
@@ -44,8 +74,7 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     with _set(_MPI_SETTINGS):
         mpi = mpi_engine.open_world(config, environ)
     hvd, version = _load_horovod()
-    from hvdtrain.engines.horovod.calls import HorovodProcess
-    from hvdtrain.engines.horovod.communicator import HorovodCommunicator
+    from hvdtrain.engines.horovod.communicator import HorovodCommunicator, HorovodProcess
 
     leave = _initialize(hvd)
     ranks = range(hvd.size())

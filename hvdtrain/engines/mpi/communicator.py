@@ -13,10 +13,10 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import (
     Capabilities,
     Communicator,
-    Pending,
     Pieces,
     VotedReduction,
 )
+from hvdtrain.engines.features import Pending, PointToPoint, Slices
 from hvdtrain.engines.mpi.failures import (
     CHECK_SECONDS,
     MpiFailures,
@@ -24,17 +24,47 @@ from hvdtrain.engines.mpi.failures import (
     free_comm,
     split_comm,
 )
-from hvdtrain.engines.mpi.flat import FlatMpi
+from hvdtrain.engines.mpi.flat import MPI_TYPES, FlatMpi, memory
 from hvdtrain.engines.mpi.gpu import GpuMpi
-from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, open_hierarchy
-from hvdtrain.engines.mpi.point_to_point import MpiPointToPoint
-from hvdtrain.engines.mpi.slices import NodeSlices
-from hvdtrain.engines.mpi.types import MPI_TYPES
-from hvdtrain.engines.shared_memory.node_group import NodeGroup
-from hvdtrain.engines.shared_memory.opening import open_node_group
-from hvdtrain.engines.slices import Slices
+from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, NodeSlices, open_hierarchy
+from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
+
+
+class MpiPointToPoint(PointToPoint):
+    """Messages on an MPI communicator."""
+
+    def __init__(self, comm: MPI.Intracomm, chunk_bytes: int) -> None:
+        self._comm, self._chunk_bytes = comm, chunk_bytes
+
+    def start_send(self, buffer: Buffer, rank: int, tag: int) -> Pending:
+        pieces = buffer.pieces(self._chunk_bytes)
+        return _Requests([self._comm.Isend(memory(piece), rank, tag) for piece in pieces], buffer)
+
+    def start_receive(self, buffer: Buffer, rank: int, tag: int) -> Pending:
+        pieces = buffer.pieces(self._chunk_bytes)
+        return _Requests([self._comm.Irecv(memory(piece), rank, tag) for piece in pieces], buffer)
+
+    def waiting(self, tag: int) -> int | None:
+        status = MPI.Status()
+        if not self._comm.Iprobe(MPI.ANY_SOURCE, tag, status):
+            return None
+        return status.Get_source()
+
+    def close(self) -> None:
+        if self._comm != MPI.COMM_NULL:
+            free_comm(self._comm)
+
+
+class _Requests(Pending):
+    def __init__(self, requests: Sequence[MPI.Request], buffer: Buffer) -> None:
+        self._requests = list(requests)
+        self._buffer = buffer  # MPI uses it until the requests are complete
+
+    def test(self) -> bool:
+        return MPI.Request.Testall(self._requests)
+
 
 # Up to this size shared memory is used to gather: MPI would spin until all ranks have arrived.
 _GATHER_BYTES = 64 << 10

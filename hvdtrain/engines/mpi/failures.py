@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -15,13 +17,62 @@ from mpi4py import MPI
 
 from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import JOINED, EngineWorld, Failures, Newcomer
-from hvdtrain.engines.mpi.joining import MpiNewcomer, join_with, start_rank
-from hvdtrain.engines.mpi.segment_files import remove_segment_names
-from hvdtrain.engines.mpi.succession import require_succession
-from hvdtrain.engines.mpi.survivor_calls import EndNotice, agree, shrunk
-from hvdtrain.errors import PeerFailureError, RanksLostError, SystemLimitError
+from hvdtrain.engines.mpi.joining import (
+    EndNotice,
+    MpiNewcomer,
+    agree,
+    join_with,
+    shrunk,
+    start_rank,
+)
+from hvdtrain.errors import ExcludedError, PeerFailureError, RanksLostError, SystemLimitError
 from hvdtrain.polling import poll_until
 from hvdtrain.topology import format_ranks
+
+_OF_OPEN_MPI = "/dev/shm/sm_segment."
+
+
+def remove_segment_names() -> None:
+    """Remove the names of the segments that this rank has mapped.
+
+    Call it once all ranks of this host have mapped each other's. They then need no names, and what
+    has none is freed with the last rank that uses it, however ranks end.
+    """
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        path = line.partition("/")
+        if (path[1] + path[2]).startswith(_OF_OPEN_MPI):
+            Path(path[1] + path[2].removesuffix(" (deleted)")).unlink(missing_ok=True)
+
+
+# How long the smaller side lets others be first.
+_MINORITY_SECONDS = 0.3
+
+
+def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> None:
+    """Check that no other ranks go on in the place of these (on each of them).
+
+    Where connections are closed and nobody has ended, each side takes the other one for dead. The
+    side of which a rank is the first to publish it with mpirun goes on; ranks of a minority wait
+    before they do. Where nothing can be published, no side is excluded.
+    """
+    if left.size == before.size:
+        return
+    ranks = left.Get_group().Translate_ranks(None, before.Get_group())
+    own = blake2b(" ".join(map(str, ranks)).encode(), digest_size=16).hexdigest()
+    service = f"hvdtrain-{key}"
+    if 2 * left.size < before.size:
+        time.sleep(_MINORITY_SECONDS)
+    with suppress(MPI.Exception):  # another one was first
+        MPI.Publish_name(service, own)
+    chosen = own
+    with suppress(MPI.Exception):
+        chosen = MPI.Lookup_name(service)
+    if chosen != own:
+        raise ExcludedError(
+            f"[rank {before.rank}/{before.size}] connections to other ranks were closed, and they "
+            f"went on without {format_ranks(ranks)}: this process ends"
+        )
+
 
 # How often a rank that waits in shared memory looks for failures.
 CHECK_SECONDS = 0.1

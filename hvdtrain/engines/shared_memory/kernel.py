@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from hvdtrain.collective import collective
 from hvdtrain.compiled.library import KernelError, find_library, open_library, report_missing
-from hvdtrain.engines.allgather import Allgather
+from hvdtrain.engines.features import Allgather
 from hvdtrain.types import DType, ReduceOp
 
 _SOURCE = Path(__file__).with_name("node_kernel.c")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.allgather import Allgather
+from hvdtrain.engines.features import Allgather
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
     agree_on_failure,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvdtrain.control_groups import read_file
-from hvdtrain.engines.allgather import Allgather
+from hvdtrain.engines.features import Allgather
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
     agree_on_failure,

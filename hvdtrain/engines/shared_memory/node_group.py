@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,14 +11,79 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.allgather import Allgather
-from hvdtrain.engines.communicator import Pending, Pieces, Verdict
-from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
-from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory
-from hvdtrain.engines.shared_memory.node_maximum import NodeMaximum
-from hvdtrain.engines.shared_memory.peers import Peers
-from hvdtrain.engines.shared_memory.voted_reduction import VERDICTS, NodeVotedReduction
+from hvdtrain.engines.communicator import Pending, Pieces
+from hvdtrain.engines.features import Allgather, Verdict, VotedReduction
+from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, KernelCalls, Task, Team, load_calls
+from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
+from hvdtrain.engines.shared_memory.peers import CHECK_SECONDS, Peers, PeerWatch
+from hvdtrain.engines.shared_memory.system_errors import (
+    SystemFailure,
+    agree_on_failure,
+    failure_from_error,
+)
 from hvdtrain.types import DType, ReduceOp
+
+
+class NodeMaximum(Pending):
+    """A maximum that all ranks start; see NodeGroup.start_max."""
+
+    def __init__(
+        self, kernel: ctypes.CDLL, team: Team, values: npt.NDArray[np.uint64], peers: Peers
+    ) -> None:
+        self._kernel, self._team, self._peers = kernel, team, peers
+        self._numbers = (ctypes.c_uint64 * values.size).from_buffer(values.data)
+        kernel.hvd_start_max(team, self._numbers, values.size)
+
+    def test(self) -> bool:
+        if self._finish(0):
+            return True
+        self._peers.check_now_and_then()
+        return False
+
+    def wait(self) -> None:
+        while not self._finish(self._peers.check_nanoseconds):
+            self._peers.check()
+
+    def _finish(self, nanoseconds: int) -> bool:
+        numbers = self._numbers
+        return bool(self._kernel.hvd_finish_max(self._team, numbers, len(numbers), nanoseconds))
+
+
+# In the order of the verdicts in node/task.h; the first one stands for a timeout.
+VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
+
+
+class NodeVotedReduction(VotedReduction):
+    """An allreduce in the slots and staging areas of a node group."""
+
+    def __init__(
+        self,
+        calls: KernelCalls,
+        task: Task,
+        arena: NodeArena | None,
+        peers: Peers,
+    ) -> None:
+        self._calls, self._task, self._address = calls, task, ctypes.addressof(task)
+        self._arena, self._peers = arena, peers
+
+    def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
+        self._peers.check_now_and_then()
+        if self._arena is not None:
+            self._locate(self._arena, source, target)
+        nanoseconds = self._peers.check_nanoseconds
+        verdict = self._calls.vote(self._address, ballot, source, target, nanoseconds)
+        while not verdict:
+            self._peers.check()
+            verdict = self._calls.resume(self._address, nanoseconds)
+        return VERDICTS[verdict]
+
+    def _locate(self, arena: NodeArena, source: int, target: int) -> None:
+        location = arena.location_of(target) if source == target else 0
+        self._task.location = location
+        if location:
+            addresses = arena.addresses(location)
+            self._task.copies = (ctypes.c_uint64 * len(addresses))(*addresses)
+
 
 # Bytes that a rank stages at a time: small enough for the caches, large enough to amortize the
 # synchronization.
@@ -223,3 +289,47 @@ class NodeGroup:
 
 def _addresses(values: list[int]) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * len(values))(*values)
+
+
+# How long to spin on a flag before sleeping: longer than it takes to wake up. With fewer cores than
+# ranks, spinning would only keep peers from running.
+_SPIN_NANOSECONDS = 100_000
+
+
+@collective
+def open_node_group(
+    kernel: ctypes.CDLL,
+    rank: int,
+    allgather: Allgather,
+    check_launcher: Callable[[], object] = bool,
+    check_seconds: float = CHECK_SECONDS,
+) -> NodeGroup | None:
+    """Set up shared memory among the ranks of one node."""
+    processes = allgather((os.getpid(), os.sched_getaffinity(0)))
+    watch, failure = _watch(
+        {process: number for number, (process, _) in enumerate(processes) if number != rank}
+    )
+    memory = None
+    try:
+        if reason := agree_on_failure(allgather(failure)):
+            if rank == 0:
+                warn_once(reason)
+        else:
+            nbytes = SLOT_BYTES + kernel.hvd_staging_bytes(CHUNK_BYTES)
+            memory = share_memory(nbytes, rank, len(processes), allgather)
+    finally:
+        if memory is None and watch is not None:
+            watch.close()
+    if memory is None or watch is None:
+        return None
+    cores = set[int]().union(*(cores for _, cores in processes))
+    spin = _SPIN_NANOSECONDS if len(processes) <= len(cores) else 0
+    peers = Peers(watch, len(processes), check_launcher, check_seconds)
+    return NodeGroup(kernel, rank, memory, peers, allgather, spin)
+
+
+def _watch(peers: dict[int, int]) -> tuple[PeerWatch | None, SystemFailure]:
+    try:
+        return PeerWatch(peers), SystemFailure()
+    except (AttributeError, OSError) as error:
+        return None, failure_from_error(error, "pidfd_open")

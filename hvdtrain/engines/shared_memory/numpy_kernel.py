@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
+from hvdtrain.engines.features import aligned_bounds
 from hvdtrain.engines.shared_memory.memory import NodeArena, share_memory
-from hvdtrain.engines.slices import aligned_bounds
 from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -16,17 +19,60 @@ import torch.distributed as dist
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Communicator, Pending
-from hvdtrain.engines.torch_distributed.backend import Backend
-from hvdtrain.engines.torch_distributed.groups import Members, gloo_group
-from hvdtrain.engines.torch_distributed.types import (
+from hvdtrain.engines.torch_distributed.backend import (
     GLOO_WIDE,
+    NCCL_WIDE,
     OPS,
+    Backend,
     bytes_of,
     capabilities,
     tensor_of,
 )
-from hvdtrain.errors import ConnectionLostError, HvdtrainError
+from hvdtrain.engines.torch_distributed.failures import Members, gloo_group, nccl_group
+from hvdtrain.errors import ConnectionLostError, HvdtrainError, UnsupportedError
 from hvdtrain.types import ReduceOp
+
+Record = npt.NDArray[np.uint8]
+
+_DIGEST_BYTES = 16
+
+
+@collective
+def connect(
+    members: Members, device: torch.device, gather: Callable[[Record], npt.NDArray[np.uint8]]
+) -> Backend:
+    """Connect the members' GPUs.
+
+    Args:
+        gather: function that gathers a [n] uint8 record per member, in rank order.
+    """
+    own = np.frombuffer(_digest(device) + bytes([members.halves_in_float32]), np.uint8)
+    records = gather(own).reshape(members.size, -1)
+    _require_own_devices([record[:_DIGEST_BYTES].tobytes() for record in records], members, device)
+    # Work on the GPU may depend on other ranks, which must not wait for this rank's allocations.
+    torch.cuda.synchronize(device)
+    group = nccl_group(members, device)
+    wide = GLOO_WIDE if records[:, _DIGEST_BYTES].any() else NCCL_WIDE
+    make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in CPU builds
+    return Backend(group, wide, premultiplied=make, even=True)
+
+
+def _digest(device: torch.device) -> bytes:
+    """Return a digest that is equal for ranks whose GPU NCCL considers the same."""
+    host = os.environ.get("NCCL_HOSTID") or socket.gethostname()
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return blake2b(f"{host} {uuid}".encode(), digest_size=_DIGEST_BYTES).digest()
+
+
+def _require_own_devices(digests: list[bytes], members: Members, device: torch.device) -> None:
+    for rank, digest in enumerate(digests):
+        if (first := digests.index(digest)) != rank:
+            raise UnsupportedError(
+                f"[rank {members.rank}/{members.size}] engine nccl: ranks {first} and {rank} have "
+                f"the same GPU (here {device}): call torch.cuda.set_device(hvd.local_rank()) "
+                "before anything is put on a GPU, start one rank for each GPU, or use engine mpi"
+            )
+
 
 _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
@@ -181,8 +227,6 @@ class TorchCommunicator(Communicator):
     def _connect(self, device: torch.device) -> Backend:
         """Return the NCCL backend, creating it on first use."""
         if self._nccl is None:
-            from hvdtrain.engines.torch_distributed.nccl import connect
-
             self._device = self._indexed(device)
             with self._peers("connect"):
                 self._nccl = connect(self._alive(), self._device, self._gather)

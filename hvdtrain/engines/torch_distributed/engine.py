@@ -43,7 +43,7 @@ def _require(backend: str) -> None:
 
 def _open(backend: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
     from hvdtrain.engines.torch_distributed.communicator import TorchCommunicator
-    from hvdtrain.engines.torch_distributed.groups import Members, device_at
+    from hvdtrain.engines.torch_distributed.failures import Members, device_at
     from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_ranks
 
     def open_on(found: RankInfo) -> EngineWorld:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -153,3 +155,68 @@ def _abort(group: Any) -> None:
     for rank in set(range(group.size())) - {group.rank()}:
         with suppress(RuntimeError):
             group.recv([torch.empty(1, dtype=torch.uint8)], rank, 0).wait(timedelta(milliseconds=1))
+
+
+# How long ranks wait for each other when they connect. Later waits are unlimited, because the core
+# detects late ranks, and the network ranks that have ended.
+_CONNECT = timedelta(seconds=300)
+_FOREVER = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Members:
+    """The ranks that form a communicator, and how they find each other."""
+
+    store: dist.Store
+    rank: int
+    size: int
+    device: dist.ProcessGroupGloo.Device
+    cuda: bool
+    halves_in_float32: bool
+    abort: Callable[[int], None]
+    leave: Callable[[], None]
+    failures: TorchFailures | None = None
+
+
+def device_at(address: str) -> dist.ProcessGroupGloo.Device:
+    """Create gloo's device for all connections of this rank, at an address of this host."""
+    return dist.ProcessGroupGloo.create_device(hostname=address)
+
+
+@collective
+def gloo_group(members: Members) -> dist.ProcessGroupGloo:
+    """Create the gloo group of the members."""
+    kind: Any = dist.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout = _CONNECT
+    options._devices = [members.device]
+    failures = members.failures
+    # It must stay referenced from Python until the group is connected.
+    store = members.store if failures is None else failures.watched(members.store)
+
+    def make() -> dist.ProcessGroupGloo:
+        prefixed = dist.PrefixStore("gloo", store)
+        group: dist.ProcessGroupGloo = kind(prefixed, members.rank, members.size, options)
+        group._set_default_timeout(_FOREVER)
+        return group
+
+    return make() if failures is None else failures.connect(make)
+
+
+@collective
+def nccl_group(members: Members, device: torch.device) -> dist.ProcessGroupNCCL:
+    """Create the NCCL group of the members, and connect their GPUs."""
+    if members.failures is not None:
+        # By default a process ends when another one has ended.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _FOREVER
+    store = dist.PrefixStore("nccl", members.store)
+
+    def make() -> dist.ProcessGroupNCCL:
+        group = dist.ProcessGroupNCCL(store, members.rank, members.size, options)
+        # Otherwise NCCL would connect during the first operation.
+        group.eager_connect_single_device(device)
+        return group
+
+    return make() if members.failures is None else members.failures.connect(make)

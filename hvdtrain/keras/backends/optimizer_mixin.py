@@ -12,7 +12,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.reduction import Reduction, SampleWeight
-from hvdtrain.keras.sharding.state_variable import StateVariable
+from hvdtrain.keras.backends.sharding import StateVariable
 from hvdtrain.keras.tensors.types import Tensor, Variable
 
 # Takes the step of a rank's own optimizer on gradients.

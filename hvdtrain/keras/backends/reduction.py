@@ -10,16 +10,14 @@ import keras
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.allocators.opening import FindLibrary
-from hvdtrain.core.arrays.fused import exchange_fused
-from hvdtrain.core.arrays.fused_plan import OwnStep
+from hvdtrain.core.allocators.library import FindLibrary
+from hvdtrain.core.arguments import GradientSettings
+from hvdtrain.core.arrays.fused import OwnStep, exchange_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
-from hvdtrain.core.gradient_settings import GradientSettings
 from hvdtrain.core.process_set import ProcessSet, stays_alone
-from hvdtrain.keras.backends.weight_backend import WeightBackend
-from hvdtrain.keras.backends.weights import WeightExchange
-from hvdtrain.keras.sharding.update import ArrayBackend, SharedUpdate
+from hvdtrain.keras.backends.sharding import ArrayBackend, SharedUpdate
+from hvdtrain.keras.backends.weights import WeightBackend, WeightExchange
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 

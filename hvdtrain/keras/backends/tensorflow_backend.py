@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.allocators.library import FindLibrary
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
@@ -20,7 +20,7 @@ from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import reductions
-from hvdtrain.tensorflow.operations.sizes import size_as
+from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.types import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., object])

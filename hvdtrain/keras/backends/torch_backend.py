@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.allocators.opening import FindLibrary
+from hvdtrain.core.allocators.library import FindLibrary
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable

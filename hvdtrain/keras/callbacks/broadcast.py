@@ -9,7 +9,7 @@ import keras
 
 from hvdtrain.collective import collective
 from hvdtrain.keras.backends.distributed import training_state
-from hvdtrain.keras.operations.variables import broadcast_variables
+from hvdtrain.keras.operations.collectives import broadcast_variables
 from hvdtrain.keras.tensors.types import Logs, Model, Variable
 
 __all__ = ["BroadcastGlobalVariablesCallback"]

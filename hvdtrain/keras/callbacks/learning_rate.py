@@ -9,7 +9,7 @@ import keras
 from hvdtrain.collective import collective
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank, size
-from hvdtrain.keras.sharding.state_variable import StateVariable
+from hvdtrain.keras.backends.sharding import StateVariable
 from hvdtrain.keras.tensors.types import Logs
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "warmup_multiplier"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.keras.backends.distributed import training_state
-from hvdtrain.keras.operations.variables import broadcast_variables
+from hvdtrain.keras.operations.collectives import broadcast_variables
 from hvdtrain.keras.tensors.types import Logs, Model
 
 __all__ = ["BestModelCheckpoint", "RankZero", "SharedBackup"]
@@ -108,3 +109,33 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)
+
+
+@dataclass
+class SaveSchedule:
+    """The batches after which a callback saves, counted as ModelCheckpoint does."""
+
+    every: int
+    seen: int
+    last: int | None
+
+    def saves_after(self, batch: int) -> bool:
+        """Count the batches up to this one; return whether the callback saves after it."""
+        begins = self.last is None or batch <= self.last
+        self.seen += batch + 1 if begins or self.last is None else batch - self.last
+        self.last = batch
+        if self.seen < self.every:
+            return False
+        self.seen = 0
+        return True
+
+
+def save_schedules(callbacks: Sequence[keras.callbacks.Callback]) -> list[SaveSchedule]:
+    """Return the schedules of those callbacks that save after batches."""
+    inner = [each.backup if isinstance(each, SharedBackup) else each for each in callbacks]
+    kinds = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+    return [
+        SaveSchedule(each.save_freq, each._batches_seen_since_last_saving, each._last_batch_seen)
+        for each in inner
+        if isinstance(each, kinds) and isinstance(each.save_freq, int)
+    ]

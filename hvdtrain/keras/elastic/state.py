@@ -14,9 +14,8 @@ from hvdtrain.core.horovod_api import rank
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
-from hvdtrain.keras.operations.variables import broadcast_variables
-from hvdtrain.keras.tensors.arrays import to_array
-from hvdtrain.keras.tensors.types import Model, Variable
+from hvdtrain.keras.operations.collectives import broadcast_variables
+from hvdtrain.keras.tensors.types import Model, Variable, to_array
 
 __all__ = ["KerasState", "TensorFlowKerasState"]
 

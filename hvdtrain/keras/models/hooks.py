@@ -15,10 +15,26 @@ from typing import Any
 
 import keras
 
-from hvdtrain.keras.models.compile import compile_model
-from hvdtrain.keras.models.fit import fit_model
-from hvdtrain.keras.models.save import save_model
+from hvdtrain.core import context
+from hvdtrain.keras.backends.distributed import distributed_optimizers
+from hvdtrain.keras.models.fit import compile_model, fit_model
 from hvdtrain.keras.models.weighing import hook_losses, make_weighing_step
+
+
+def save_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+    """Save a model if it is not one of this rank alone.
+
+    A rank that saves by itself cannot ask others for an exchange: they may not take part.
+    """
+    optimizers = distributed_optimizers(arguments.arguments["self"])
+    if not all(optimizer.synchronized for optimizer in optimizers):
+        raise RuntimeError(
+            f"{context.current().topology.title} save: the ranks' weights differ until their next "
+            "exchange: call optimizer.flush() on all ranks before, or save at the end of an epoch; "
+            "in fit give keras.callbacks.ModelCheckpoint(..., save_freq=batches) or "
+            "BackupAndRestore, which hvdtrain knows on all ranks"
+        )
+    return original(*arguments.args, **arguments.kwargs)
 
 
 def hook_models() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import keras
+import numpy as np
 
 from hvdtrain.arrays import HostArray
 
@@ -73,3 +74,11 @@ class Model(Protocol):
         """Make the function that trains on a batch."""
 
     def _flatten_layers(self) -> Iterable[keras.layers.Layer]: ...
+
+
+def to_array(value: Value) -> HostArray:
+    """Return a value as a contiguous array of the same shape, 0-d for a number."""
+    if isinstance(value, keras.Variable) or keras.ops.is_tensor(value):
+        value = keras.ops.convert_to_numpy(value)
+    array: HostArray = np.asarray(value)
+    return np.ascontiguousarray(array).reshape(array.shape)  # which makes 0-d arrays 1-d

@@ -14,11 +14,30 @@ import tensorflow as tf
 
 from hvdtrain.config import Config
 from hvdtrain.core import context
-from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
-from hvdtrain.core.allocators.build import AllocatorError, build
-from hvdtrain.core.allocators.library import Library
-from hvdtrain.tensorflow.allocator.recipe import recipe
+from hvdtrain.core.allocators.library import (
+    LEAST_BYTES,
+    AllocatorError,
+    GradientArena,
+    Library,
+    Recipe,
+    blocks_for,
+    build,
+)
 from hvdtrain.world import promised_world
+
+
+def recipe() -> Recipe:
+    """Return how the allocator is compiled."""
+    flags = tf.sysconfig.get_compile_flags()
+    headers = ["-isystem", tf.sysconfig.get_include()]  # which cause warnings
+    return Recipe(
+        source=Path(__file__).with_name("gradient_allocator.cpp"),
+        name=f"tensorflow{tf.__version__}",
+        build=f"{tf.version.GIT_VERSION} {tf.version.COMPILER_VERSION}",
+        flags=[*headers, *(flag for flag in flags if not flag.startswith("-I"))],
+        libraries=tf.sysconfig.get_link_flags(),
+    )
+
 
 _logger = logging.getLogger("hvdtrain")
 

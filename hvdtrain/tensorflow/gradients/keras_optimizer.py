@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tensorflow as tf
 
 from hvdtrain.collective import collective
-from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
+    LocalAggregation,
     LocalVariables,
     VariableSettings,
     reduce_gradients,

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from hvdtrain.collective import collective
-from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
+    LocalAggregation,
     LocalVariables,
     VariableSettings,
     reduce_gradients,

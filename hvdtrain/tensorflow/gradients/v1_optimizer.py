@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.collective import collective
-from hvdtrain.tensorflow.gradients.aggregation import LocalAggregation
 from hvdtrain.tensorflow.gradients.reduction import (
+    LocalAggregation,
     LocalVariables,
     VariableSettings,
     reduce_gradients,

@@ -2,19 +2,108 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.errors import UnsupportedError
-from hvdtrain.tensorflow.graph.errors import as_eager_error
-from hvdtrain.tensorflow.graph.threaded_calls import call_in_thread
+from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
 from hvdtrain.tensorflow.graph.tracing import keeps_trace_order, next_in_trace_order
-from hvdtrain.tensorflow.tensors.arrays import as_array
+from hvdtrain.tensorflow.tensors.types import as_array
+
+
+class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """Ranks submitted different requests."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
+class InvalidArgumentError(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """An argument is invalid."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+def as_eager_error(error: Exception) -> Exception:
+    """Return the error that Horovod's operations raise in eager mode for an error of the core."""
+    if isinstance(error, MismatchError):
+        return FailedPreconditionError(str(error))
+    if isinstance(error, ValueError) and not isinstance(error, HvdtrainError):
+        return InvalidArgumentError(str(error))
+    return error
+
+
+_mutex_numbers = itertools.count()
+
+# A complete run is dropped when this many later runs of its operation have started.
+_KEPT_RUNS = 1000
+
+
+def call_in_thread(
+    function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+    tensors: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    name: str,
+) -> Sequence[tf.Tensor] | tf.Operation:
+    """Add operations to the graph that call a function in a thread of its own."""
+    runs = _Runs(function)
+    with tf.name_scope(f"{name}/"), tf.device("CPU:0"):
+        mutex = tf.raw_ops.MutexV2(container="", shared_name=f"hvdtrain {next(_mutex_numbers)}")
+        with tf.control_dependencies(list(tensors)):
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+        run = tf.py_function(runs.start, [lock, *tensors], tf.int64)
+        with tf.control_dependencies([run]):
+            complete = tf.raw_ops.MutexLock(mutex=mutex)
+        with tf.control_dependencies([complete.op]):
+            return tf.numpy_function(runs.finish, [run], list(dtypes))
+
+
+class _Runs:
+    """Runs of a function that were started, each in a thread of its own."""
+
+    def __init__(self, function: Callable[[Sequence[HostArray]], Sequence[HostArray]]) -> None:
+        self._function = function
+        self._numbers = itertools.count()
+        self._pending: dict[int, Future[Sequence[HostArray]]] = {}
+
+    def start(self, lock: tf.Tensor, *tensors: tf.Tensor) -> HostArray:
+        """Start a run."""
+        number, done = next(self._numbers), Future[Sequence[HostArray]]()
+        self._pending[number] = done
+        self._drop_abandoned(number - _KEPT_RUNS)
+        locks = [lock]
+
+        def run() -> None:
+            try:
+                done.set_result(self._function([as_array(tensor) for tensor in tensors]))
+            except BaseException as error:  # the session is to raise it
+                done.set_exception(error)
+            finally:
+                locks.clear()
+
+        threading.Thread(target=run, name="hvdtrain-operation", daemon=True).start()
+        return np.array(number)
+
+    def _drop_abandoned(self, before: int) -> None:
+        """Drop complete runs with lower numbers: their session failed before taking the results."""
+        # Iterate over a copy: sessions of one graph start and finish runs in their own threads.
+        for number, done in self._pending.copy().items():
+            if number < before and done.done():
+                self._pending.pop(number, None)
+
+    def finish(self, number: np.integer[Any] | int) -> list[HostArray]:
+        """Return the results of a complete run, or raise its error."""
+        return list(self._pending.pop(int(number)).result())
+
 
 # Takes the inputs and the operation name, which is None where the core numbers the operation.
 ArrayFunction = Callable[[Sequence[HostArray], str | None], Sequence[HostArray]]

@@ -10,9 +10,8 @@ from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
 from hvdtrain.tensorflow.operations import differentiable
-from hvdtrain.tensorflow.operations.autograd import OperationName, Reduction
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
-from hvdtrain.tensorflow.operations.sizes import size_as
+from hvdtrain.tensorflow.operations.differentiable import OperationName, Reduction, size_as
 from hvdtrain.tensorflow.tensors.types import TensorLike
 from hvdtrain.types import ReduceOp
 

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import tensorflow as tf
+
+from hvdtrain.arrays import HostArray
+
+
+def as_array(tensor: tf.Tensor) -> HostArray:
+    """Return an eager tensor as an array: a view of host memory, else a copy."""
+    if tensor.dtype == tf.bfloat16 or "CPU" not in tensor.backing_device:
+        copied: HostArray = np.asarray(tensor.numpy())
+        return copied
+    return np.asarray(memoryview(tensor))
+
 
 # A gradient as TensorFlow returns it: dense, sparse, or None where nothing depends on a variable.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"

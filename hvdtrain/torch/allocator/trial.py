@@ -4,18 +4,64 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
-from hvdtrain.core.allocators.build import AllocatorError, build
-from hvdtrain.core.allocators.library import Library
-from hvdtrain.torch.allocator.recipe import recipe
-from hvdtrain.torch.allocator.references import References, count_references
+from hvdtrain.core.allocators.library import (
+    LEAST_BYTES,
+    AllocatorError,
+    GradientArena,
+    Library,
+    Recipe,
+    blocks_for,
+    build,
+)
+
+
+def recipe() -> Recipe:
+    """Return how the allocator is compiled."""
+    abi = int(torch.compiled_with_cxx11_abi())
+    beside = Path(torch.__file__).parent
+    return Recipe(
+        source=Path(__file__).with_name("gradient_allocator.cpp"),
+        name=f"torch{torch.__version__}",
+        build=f"{torch.version.git_version} {abi}",
+        flags=[
+            *("-std=gnu++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
+            # PyTorch has loaded these libraries, wherever they are.
+            *("-isystem", str(beside / "include"), "-L", str(beside / "lib")),
+        ],
+        libraries=["-lc10", "-ltorch_cpu"],
+    )
+
+
+# Of the gradient: in Python, to the tensor, to its storage; and to the tensor that it is a view of.
+References = tuple[int, int, int, int]
+
+
+def count_references(parameter: torch.Tensor, incoming: torch.Tensor | None) -> References:
+    """Return how many references there are to a gradient.
+
+    Those that are there in any case are included.
+    """
+    python = sys.getrefcount(parameter.grad)
+    gradient = parameter.grad
+    assert gradient is not None
+    tensor = gradient._use_count()  # type: ignore[attr-defined]
+    storage = torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)
+    if incoming is None or incoming.data_ptr() != gradient.data_ptr():  # it was added or cloned
+        return python, tensor, storage + 1, 0
+    base = incoming._base
+    if base is None:
+        return python, tensor, storage, 0
+    return python, tensor, storage - 1, base._use_count()  # type: ignore[attr-defined]
+
 
 _ELEMENTS = LEAST_BYTES // 4
 

@@ -17,20 +17,23 @@ from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
 from hvdtrain.core.gradients.communicators import Communicators, open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.memory import bucket_memory, cut
-from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.operations import Submission
 from hvdtrain.core.sharding.exchange import ShardedExchange, owned_slices
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Several, Streams
-from hvdtrain.torch.gradients.settings import ParameterSettings
-from hvdtrain.torch.gradients.staying import StayingGradients, open_staying, placed_of
-from hvdtrain.torch.gradients.usage import usage_length, write_usage
-from hvdtrain.torch.gradients.views import BucketViews
-from hvdtrain.torch.tensors.buffers import dtype_of, wire_type
+from hvdtrain.torch.gradients.hooks import usage_length, write_usage
+from hvdtrain.torch.gradients.views import (
+    BucketViews,
+    ParameterSettings,
+    StayingGradients,
+    open_staying,
+    placed_of,
+)
 from hvdtrain.torch.tensors.device import page_lock
+from hvdtrain.torch.tensors.routes import dtype_of, wire_type
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType
 

@@ -23,13 +23,22 @@ from hvdtrain.core.membership.followers import Follower
 from hvdtrain.core.objects import together
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.loss_scale import LossScale
-from hvdtrain.torch.gradients.settings import ParameterSettings
+from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.gradients.weights import Weights
 from hvdtrain.torch.operations.divergence import note_wrapped
-from hvdtrain.torch.tensors.buffers import is_communicated
-from hvdtrain.torch.tensors.parameters import parameters_of, rate_of
-from hvdtrain.torch.tensors.parts import require_values
+from hvdtrain.torch.tensors.parts import parameters_of, rate_of, require_values
+from hvdtrain.torch.tensors.routes import is_communicated
+
+
+class LossScale:
+    """The factor of the loss."""
+
+    def __init__(self) -> None:
+        self.scaler: torch.amp.GradScaler | None = None
+
+    def __call__(self) -> float:
+        """Return the factor; 1 without a loss scaler."""
+        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
 
 class Exchanged(Follower):

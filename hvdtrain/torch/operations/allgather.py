@@ -11,12 +11,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.allreduce_handle import average_gradients
 from hvdtrain.torch.operations.divergence import note_exchanged
-from hvdtrain.torch.operations.handle import Handle, needs_gradient
-from hvdtrain.torch.tensors.buffers import as_buffer, require_tensors
+from hvdtrain.torch.operations.handle import Handle, average_gradients, needs_gradient
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.routes import order, route_of
+from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 from hvdtrain.types import ReduceOp
 
 __all__ = [

@@ -17,9 +17,8 @@ from hvdtrain.core.process_set import (
 )
 from hvdtrain.torch.operations.divergence import note_exchanged
 from hvdtrain.torch.operations.handle import Handle, needs_gradient
-from hvdtrain.torch.tensors.buffers import as_buffer, require_tensors
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.routes import order, route_of
+from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 
 __all__ = ["alltoall", "alltoall_async"]
 

@@ -8,11 +8,9 @@ import torch
 
 from hvdtrain.core import context, operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.allreduce_handle import average_gradients
-from hvdtrain.torch.operations.handle import Handle, needs_gradient
-from hvdtrain.torch.tensors.buffers import as_buffer, require_tensors
+from hvdtrain.torch.operations.handle import Handle, average_gradients, needs_gradient
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.routes import order, route_of
+from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 
 __all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
 

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdtrain.core import context
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.parameters import parameters_of
+from hvdtrain.torch.tensors.parts import parameters_of
 
 # Programs that average weights only from time to time do so more often than this.
 _STEPS = 100

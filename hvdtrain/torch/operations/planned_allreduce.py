@@ -13,13 +13,11 @@ from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import UNNAMED
 from hvdtrain.core.arguments import op_on_wire
-from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce
+from hvdtrain.core.collectives.allreduce import PreparedAllreduce
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
-from hvdtrain.torch.operations.allreduce_handle import allreduce_handle
 from hvdtrain.torch.operations.divergence import note_exchanged_elements
-from hvdtrain.torch.operations.handle import Handle, StartedHandle
-from hvdtrain.torch.tensors.buffers import as_buffer, dtype_of, is_plain
-from hvdtrain.torch.tensors.routes import route_of
+from hvdtrain.torch.operations.handle import Handle, StartedHandle, allreduce_handle
+from hvdtrain.torch.tensors.routes import as_buffer, dtype_of, is_plain, route_of
 from hvdtrain.types import ReduceOp
 
 # Programs that give each call another name must not fill the memory. Each plan has two keys.

@@ -2,22 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
+from hvdtrain.core import context
+from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.memory import AllocateMemory
+from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places.places import GradientPlaces, Pieces
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES, ShardedExchange
-from hvdtrain.core.sharding.kernel import KernelRule
-from hvdtrain.core.sharding.kernel_step import KernelStep, Scales
-from hvdtrain.core.sharding.segments import Quantity
+from hvdtrain.core.sharding.kernel import (
+    KINDS,
+    Form,
+    KernelRule,
+    KernelStep,
+    Place,
+    Scales,
+    load_kernel,
+)
+from hvdtrain.core.sharding.segments import Quantity, Segment
+from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.fused_form import STATES, kernel_rule
-from hvdtrain.torch.sharding.segment_steps import SegmentSteps
-from hvdtrain.torch.sharding.state_memory import StateMemory
-from hvdtrain.types import DType
+from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps
+from hvdtrain.torch.sharding.state_memory import StateMemory, WeightMemory
+from hvdtrain.torch.tensors.parts import parameters_of
+from hvdtrain.types import DType, ReduceOp
+
+# The state that the kernel changes for each element, in its order.
+STATES: Mapping[type, tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum_buffer",),
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+}
+_TYPES = (torch.float32, torch.float64)
+# With and without AVX2, with AVX-512 and with NEON. The first are the usual ones.
+_FORMS = [Form(contracts, width) for contracts in (True, False) for width in (32, 64, 16)]
+_COUNT, _STEPS = 4 * 64 + 15, 3
+_SGD: Sequence[Mapping[str, Any]] = (
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
+    {"momentum": 0.7, "weight_decay": 0.1, "dampening": 0.3, "maximize": True},
+)
+_ADAM: Sequence[Mapping[str, Any]] = (
+    {"weight_decay": 0.0},
+    {"weight_decay": 0.1, "amsgrad": True},
+    {"weight_decay": 0.1, "betas": (0.4, 0.9), "maximize": True},
+)
+
+
+def kernel_rule(kind: type, group: Mapping[str, Any]) -> KernelRule | None:
+    """Return the settings of a parameter group for the kernel; None if it lacks one of them."""
+    beta1, beta2 = group.get("betas", (0.0, 0.0))
+    numbers = (
+        *(group["lr"], group["weight_decay"], group.get("momentum", 0.0)),
+        *(group.get("dampening", 0.0), beta1, beta2, group.get("eps", 0.0)),
+    )
+    plain = all(isinstance(number, (int, float)) for number in numbers)
+    if not plain or not group.get("fused") or group.get("capturable"):
+        return None
+    decoupled = group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
+    name = "sgd" if kind is torch.optim.SGD else "adamw" if decoupled else "adam"
+    return KernelRule(
+        *numbers,
+        kind=KINDS.index(name),
+        maximize=group["maximize"],
+        nesterov=group.get("nesterov", False),
+        amsgrad=group.get("amsgrad", False),
+    )
+
+
+@cache
+def find_form(kind: type) -> Form | None:
+    """Return the form in which the kernel has the bits of an optimizer's fused steps."""
+    if kind not in STATES or load_kernel() is None:
+        return None
+    return next((form for form in _FORMS if _agrees(kind, form)), None)
+
+
+def _agrees(kind: type, form: Form) -> bool:
+    try:
+        return all(
+            _same_bits(kind, {"lr": 0.1, "fused": True, **settings}, form, dtype)
+            for settings in (_SGD if kind is torch.optim.SGD else _ADAM)
+            for dtype in _TYPES
+        )
+    except (RuntimeError, TypeError):  # this torch has no fused steps on the CPU
+        return False
+
+
+def _same_bits(kind: type, settings: dict[str, Any], form: Form, dtype: torch.dtype) -> bool:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> torch.Tensor:
+        numbers = torch.randn(2, _COUNT, generator=generator, dtype=dtype, device="cpu")
+        return numbers[0] * torch.exp(3 * numbers[1])
+
+    weights = drawn()
+    theirs = weights.clone()
+    optimizer = kind([theirs], **settings)
+    rule = kernel_rule(kind, optimizer.param_groups[0])
+    if rule is None:
+        return False
+    gradient, steps = torch.empty_like(weights), torch.zeros((), dtype=torch.float32, device="cpu")
+    state = [torch.zeros_like(weights) for _ in STATES[kind]]
+    rest = form.rest(_COUNT, 0, _COUNT, weights.itemsize)
+    addresses = [gradient.data_ptr()], [weights.data_ptr()]
+    place = Place(*addresses, _COUNT, rest, 0, dtype is torch.float64)
+    kernel = KernelStep([place], 1, 0, form)
+    kernel.use_state(0, [array.data_ptr() for array in state], steps.data_ptr())
+    for number in range(_STEPS):
+        theirs.grad = drawn()
+        gradient.copy_(theirs.grad)
+        optimizer.step()
+        kernel.select(0, True, number == 0)
+        kernel.update([rule], None)
+    kept = optimizer.state[theirs]
+    return torch.equal(weights, theirs) and all(
+        torch.equal(own, other) for own, other in _pairs(state, kept, STATES[kind])
+    )
+
+
+def _pairs(
+    state: list[torch.Tensor], kept: Mapping[str, Any], names: tuple[str, ...]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for own, name in zip(state, names, strict=True):
+        other = kept.get(name)
+        if other is not None:
+            yield own, other
+
+
+@collective
+def shares_exactly(optimizer: torch.optim.Optimizer, name: str) -> bool:
+    """Return whether shared steps of an optimizer have the bits of its own steps.
+
+    `sharded=True` changes no bit of weights and state for steps of SGD, Adam and AdamW in their
+    fused form, where all ranks share memory and the compiled kernel has the bits of this torch,
+    unless gradients are clipped: their norms, also where they are only logged, may differ in the
+    last bits. The result is also False if a rank has more threads than there are ranks: the kernel
+    uses one of them, so that each would compute longer than with torch's own step.
+    """
+    return all(allgather_object(_can_share(optimizer), name=name))
+
+
+def _can_share(optimizer: torch.optim.Optimizer) -> bool:
+    kind: type = type(optimizer)
+    slices = context.current().world.communicator.slices()
+    if slices is None or slices.owners == 1 or slices.nodes > 1 or not slices.in_tree:
+        return False
+    if torch.get_num_threads() > slices.owners:
+        return False
+    parameters = parameters_of(optimizer)
+    if not all(p.is_cpu and p.dtype in _TYPES and _has_own_memory(p) for p in parameters):
+        return False
+    storages = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    if len(storages) < len(parameters) or find_form(kind) is None:
+        return False
+    return all(kernel_rule(kind, group) is not None for group in optimizer.param_groups)
+
+
+def _has_own_memory(parameter: torch.nn.Parameter) -> bool:
+    return parameter.untyped_storage().nbytes() == parameter.nbytes > 0
 
 
 class FusedUpdate:
@@ -135,3 +287,58 @@ class FusedUpdate:
             self._step.gradients[:] = self._places.addresses(self._pieces)
         for index, gradient in gradients.items():
             self._step.set_sum(self.parameters[index], gradient.data_ptr())
+
+
+class FusedSteps:
+    """What all ranks need to sum and step in one pass.
+
+    Attributes:
+        boards: memory for the factor of each rank's gradients, float64 [1] each.
+    """
+
+    def __init__(self, kind: type, buckets: ParameterBuckets, slices: Slices) -> None:
+        self._kind, self._buckets, self._slices = kind, buckets, slices
+        self._form = _agreed(find_form(kind) if slices.in_tree else None, buckets)
+        self.boards: list[npt.NDArray[np.float64]] = []
+        if self._form is not None:
+            name = f"of factors of {buckets.reducer.name}"
+            memory = buckets.channel.run(AllocateMemory(8, name))
+            self.boards = [copy.view(np.float64) for copy in slices.copies(memory) or ()]
+
+    def update_of(self, steps: SegmentSteps, weights: WeightMemory) -> FusedUpdate | None:
+        """Return the update of this rank's segments; None if a rank cannot take it."""
+        if self._form is None or not self.boards:
+            return None
+        specs = self._buckets.plan.specs
+        taken = [s for s in steps.owned.values() if specs[s.parameter].dtype in KERNEL_TYPES]
+        places = [self._place(s, steps.groups[s.parameter], self._form, weights) for s in taken]
+        step = KernelStep(places, len(self.boards), self._slices.number, self._form)
+        return FusedUpdate(self._kind, self._buckets, steps, step, self.boards)
+
+    def _place(self, segment: Segment, group: int, form: Form, weights: WeightMemory) -> Place:
+        spec = self._buckets.plan.specs[segment.parameter]
+        size = spec.dtype.itemsize
+        copies = self._slices.copies(self._buckets.memory["cpu"])
+        assert copies is not None  # as when the slices were found
+        bases = [copy.ctypes.data for copy in copies]
+        buffer = self._buckets.reducer.buffers[segment.bucket]
+        offset = buffer.pointer + segment.start * size - bases[self._slices.number]
+        return Place(
+            [base + offset for base in bases],
+            weights.addresses(segment),
+            segment.count,
+            form.rest(spec.count, segment.first, segment.count, size),
+            group,
+            spec.dtype is DType.FLOAT64,
+        )
+
+
+@collective
+def _agreed(form: Form | None, buckets: ParameterBuckets) -> Form | None:
+    """Return the form if it is that of all ranks, else None."""
+    own = 0 if form is None else 2 * form.width_bytes + form.contracts
+    ends = np.array([own, -own], np.int64)
+    name = f"form of {buckets.reducer.name}"
+    buckets.channel.run(Allreduce([Buffer.from_array(ends)], [(2,)], ReduceOp.MIN, name))
+    lowest, highest = ends.tolist()
+    return form if lowest == -highest else None

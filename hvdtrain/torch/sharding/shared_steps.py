@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.core.sharding.scattered import ScatteredSlices
+from hvdtrain.core.sharding.exchange import ScatteredSlices, ShardedExchange
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
@@ -18,7 +17,7 @@ from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import SharedUpdate
-from hvdtrain.torch.tensors.parameters import parameters_of
+from hvdtrain.torch.tensors.parts import parameters_of
 
 _logger = logging.getLogger("hvdtrain")
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from hvdtrain.train.optimizers.choice import OptimizerOptions, weight_decay_of
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
+from hvdtrain.train.optimizers.schedule import OptimizerOptions, weight_decay_of
 
 
 def torch_optimizer(

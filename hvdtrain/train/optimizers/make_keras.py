@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.optimizers.choice import OptimizerOptions, weight_decay_of
+from hvdtrain.train.optimizers.schedule import OptimizerOptions, weight_decay_of
 
 # Names of one-dimensional parameters in Keras's layers.
 _NOT_DECAYED = ["bias", "beta", "gamma"]

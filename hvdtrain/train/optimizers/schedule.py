@@ -5,18 +5,52 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Protocol
 
 from hvdtrain.errors import UsageError
 
 __all__ = [
+    "OPTIMIZERS",
     "SCALINGS",
     "SCHEDULES",
+    "OptimizerOptions",
     "ScheduleSettings",
     "learning_rate",
     "parse_milestones",
     "scaled_lr",
     "warmup_lr",
+    "weight_decay_of",
 ]
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
+
+
+class OptimizerOptions(Protocol):
+    """The options that an optimizer is made from."""
+
+    @property
+    def optimizer(self) -> str:
+        """One of OPTIMIZERS."""
+
+    @property
+    def momentum(self) -> float:
+        """The momentum of sgd and lars."""
+
+    @property
+    def weight_decay(self) -> float | None:
+        """The weight decay; None: the optimizer's default."""
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The maximum norm of a reduced gradient; None: no clipping."""
+
+
+def weight_decay_of(options: OptimizerOptions) -> float:
+    """Return the weight decay of the options; by default 0.01 for adamw, else 0."""
+    if options.weight_decay is not None:
+        return options.weight_decay
+    return 0.01 if options.optimizer == "adamw" else 0.0
+
 
 SCALINGS = ("linear", "sqrt", "none")
 SCHEDULES = ("constant", "step", "cosine", "polynomial")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdtrain.train.optimizers.choice import OPTIMIZERS
+from hvdtrain.train.optimizers.schedule import OPTIMIZERS
 from hvdtrain.train.options.declare import Option
 from hvdtrain.train.options.running import (
     BACKENDS,

@@ -9,8 +9,7 @@ from typing import Any
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.errors import UsageError
-from hvdtrain.train.optimizers.choice import OPTIMIZERS
-from hvdtrain.train.optimizers.schedule import SCALINGS, SCHEDULES, parse_milestones
+from hvdtrain.train.optimizers.schedule import OPTIMIZERS, SCALINGS, SCHEDULES, parse_milestones
 from hvdtrain.train.options.declare import (
     OptionGroup,
     as_given,

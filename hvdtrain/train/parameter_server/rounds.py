@@ -12,9 +12,12 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.core.point_to_point import open_point_to_point
-from hvdtrain.engines.point_to_point import Pending, PointToPoint
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import Pending, PointToPoint
 from hvdtrain.errors import OneRankTrainingError
 from hvdtrain.polling import poll_until
 from hvdtrain.train.parameter_server.protocol import (
@@ -45,6 +48,25 @@ from hvdtrain.train.parameter_server.shards import (
     pieces,
     shard_bounds,
 )
+
+
+@collective
+def open_point_to_point(channel: Channel) -> PointToPoint:
+    """Return messages between pairs of a channel's members, until it is closed."""
+    opened: PointToPoint = channel.run(_Open())
+    channel.before_closing(opened.close)
+    return opened
+
+
+class _Open(Operation):
+    """An agreed operation, because a round may be using the communicator that it duplicates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.request = Request("opening messages between pairs of ranks")
+
+    def execute(self, communicator: Communicator) -> PointToPoint:
+        return communicator.point_to_point()
 
 
 class Shard(Interface):

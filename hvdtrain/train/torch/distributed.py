@@ -8,7 +8,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.errors import UsageError
-from hvdtrain.torch.sharding.exactness import shares_exactly
+from hvdtrain.torch.sharding.fused_update import shares_exactly
 from hvdtrain.train.optimizers.make import torch_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe

@@ -27,9 +27,9 @@ from one_bit import OneBit
 from raising import raising
 
 import hvdtrain.keras as hvd
+from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays import fused
-from hvdtrain.core.compression.half_types import round_to_half, widen_half
-from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.exchanges.half import round_to_half, widen_half
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.types import DType

@@ -15,7 +15,7 @@ from raising import raising
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.keras.sharding.state_variable import StateVariable
+from hvdtrain.keras.backends.sharding import StateVariable
 
 Array = np.ndarray[Any, Any]
 

@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.core.allocators.arena import LEAST_BYTES, GradientArena, blocks_for
-from hvdtrain.core.allocators.build import AllocatorError, build
-from hvdtrain.torch.allocator.recipe import recipe
-from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
+from hvdtrain.core.allocators.library import (
+    LEAST_BYTES,
+    AllocatorError,
+    GradientArena,
+    blocks_for,
+    build,
+)
+from hvdtrain.torch.allocator.trial import Allocator, find_allocator, recipe, why_no_allocator
 
 COUNT = LEAST_BYTES // 4
 

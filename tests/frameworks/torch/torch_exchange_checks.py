@@ -14,7 +14,7 @@ from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.prediction.chosen import Chosen
+from hvdtrain.core.prediction.costs import Chosen
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 
 __all__ = ["TEXTS", "Checked", "check_replicas", "exchange_of", "new_optimizer"]

@@ -11,8 +11,8 @@ from torch_training import Model, case, drawn, own
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
-from hvdtrain.engines.slices import Slices
-from hvdtrain.torch.sharding.fused_form import find_form
+from hvdtrain.engines.features import Slices
+from hvdtrain.torch.sharding.fused_update import find_form
 
 MAKES: dict[type[torch.optim.Optimizer], list[dict[str, Any]]] = {
     torch.optim.SGD: [

@@ -42,8 +42,8 @@ from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.allocators import arena
-from hvdtrain.torch.gradients import staying
+from hvdtrain.core.allocators import library
+from hvdtrain.torch.gradients import views
 
 _OF_EXCHANGES = (
     torch_auto_cases.__name__,
@@ -53,7 +53,7 @@ _OF_EXCHANGES = (
     torch_post_local_cases.__name__,
     torch_peer_cases.__name__,
 )
-LEAST_BYTES = arena.LEAST_BYTES
+LEAST_BYTES = library.LEAST_BYTES
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
 _SHARDED = (
     torch_sharded_cases.__name__,
@@ -89,7 +89,7 @@ def run(job: str) -> dict[str, object]:
     table, *settings = job.split(", ")
     in_place = table.endswith(" in place")
     table = table.removesuffix(" in place")
-    for module in (arena, staying):
+    for module in (library, views):
         vars(module)["LEAST_BYTES"] = 1 if in_place else LEAST_BYTES
     os.environ |= dict(f"HVDTRAIN_{setting}".split("=") for setting in settings)
     hvd.init()

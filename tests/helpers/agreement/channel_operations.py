@@ -12,23 +12,27 @@ from channel_program import BARRIER, OTHER, Planned
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast
+from hvdtrain.core.collectives.allreduce import Allreduce, PreparedAllreduce, Tensors
+from hvdtrain.core.collectives.gathers import (
+    Allgather,
+    Alltoall,
+    Barrier,
+    Broadcast,
+    ReduceScatter,
+    Split,
+)
 from hvdtrain.core.collectives.memory import AllocateMemory
-from hvdtrain.core.collectives.prepared_allreduce import PreparedAllreduce, Tensors
-from hvdtrain.core.collectives.reducescatter import ReduceScatter
-from hvdtrain.core.collectives.split import Split
 from hvdtrain.core.exchanges import allreduce
-from hvdtrain.core.gradients.request import step_request
+from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.sharding.operations import (
+from hvdtrain.core.sharding.exchange import (
     GatherSlices,
     PutSegments,
+    ScatteredSlices,
     SlicedBuckets,
     SpreadSlices,
     SumSlices,
 )
-from hvdtrain.core.sharding.scattered import ScatteredSlices
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.local import LocalCommunicator
 

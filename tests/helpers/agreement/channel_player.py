@@ -11,7 +11,7 @@ from meeting_engine import EngineFaultError, MeetingCommunicator
 from meeting_group import Group
 
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.membership.joined import answer_with_zeros
+from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.errors import ConnectionLostError
 
 __all__ = ["Player"]

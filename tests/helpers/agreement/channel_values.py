@@ -10,7 +10,7 @@ import numpy.typing as npt
 from channel_operations import Value, data, long, rows
 from channel_program import OTHER, Planned
 
-from hvdtrain.core.collectives.reducescatter import rows_of_rank
+from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.types import ReduceOp
 
 __all__ = ["Contribution", "expected"]

@@ -6,7 +6,7 @@ import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from hvdtrain.core.agreement import operation, prepared, queue
+from hvdtrain.core.agreement import operation, queue, votes
 from hvdtrain.core.gradients import step
 from hvdtrain.core.stall import watch
 
@@ -31,7 +31,7 @@ class HeldClock:
         self._state: tuple[float, float | None] = (0.0, None)
         self._looks = 0
         instead: Any = SimpleNamespace(**{**vars(time), "perf_counter": self._now})
-        for module in (operation, prepared, queue, step, watch, *more):
+        for module in (operation, votes, queue, step, watch, *more):
             module.time = instead  # type: ignore[attr-defined]
         look, clock = watch.StallWatch._look, self
 

@@ -17,8 +17,8 @@ from meeting_group import Group, Meeting
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending, Pieces, Verdict, VotedReduction
+from hvdtrain.engines.features import Slices
 from hvdtrain.engines.local import LocalCommunicator
-from hvdtrain.engines.slices import Slices
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
 

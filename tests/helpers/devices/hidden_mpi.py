@@ -14,8 +14,8 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi import flat as mpi_flat
+from hvdtrain.engines.mpi import flat as mpi_types
 from hvdtrain.engines.mpi import gpu as mpi_gpu
-from hvdtrain.engines.mpi import types as mpi_types
 
 __all__ = ["let_mpi_take_the_device"]
 

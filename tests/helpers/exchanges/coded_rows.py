@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.arrays import Array, like_shape, to_host
-from hvdtrain.core.compression import array_codes, kernel
-from hvdtrain.core.compression.layout import row_bytes
+from hvdtrain.core.compression import codes
+from hvdtrain.core.compression.codes import row_bytes
 
 __all__ = [
     "LENGTHS",
@@ -39,22 +39,22 @@ def room(rows: Array, bits: int) -> tuple[Array, Array]:
 def coded_by_arrays(rows: Array, bits: int) -> list[Any]:
     """Return what array_codes makes of rows: the error, factors, codes, values, twice of them."""
     factors, packed = room(rows, bits)
-    array_codes.encode(rows, factors, packed, bits)
+    codes.encode_arrays(rows, factors, packed, bits)
     values = like_shape(rows, rows.shape)
-    array_codes.decode(values, factors, packed, bits)
+    codes.decode_arrays(values, factors, packed, bits)
     twice = values * 1
-    array_codes.add_decoded(twice, factors, packed, bits)
+    codes.add_decoded_arrays(twice, factors, packed, bits)
     return [to_host(each) for each in (rows, factors, packed, values, twice)]
 
 
 def coded_by_kernel(rows: Array, bits: int) -> list[Any]:
     """Return the same of the kernel."""
     factors, packed = room(rows, bits)
-    assert kernel.with_kernel("encode", rows, factors, packed, bits)
+    assert codes.with_kernel("encode", rows, factors, packed, bits)
     values = like_shape(rows, rows.shape)
-    assert kernel.with_kernel("decode", values, factors, packed, bits)
+    assert codes.with_kernel("decode", values, factors, packed, bits)
     twice = values * 1
-    assert kernel.with_kernel("add_decoded", twice, factors, packed, bits)
+    assert codes.with_kernel("add_decoded", twice, factors, packed, bits)
     return [to_host(each) for each in (rows, factors, packed, values, twice)]
 
 

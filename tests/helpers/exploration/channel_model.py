@@ -22,7 +22,7 @@ from model_rank import (
 )
 from model_stall import is_stalled
 
-from hvdtrain.core.agreement.events import (
+from hvdtrain.core.agreement.decision import (
     ChannelState,
     Failed,
 )

@@ -13,7 +13,7 @@ from explorer import Fault
 from model_program import RankModel
 from model_rank import Rank, end_pass, names_of
 
-from hvdtrain.core.agreement.events import ChannelState
+from hvdtrain.core.agreement.decision import ChannelState
 
 __all__ = ["ChannelsModel"]
 

@@ -32,7 +32,7 @@ from model_program import RankModel, Transition, Words, late_names
 from model_rank import DONE, Rank, names_of
 from model_stall import is_stalled
 
-from hvdtrain.core.agreement.events import ChannelState, Failed
+from hvdtrain.core.agreement.decision import ChannelState, Failed
 from hvdtrain.core.agreement.lifecycle import transition
 
 __all__ = ["LossModel"]

@@ -9,8 +9,7 @@ from explorer import Fault
 from model_rank import DONE, BucketVote, Call, Heard, Outcome, Ran, Rank, Step, repeats
 from model_vote import vote
 
-from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.agreement.events import ReportsExchanged, Vote, Voted
+from hvdtrain.core.agreement.decision import Report, ReportsExchanged, Vote, Voted
 from hvdtrain.core.agreement.request import Request
 
 __all__ = ["compare_ends", "is_call", "outcomes_of"]

@@ -9,7 +9,7 @@ from explorer import Fault
 from model_meeting import is_call
 from model_rank import FAILED, REFUSED, Call, Heard, Ran, Rank, progress_of
 
-from hvdtrain.core.agreement.events import ReportsExchanged, Voted
+from hvdtrain.core.agreement.decision import ReportsExchanged, Voted
 from hvdtrain.core.agreement.request import Request
 
 __all__ = [

@@ -53,8 +53,7 @@ from model_rank import (
     run_here,
 )
 
-from hvdtrain.core.agreement.decision import Report, last_to_join
-from hvdtrain.core.agreement.events import (
+from hvdtrain.core.agreement.decision import (
     Action,
     ChannelState,
     Closed,
@@ -68,15 +67,17 @@ from hvdtrain.core.agreement.events import (
     Notify,
     Phase,
     Refuse,
+    Report,
     ReportsExchanged,
     RoundBegan,
     RunRequests,
     Submitted,
     Voted,
+    last_to_join,
 )
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, Request
-from hvdtrain.core.gradients.progress import UNTIL_STEP, BucketProgress
+from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
 
 __all__ = ["RankModel", "Transition", "Words", "awaited", "late_names"]
 

@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 from explorer import Fault
 
-from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.agreement.events import (
+from hvdtrain.core.agreement.decision import (
     Action,
     ChannelState,
     Fail,
     Leave,
+    Report,
     ReportsExchanged,
     Vote,
     Voted,
 )
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
-from hvdtrain.core.gradients.progress import BucketProgress
+from hvdtrain.core.gradients.step import BucketProgress
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [

@@ -10,7 +10,7 @@ from model_process import Process, Processes, Stage
 from model_program import Transition
 from model_rank import DONE, Rank
 
-from hvdtrain.core.agreement.events import Action, ChannelState, Event, Failed, Phase, Voted
+from hvdtrain.core.agreement.decision import Action, ChannelState, Event, Failed, Phase, Voted
 from hvdtrain.core.agreement.lifecycle import transition
 
 __all__ = ["WRONG_MODELS", "WRONG_RULES"]

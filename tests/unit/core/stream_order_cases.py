@@ -17,7 +17,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.horovod_api import Compressor
-from hvdtrain.core.sharding.scattered import ScatteredSlices
+from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
 from hvdtrain.torch.gradients import buckets as buckets_of_torch

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from hvdtrain.arrays import Array, to_host
-from hvdtrain.core.compression.largest import largest
-from hvdtrain.core.compression.orthonormal import orthonormal
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.exchanges.power_sgd import matrix_shape
+from hvdtrain.core.exchanges.power_sgd import matrix_shape, orthonormal
+from hvdtrain.core.exchanges.top_k import largest
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.types import DType
 

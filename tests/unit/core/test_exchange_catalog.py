@@ -12,8 +12,7 @@ from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import EXCHANGES, exchange_options, make_exchange
 from hvdtrain.core.exchanges.diloco import DiLoCo
-from hvdtrain.core.exchanges.local_sgd import LocalSGD
-from hvdtrain.core.exchanges.post_local_sgd import PostLocalSGD
+from hvdtrain.core.exchanges.local_sgd import LocalSGD, PostLocalSGD
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 
 # For those that need one of two options.

@@ -10,9 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.core.timeline.growing_file import GrowingFile, earlier_path, read_events
-from hvdtrain.core.timeline.merge import merge_pieces
-from hvdtrain.core.timeline.pieces import find_pieces, piece_path, remove_pieces
+from hvdtrain.core.timeline.file import merge_pieces
+from hvdtrain.core.timeline.piece import (
+    GrowingFile,
+    earlier_path,
+    find_pieces,
+    piece_path,
+    read_events,
+    remove_pieces,
+)
 
 NAMES = st.lists(st.text(max_size=30), max_size=4)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.compression.half_types import round_to_half, widen_half
+from hvdtrain.core.exchanges.half import round_to_half, widen_half
 from hvdtrain.types import DType
 
 

@@ -11,7 +11,7 @@ import pytest
 FAULTS = """
 import resource, sys
 import numpy as np
-from hvdtrain.core.process.malloc import keep_freed_memory, keep_large_memory
+from hvdtrain.core.process.tuning import keep_freed_memory, keep_large_memory
 pieces, nbytes, *words = sys.argv[1:]
 environ = {word: "1" for word in words}
 took = keep_freed_memory(environ)

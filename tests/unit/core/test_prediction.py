@@ -23,12 +23,18 @@ from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
-from hvdtrain.core.prediction.choice import best, predictions
-from hvdtrain.core.prediction.costs import GradientCost, Measured, Method, as_in_steps, predict
-from hvdtrain.core.prediction.load import core_share
-from hvdtrain.core.prediction.rehearsal import rehearse
-from hvdtrain.core.prediction.step_times import StepTimes
-from hvdtrain.core.prediction.table import choice_line, prediction_lines
+from hvdtrain.core.prediction.costs import (
+    GradientCost,
+    Measured,
+    Method,
+    as_in_steps,
+    best,
+    choice_line,
+    predict,
+    prediction_lines,
+    predictions,
+)
+from hvdtrain.core.prediction.measure import StepTimes, core_share, rehearse
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 

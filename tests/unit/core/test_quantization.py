@@ -19,7 +19,7 @@ from compression_formulas import coded
 
 from hvdtrain.arrays import Array
 from hvdtrain.core.compression import codes
-from hvdtrain.core.compression.layout import BITS
+from hvdtrain.core.compression.codes import BITS
 
 TYPES = (np.float32, np.float64)
 

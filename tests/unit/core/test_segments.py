@@ -8,7 +8,7 @@ import pytest
 
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of
-from hvdtrain.engines.slices import aligned_bounds
+from hvdtrain.engines.features import aligned_bounds
 from hvdtrain.types import DType
 
 SHAPES = [(3, 5), (0,), (1000,), (64, 64), (7,), (), (129, 3)]

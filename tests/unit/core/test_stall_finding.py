@@ -12,7 +12,7 @@ from hvdtrain.core.stall.finding import (
     find_stalls,
     stalls_of_one,
 )
-from hvdtrain.core.stall.warnings import StallWarnings
+from hvdtrain.core.stall.watch import StallWarnings
 from hvdtrain.topology import Topology
 
 SUM = Request("allreduce", "a")

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from hvdtrain.core import context
-from hvdtrain.core.process.switching import LONGEST_SWITCH_SECONDS
+from hvdtrain.core.process.tuning import LONGEST_SWITCH_SECONDS
 
 # Python keeps whole microseconds.
 about = partial(pytest.approx, abs=2e-6)

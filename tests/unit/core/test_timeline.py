@@ -11,18 +11,19 @@ import pytest
 
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.operation import BucketTimes
-from hvdtrain.core.timeline.clock import Reading, offset, root_clock
+from hvdtrain.core.timeline.events import bucket_phases, operation_phases
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
-from hvdtrain.core.timeline.items import bucket_phases, operation_phases
-from hvdtrain.core.timeline.recording import Recording
-from hvdtrain.core.timeline.start_stop import write_timeline_or_warn
+from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
     JoinTimes,
     OperationTimes,
     RankRecords,
+    Reading,
     Records,
     RecoveryTimes,
+    offset,
+    root_clock,
 )
 from hvdtrain.engines.local import LocalCommunicator
 

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 from hvdtrain.core import context
-from hvdtrain.core.timeline.clock import Reading
-from hvdtrain.core.timeline.growing_file import GrowingFile, earlier_path
-from hvdtrain.core.timeline.piece import PieceWriter
-from hvdtrain.core.timeline.pieces import piece_path
+from hvdtrain.core.timeline.piece import GrowingFile, PieceWriter, earlier_path, piece_path
 from hvdtrain.core.timeline.start_stop import begin
-from hvdtrain.core.timeline.times import RankRecords
+from hvdtrain.core.timeline.times import RankRecords, Reading
 from hvdtrain.engines.local import LocalCommunicator
 
 CLOCK = Reading(100.0, 0.0, 1e-6)

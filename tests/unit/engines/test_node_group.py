@@ -25,8 +25,7 @@ from hvdtrain.core.collectives.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
 from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import share_memory
-from hvdtrain.engines.shared_memory.node_group import NodeGroup
-from hvdtrain.engines.shared_memory.opening import open_node_group
+from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.engines.shared_memory.system_errors import SystemFailure
 from hvdtrain.errors import PeerFailureError
 from hvdtrain.polling import poll_until

@@ -11,10 +11,10 @@ import torch
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.collectives.adasum import combine
-from hvdtrain.core.collectives.division import divide_truncating
-from hvdtrain.core.collectives.reducescatter import rows_of_rank
-from hvdtrain.engines.torch_distributed.types import bytes_of
-from hvdtrain.torch.tensors.buffers import as_buffer
+from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.collectives.gathers import rows_of_rank
+from hvdtrain.engines.torch_distributed.backend import bytes_of
+from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType
 
 

@@ -12,13 +12,11 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import unpacked
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.devices import device_types
-from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast
-from hvdtrain.core.collectives.memory import AllocateMemory
-from hvdtrain.core.collectives.reducescatter import ReduceScatter
+from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast, ReduceScatter
+from hvdtrain.core.collectives.memory import AllocateMemory, device_types
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.membership.joined import answer_with_zeros
+from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.streams import Mark, Streams
 from hvdtrain.types import DType, ReduceOp

@@ -21,8 +21,7 @@ from hvdtrain.train.messages import (
     values_text,
 )
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records.changes import RanksJoined, RanksLost
-from hvdtrain.train.records.results import MetricsRecord, Seconds, Summary
+from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Seconds, Summary
 from hvdtrain.train.terminal import Terminal, on_terminal
 
 TRAIN = MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)

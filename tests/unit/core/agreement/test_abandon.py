@@ -14,7 +14,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Marker, Operation
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.membership.joined import answer_with_zeros
+from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import ConnectionLostError, RanksLostError
 from hvdtrain.types import ReduceOp

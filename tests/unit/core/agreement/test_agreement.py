@@ -7,22 +7,20 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.core.agreement.decision import (
+    ChannelState,
     Decision,
     Ending,
-    JoinOrder,
-    Report,
-    decide,
-    last_to_join,
-)
-from hvdtrain.core.agreement.events import (
-    ChannelState,
     EndJoin,
     FailAll,
+    JoinOrder,
     Phase,
     Refuse,
+    Report,
     ReportsExchanged,
     RunRequests,
     Submitted,
+    decide,
+    last_to_join,
 )
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement import arrivals
+from hvdtrain.core.agreement import queue
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.exchanges import allreduce
-from hvdtrain.core.gradients.request import step_request
+from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.membership.joined import answer_with_zeros
+from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import ReduceOp
 
@@ -26,7 +26,7 @@ HANGS_AFTER_SECONDS = 300
 # Rests between rounds of members that only listen, each twice as long as the one before it.
 ROUNDS = 10
 RESTS = [
-    min(arrivals._FIRST_BACK_OFF_SECONDS * 2**number, arrivals._LONGEST_BACK_OFF_SECONDS)
+    min(queue._FIRST_BACK_OFF_SECONDS * 2**number, queue._LONGEST_BACK_OFF_SECONDS)
     for number in range(ROUNDS - 2)  # the first round may be under way before they listen
 ]
 

@@ -13,12 +13,11 @@ from meeting_group import Group, Referee
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.observer import ChannelObserver
 from hvdtrain.core.agreement.operation import Marker, Operation
-from hvdtrain.core.agreement.queue import Queue
+from hvdtrain.core.agreement.queue import ChannelObserver, Queue
 from hvdtrain.core.agreement.request import LEAVE, Request
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.membership.joined import answer_with_zeros
+from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.types import ReduceOp
 
 # Nothing here takes long, but threads of other tests share the cores.

@@ -14,13 +14,11 @@ import channel_trials
 import pytest
 from channel_trials import faulty_trial, sound_trial
 
-from hvdtrain.core.agreement import driver, driving, lifecycle, queue
-from hvdtrain.core.agreement.decision import Decision, Ending, decide
-from hvdtrain.core.agreement.events import Leave, Left, Notify
+from hvdtrain.core.agreement import driver, lifecycle, queue
+from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, Notify, decide
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.prepared import Prepared
 from hvdtrain.core.agreement.request import LEAVE
-from hvdtrain.core.agreement.votes import unanimous
+from hvdtrain.core.agreement.votes import Prepared, unanimous
 from hvdtrain.engines.communicator import Verdict
 
 Trial = Callable[[int], list[str]]
@@ -82,7 +80,7 @@ def _agree_on_the_first(communicator: object, requests: object) -> list[int]:
     return list(range(len(requests))) if agreed else []  # type: ignore[arg-type]
 
 
-def _go_on(self: driving.Driving, error: BaseException) -> None:
+def _go_on(self: driver.Driving, error: BaseException) -> None:
     """Fail what is pending, and go on after an engine call that has failed."""
     for operation in self._queue.operations():
         self._queue.end(operation, error)
@@ -111,7 +109,7 @@ MUTATIONS: list[tuple[Trial, object, str, object]] = [
     (sound_trial, driver.Driver, "follow", _follow_blindly),
     (sound_trial, queue.Queue, "settle", _keep_what_is_done),
     (faulty_trial, queue.Queue, "fail", _close_with_leftovers),
-    (faulty_trial, driving.Driving, "_give_up", _go_on),
+    (faulty_trial, driver.Driving, "_give_up", _go_on),
 ]
 
 

@@ -13,7 +13,7 @@ from explorer import Explored, explore
 from model_program import Transition
 from program_lists import END, may_desert, short
 
-from hvdtrain.core.agreement.events import (
+from hvdtrain.core.agreement.decision import (
     Action,
     ChannelState,
     Closed,

@@ -10,7 +10,7 @@ import pytest
 from channels_model import ChannelsModel
 from explorer import explore
 
-from hvdtrain.core.gradients.progress import BucketProgress, Verdict
+from hvdtrain.core.gradients.step import BucketProgress, Verdict
 
 EXHAUSTIVE = os.environ.get("HVDTRAIN_TEST_EXHAUSTIVE") == "1"
 

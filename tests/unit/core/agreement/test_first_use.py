@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.first_use import FirstUse
+from hvdtrain.core.agreement.channel import Channel, FirstUse
 
 THREADS = 8
 

@@ -10,7 +10,7 @@ from meeting_engine import MeetingCommunicator
 from meeting_group import Group, Referee
 
 from hvdtrain.core.agreement.decision import Report
-from hvdtrain.core.agreement.reports import ReportExchange
+from hvdtrain.core.agreement.driver import ReportExchange
 from hvdtrain.core.agreement.request import Request
 
 HANGS_AFTER_SECONDS = 60

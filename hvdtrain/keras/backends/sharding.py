@@ -11,16 +11,124 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arrays.shared_steps import SharedSteps
-from hvdtrain.core.arrays.shared_weights import node_slices
-from hvdtrain.core.arrays.step_values import StepValues
-from hvdtrain.core.gradient_settings import GradientSettings
+from hvdtrain.core.arguments import GradientSettings, check_sharding
+from hvdtrain.core.arrays.shared_steps import SharedSteps, StepValues, node_slices
+from hvdtrain.core.arrays.state_memory import StateMemory
+from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.sharding.rules import rule_of
-from hvdtrain.keras.sharding.state_variable import StateVariable
-from hvdtrain.keras.tensors.types import Tensor, Variable
+from hvdtrain.keras.tensors.types import Tensor, Variable, to_array
 from hvdtrain.types import DType
+
+# Settings of Keras's optimizers that concern whole gradients, or keep more than the rules do.
+_NOT_SHARED = (
+    *("clipnorm", "use_ema", "loss_scale_factor", "gradient_accumulation_steps"),
+    "ema_overwrite_frequency",
+)
+
+
+def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettings) -> None:
+    """Refuse what does not go with a shared step."""
+    check_sharding()
+    name, backend = type(optimizer).__name__, keras.backend.backend()
+    if backend == "jax":
+        raise UnsupportedError(
+            "sharded=True: on Keras's backend jax a compiled step holds the optimizer's whole "
+            "state: use the backend tensorflow or torch, or sharded=False"
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise UnsupportedError(
+            "sharded=True: a LossScaleOptimizer, which compile() makes for the policy "
+            "mixed_float16, cannot be shared: use the policy mixed_bfloat16, or sharded=False"
+        )
+    rule_of(optimizer)
+    if settings.exchange is not None:
+        raise UnsupportedError(
+            f"sharded=True: only averages and sums can be shared, not exchange "
+            f"{settings.exchange.spec!r}: use sharded=False, or no exchange or compression"
+        )
+    for setting in _NOT_SHARED:
+        if getattr(optimizer, setting, None):
+            raise UnsupportedError(
+                f"sharded=True: {name} with {setting} cannot be shared: leave out {setting}, or "
+                "use sharded=False"
+            )
+
+
+def rule_of(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
+    """Return how an optimizer updates an element."""
+    kind = getattr(optimizer, "hvdtrain_class", type(optimizer))
+    if kind is keras.optimizers.SGD or (kind.__name__ == "SGD" and _is_keras(kind)):
+        return SgdRule(float(optimizer.momentum), bool(optimizer.nesterov))
+    if kind.__name__ in ("Adam", "AdamW") and _is_keras(kind):
+        return AdamRule(
+            float(optimizer.beta_1),
+            float(optimizer.beta_2),
+            float(optimizer.epsilon),
+            bool(optimizer.amsgrad),
+        )
+    raise UnsupportedError(
+        f"sharded=True: of Keras's optimizers SGD, Adam and AdamW can be shared, got "
+        f"{kind.__name__}: use sharded=False"
+    )
+
+
+def _is_keras(kind: type) -> bool:
+    """Return whether a class is Keras's own; on torch it is a subclass for that backend."""
+    return kind.__module__.startswith("keras.")
+
+
+class StateVariable:
+    """What a shared optimizer keeps for a variable of the model, in place of a keras.Variable.
+
+    Any rank reads the whole value between two steps. All ranks that assign one assign the same.
+    """
+
+    trainable = False
+
+    def __init__(self, reference: Variable, quantity: str, path: str) -> None:
+        self.path, self.name = path, path.rpartition("/")[2]
+        self.shape, self.dtype = tuple(reference.shape), reference.dtype
+        self._quantity = quantity
+        self._place: tuple[StateMemory, int] | None = None
+        self._value: HostArray | None = None
+
+    def move(self, memory: StateMemory, index: int) -> None:
+        """Keep the value in a memory from now on."""
+        self._place = memory, index
+        if self._value is not None:
+            memory.write(index, self._quantity, self._value)
+        self._value = None
+
+    def numpy(self) -> HostArray:
+        """Return a copy of the value."""
+        if self._place is not None:
+            memory, index = self._place
+            return memory.read(index, self._quantity)
+        return np.zeros(self.shape, self.dtype) if self._value is None else self._value.copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
+        return self.numpy().astype(dtype or self.dtype, copy=False)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the value (between two steps; by the same factor on all ranks)."""
+        if self._place is not None:
+            memory, index = self._place
+            memory.scale(index, self._quantity, factor)
+        elif self._value is not None:
+            self._value *= self._value.dtype.type(factor)
+
+    def assign(self, value: Tensor | HostArray) -> None:
+        """Overwrite the value (local; between two steps)."""
+        array = to_array(value)
+        if array.shape != self.shape:
+            raise ValueError(f"{self.path} has shape {self.shape}, got {array.shape}")
+        if self._place is not None:
+            memory, index = self._place
+            memory.write(index, self._quantity, array)
+        else:
+            self._value = array.copy()
+
 
 _UNKNOWN = -1.0
 

@@ -1,0 +1,178 @@
+"""Features that some engines offer: slices of shared memory, votes, messages between two ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
+from hvdtrain.polling import poll_until
+from hvdtrain.types import DType
+
+__all__ = ["Pending", "PointToPoint", "Verdict", "VotedReduction"]
+
+# Slices are whole cache lines of any element type, as in node_kernel.c.
+_SLICE_ELEMENTS = 64
+
+
+def aligned_bounds(count: int, owners: int) -> list[int]:
+    """Return the bounds of the owners' slices: `owners` + 1 numbers from 0 to `count`."""
+    each = -(-count // owners)
+    each = -(-each // _SLICE_ELEMENTS) * _SLICE_ELEMENTS
+    return [min(each * owner, count) for owner in range(owners + 1)]
+
+
+class Slices(ABC):
+    """The slices of one communicator's memory.
+
+    Each of the first `owners` ranks of a node owns the slice of its number of every buffer. Buffers
+    are in memory that `Communicator.empty` has returned, at the same offset on all ranks, and
+    `aligned_bounds` says where their slices begin.
+    """
+
+    owners: int
+    number: int
+    nodes: int
+    in_tree: bool
+    adds_placed: bool
+
+    @abstractmethod
+    def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
+        """Return the memory of every rank of the node, as this process accesses it.
+
+        Args:
+            memory: [nbytes] uint8, result of `Communicator.empty`.
+
+        Returns:
+            [nbytes] uint8 for each rank of the node; None on all ranks if they do not share it.
+        """
+
+    @abstractmethod
+    @collective
+    def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
+        """Overwrite this rank's slice with that of the sum over all ranks.
+
+        The result is that of `Communicator.allreduce` in this slice; the rest is undefined.
+        """
+
+    @abstractmethod
+    def add_placed(
+        self,
+        rows: npt.NDArray[np.uint64],
+        dtype: DType,
+        prescales: Sequence[float],
+        postscale: float,
+    ) -> None:
+        """Add pieces of memory that lie elsewhere on each rank of the node.
+
+        targets = postscale * (sources[0] * prescales[0] + sources[1] * prescales[1] + ...), the
+        same bits as in `Communicator.allreduce`. A target may be one of the sources.
+
+        Args:
+            rows: number of elements of each piece, and addresses of its sources and its targets in
+                this process, [pieces, 1 + sources + targets].
+        """
+
+    @abstractmethod
+    @collective
+    def spread(self, buffer: Buffer) -> None:
+        """Copy each slice from its owner to all ranks of the node."""
+
+    @abstractmethod
+    @collective
+    def meet(self) -> None:
+        """Wait until all ranks of the node are here; see what they have written."""
+
+
+class Verdict(Enum):
+    """The result of a vote on one operation, the same on all members.
+
+    AGREED: all members propose it. DONE: it is also complete. DIFFERENT: not all propose it.
+    """
+
+    AGREED = auto()
+    DONE = auto()
+    DIFFERENT = auto()
+
+
+class VotedReduction(ABC):
+    """An allreduce of a few elements that is voted on and run in one call."""
+
+    @abstractmethod
+    @collective
+    def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
+        """Vote, and reduce if all members vote in this way for the same.
+
+        Other members may call `start_max` with the ballot three times. Then none has reduced.
+
+        Args:
+            ballot: 16 bytes, equal on all members that propose the same: a hash and its complement.
+        """
+
+
+class Pending(ABC):
+    """An operation in progress."""
+
+    @abstractmethod
+    def test(self) -> bool:
+        """Make progress without blocking; return whether the operation is complete."""
+
+    def wait(self) -> None:
+        """Block until the operation is complete, without keeping a core busy."""
+        poll_until(self.test)
+
+
+class PointToPoint(ABC):
+    """Messages between pairs of the ranks of a communicator, apart from its other calls.
+
+    Messages from one rank to another with the same tag arrive in the order in which they were sent.
+    One thread at a time uses it.
+    """
+
+    @abstractmethod
+    def start_send(self, buffer: Buffer, rank: int, tag: int) -> Pending:
+        """Start to send a buffer, which must not change until that is complete (local).
+
+        Args:
+            buffer: elements in host memory.
+            rank: rank of the receiver among the members.
+            tag: label of the message, 0 or more.
+        """
+
+    @abstractmethod
+    def start_receive(self, buffer: Buffer, rank: int, tag: int) -> Pending:
+        """Start to overwrite a buffer with a message (local).
+
+        Args:
+            buffer: host memory, of the type and size of the buffer that is sent.
+            rank: rank of the sender among the members.
+            tag: label of the message.
+        """
+
+    @abstractmethod
+    def waiting(self, tag: int) -> int | None:
+        """Return a rank from which a message can be received; None if there is none (local).
+
+        Args:
+            tag: label of the message.
+        """
+
+    @abstractmethod
+    @collective
+    def close(self) -> None:
+        """Free its resources (collective)."""
+
+
+class Allgather(Protocol):
+    """Gathers one JSON-serializable value per rank, in rank order.
+
+    Tuples may arrive as lists.
+    """
+
+    def __call__(self, value: Any, /) -> list[Any]: ...

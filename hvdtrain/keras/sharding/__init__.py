@@ -1,1 +1,0 @@
-"""Optimizer steps of Keras whose work the ranks of a node share."""
