@@ -140,11 +140,15 @@ def _settle(d: _Draw, program: Spec) -> None:
                 program["mode"] = "average"
             program.pop("pre_hook", None)
             for step in steps:
-                if step.get("clip") in ("1", "inf", "value"):
-                    del step["clip"]
+                step.pop("clip", None)
                 step.pop("peek", None)
+    if "scalar" in kinds:  # torch knows no largest of no elements
+        for step in steps:
+            if step.get("clip") == "inf":
+                step["clip"] = "2"
     if "complex" in kinds:
         program.pop("pre_hook", None)
+        program.pop("scaler", None)
         for step in steps:
             if step.get("clip") == "value":
                 del step["clip"]
@@ -156,15 +160,24 @@ def _settle(d: _Draw, program: Spec) -> None:
     if "members" in program:  # each rank that is none of them trains alone
         for step in steps:
             step["rows"] = [count or 1 for count in step["rows"]]
-    # Batch normalization needs rows on all ranks, and is not differentiated twice.
+    # Batch normalization needs rows on all ranks, losses that are weighted before backward(), and is
+    # not differentiated twice.
     if "batchnorm" in kinds:
+        program["mode"] = "average" if program["mode"] == "weight" else program["mode"]
         program.pop("join", None)
         program.pop("members", None)
         for step in steps:
             step["rows"] = [count or 1 for count in step["rows"]] + [3]
             step.pop("penalty", None)
             step.pop("graph", None)
-    reentrant = any(layer.get("checkpoint") == "reentrant" for layer in layers)
+    reentrant = [layer for layer in layers if layer.get("checkpoint") == "reentrant"]
+    if "tied" in kinds:  # which is refused
+        for layer in reentrant:
+            layer["checkpoint"] = "non-reentrant"
+        reentrant = []
+    for layer in reentrant:  # one process accumulates the gradient of each rank's rows by itself
+        for when in ("hooks_before", "hooks_after"):
+            layer.pop(when, None)
     if reentrant:  # which refuses torch.autograd.grad, and recomputes once
         for step in steps:
             for key in ("penalty", "peek", "retain", "graph"):
@@ -188,6 +201,9 @@ def _settle(d: _Draw, program: Spec) -> None:
             step["sync"] = True
         if program.get("sharded") and "pre_hook" in program:
             step["sync"] = True
+        # A rank without gradients cannot tell that others skip theirs.
+        if step.get("skip") and (partial or program.get("sharded")):
+            step["sync"] = True
         if step.get("sync"):
             step.pop("closure", None)
         kept = step["zero"] == "keep" and not program.get("sharded") and program["mode"] != "sum"
@@ -205,27 +221,12 @@ def _settle(d: _Draw, program: Spec) -> None:
 
 # Features that are known to go wrong: the test draws no program that has them all.
 KNOWN: dict[str, Callable[[Spec], bool]] = {
-    "backward() waits for gradients of another optimizer that other ranks fill later": lambda p: (
-        len(p["optimizers"]) > 1
-    ),
     "a parameter of two optimizers": lambda p: "overlap" in p,
-    "SyncBatchNorm with sample weights of uneven batches": lambda p: (
-        p["mode"] == "weight" and any(layer["kind"] == "batchnorm" for layer in p["layers"])
-    ),
     "no state of empty parameters with sharded=True": lambda p: (
         p["sharded"] and any(layer["kind"] == "scalar" for layer in p["layers"])
     ),
-    "reentrant checkpoints of layers with several gradients": lambda p: any(
-        layer.get("checkpoint") == "reentrant" for layer in p["layers"]
-    ),
     "sparse_as_dense on ranks outside of a process set": lambda p: (
         "members" in p and p.get("sparse_as_dense", False)
-    ),
-    "join() with sparse gradients": lambda p: (
-        "join" in p and any(layer.get("sparse") for layer in p["layers"])
-    ),
-    "a step skipped, and its gradients dropped without zero_grad()": lambda p: any(
-        step.get("skip") for step in p["steps"]
     ),
 }
 

@@ -71,7 +71,8 @@ class Layer(nn.Module):
             self.inner.to(self.dtype)
         if kind == "tied":
             for other in earlier:
-                if type(other.inner) is nn.Linear and other.dtype == self.dtype:
+                plain = type(other.inner) is nn.Linear and other.kind != "complex"
+                if plain and other.dtype == self.dtype:
                     self.inner.weight = other.inner.weight
                     break
         if kind == "frozen":
@@ -311,12 +312,14 @@ class Training:
             return
         self.zero(how)
         self.backward(step, active)
-        if step.get("skip"):
-            return
         sync = self.together and step.get("sync", False)
         if sync:
             for optimizer in self.optimizers:
                 optimizer.synchronize()
+        if step.get("skip"):
+            if self.sharded:  # whose state is not asked for before step() or zero_grad()
+                self.zero("none")
+            return
         if self.program.get("scaler"):
             for optimizer in self.optimizers:
                 self.scaler.unscale_(optimizer)
