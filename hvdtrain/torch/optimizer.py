@@ -210,6 +210,12 @@ class DistributedOptimizer(ExchangingOptimizer):
             self.synchronize()
             self._synchronized, self._clipped = False, True  # step() then says nothing of it
 
+    def _is_reduced(self, gradients: Gradients) -> bool:
+        """Return whether gradients are results: not if the program has removed all results."""
+        if gradients.open or not (self._synchronized or self._clipped):
+            return False
+        return any(parameter.grad is not None for parameter in gradients.parameters)
+
     @collective
     def _finish(self, gradients: Gradients) -> None:
         """Reduce all gradients."""
@@ -243,7 +249,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         gradients, shared = self._exchanged.gradients, self._shared
         if self.exchanges_weights:
             raise ValueError("clip_grad_norm_ needs an exchange of gradients, not of weights")
-        if gradients is not None and (gradients.open or not (self._synchronized or self._clipped)):
+        if gradients is not None and not self._is_reduced(gradients):
             check_reduced(self._optimizer, gradients.parameters)
             self._finish(gradients)
             self._clipped = True
@@ -337,7 +343,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         skips = self._skips and not (self._steps is not None and gradients and gradients.open)
         if gradients is not None and not skips:
             check_reduced(self._optimizer, gradients.parameters)
-            if not (self._synchronized or self._clipped) or gradients.open:
+            if not self._is_reduced(gradients):
                 self._finish(gradients)
         self._make_dense()
         self._synchronized = self._clipped = False

@@ -242,6 +242,7 @@ class BucketViews:
         return (
             gradient is not None
             and not gradient.is_sparse
+            and gradient.dtype == view.dtype  # all tensors without elements have one address
             and gradient.data_ptr() == view.data_ptr()
         )
 
