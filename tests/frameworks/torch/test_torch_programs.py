@@ -13,7 +13,7 @@ from torch_drawing import draw, known
 
 _RANKS = {1: 20, 2: 65, 3: 65}
 # Seeds whose programs have found a fault that is mended, by number of ranks.
-_FOUND: dict[int, list[int]] = {1: [], 2: [], 3: []}
+_FOUND: dict[int, list[int]] = {1: [], 2: [114, 352], 3: [369]}
 
 
 def drawn(count: int) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -94,6 +94,10 @@ def _fails(ranks: Ranks, kind: str, drawing: Any, program: Program) -> bool:
     ) == kind
 
 
+def _where(result: dict[str, Any]) -> list[str]:
+    return [str(result.get(k))[:300] for k in ("where", "right", "got", "error", "missing")]
+
+
 def main() -> int:
     """Find faults."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,21 +117,22 @@ def main() -> int:
     sizes = [int(n) for n in options.np.split(",")]
     warm = WARM if options.module == "torch" else ""
     ranks = {n: Ranks(module, n, options.patience, warm=warm) for n in sizes}
-    for seed in range(options.seed, options.seed + options.programs):
-        np = sizes[seed % len(sizes)]
-        program = drawing.draw(seed)
+    seeds = range(options.seed, options.seed + options.programs)
+    programs = {seed: drawing.draw(seed) for seed in seeds}
+    # Making a world costs more than running a program.
+    for done, seed in enumerate(sorted(seeds, key=lambda s: str(programs[s].get("world"))), 1):
+        np, program = sizes[seed % len(sizes)], programs[seed]
         if drawing.known(program) and not options.known:
             counts["known"] += 1
             continue
         result = ranks[np].run(program)
         kind = signature(result)
         counts[kind] += 1
-        if (seed + 1) % 100 == 0:
-            print(seed + 1, dict(counts), flush=True)
+        if done % 100 == 0:
+            print(done, dict(counts), flush=True)
         if kind == "equal" or counts[kind] > options.each:
             if result["outcome"] in FAULTS:
-                where = [result.get(k) for k in ("where", "right", "got", "error", "missing")]
-                print(f"seed {seed} at {np}: {kind} {where}", flush=True)
+                print(f"seed {seed} at {np}: {kind} {_where(result)}", flush=True)
             continue
         print(f"seed {seed} at {np}: {kind}", flush=True)
         if result["outcome"] in FAULTS:
@@ -138,8 +143,7 @@ def main() -> int:
         path.write_text(script(module, program, result, np))
         if "stacks" in result:
             path.with_suffix(".stacks").write_text("\n".join(result["stacks"].values()))
-        where = [result.get(k) for k in ("where", "right", "got", "error")]
-        print(f"seed {seed} at {np}: {kind}: {program} {where} {path}", flush=True)
+        print(f"seed {seed} at {np}: {kind}: {program} {_where(result)} {path}", flush=True)
     for served in ranks.values():
         served.__exit__()
     print(dict(counts))

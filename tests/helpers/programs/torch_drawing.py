@@ -139,6 +139,7 @@ def _settle(d: _Draw, program: Spec) -> None:
             if program["mode"] == "weight":  # which is refused
                 program["mode"] = "average"
             program.pop("pre_hook", None)
+            program.pop("join", None)  # which is refused: a joined rank has no rows to give
             for step in steps:
                 step.pop("clip", None)
                 step.pop("peek", None)
@@ -160,8 +161,8 @@ def _settle(d: _Draw, program: Spec) -> None:
     if "members" in program:  # each rank that is none of them trains alone
         for step in steps:
             step["rows"] = [count or 1 for count in step["rows"]]
-    # Batch normalization needs rows on all ranks, losses that are weighted before backward(), and is
-    # not differentiated twice.
+    # Batch normalization needs rows on all ranks, losses weighted before backward(), and is not
+    # differentiated twice.
     if "batchnorm" in kinds:
         program["mode"] = "average" if program["mode"] == "weight" else program["mode"]
         program.pop("join", None)

@@ -6,6 +6,7 @@ A program is plain data: what is left out of it is the simplest, so that any par
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ Spec = dict[str, Any]
 WIDTH, TOKENS = 8, 6
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 BOUNDS = {"f64": 1e-9, "f32": 2e-4, "bf16": 0.1, "f16": 0.02}
+WORLD = {"ENGINE": "mpi", "BUCKET_BYTES": 600, "SHARED_MEMORY": 1, "TORCH_ALLOCATOR": 1}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
@@ -408,7 +410,9 @@ class Training:
         mine = max(extra[r] for r in self.parts)
         for number in range(mine):
             active = [r for r in self.members if extra[r] > number]
-            self.step({"seed": 50 + number}, active)
+            # Unscaling needs all gradients reduced.
+            sync = self.program.get("scaler", False)
+            self.step({"seed": 50 + number, "sync": sync}, active)
         if self.together:
             root = hvd.join()
             hvd.broadcast_parameters(self.net.state_dict(), root)
@@ -462,17 +466,27 @@ def bound(program: Spec) -> float:
     return max(BOUNDS[name] for name in types)
 
 
+def enter(world: dict[str, object]) -> None:
+    """Make a world with these settings, if that of the last program has others (collective)."""
+    settings = {f"HVDTRAIN_{name}": str(world.get(name, value)) for name, value in WORLD.items()}
+    if hvd.is_initialized():
+        if all(os.environ[name] == value for name, value in settings.items()):
+            return
+        hvd.shutdown()
+    os.environ.update(settings)
+    hvd.init()
+
+
 def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
-    """Run a program in a world of its own, and say how it ended on this rank (collective)."""
+    """Run a program, and say how it ended on this rank (collective)."""
     warnings.simplefilter("ignore")
-    os.environ.update({f"HVDTRAIN_{k}": str(v) for k, v in program.get("world", {}).items()})
     chosen = [r for r in program.get("members", range(size)) if r < size] or list(range(size))
     others = [[r] for r in range(size) if r not in chosen]
     try:
         alone = {tuple(g): Training(program, g, g).train() for g in [chosen, *others]}
     except Exception as error:
         return failure(error, "torch") | {"outcome": "invalid"}
-    hvd.init()
+    enter(program.get("world", {}))
     try:
         process_set = hvd.global_process_set
         if len(chosen) < size:
@@ -488,7 +502,9 @@ def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
         weights = {n: _array(p) for n, p in training.net.named_parameters()}
         result["bits"] = digest(weights) if rank in chosen else None
         del training
+        gc.collect()
+        if len(chosen) < size:
+            hvd.remove_process_set(process_set)
     except Exception as error:
         return failure(error, "torch")
-    hvd.shutdown()
     return result
