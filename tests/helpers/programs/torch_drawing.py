@@ -62,6 +62,8 @@ def draw(seed: int) -> Spec:
     if d.maybe(0.1) and not sharded and "members" not in program and "passes" not in program:
         program["join"] = d.choice([[1, 0], [0, 2], [2, 0, 1]])
     _settle(d, program)
+    if "average" in program and d.maybe(0.5):
+        program["average"] = "exponential"
     return program
 
 

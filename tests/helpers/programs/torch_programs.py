@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from program_values import compare, digest, failure
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import hvdtrain.torch as hvd
@@ -170,7 +170,9 @@ class Training:
         if gamma:
             make = torch.optim.lr_scheduler.StepLR
             self.schedulers = [make(o, 1, gamma) for o in self.optimizers]
-        self.average = AveragedModel(self.net) if program.get("average") else None
+        kind = program.get("average")
+        how = get_ema_multi_avg_fn(0.9) if kind == "exponential" else None
+        self.average = AveragedModel(self.net, multi_avg_fn=how) if kind else None
         self.scaler = torch.amp.GradScaler("cpu", 256.0, growth_interval=2)
 
     def _optimizers(self) -> list[Any]:
