@@ -164,10 +164,8 @@ def _settle(d: _Draw, program: Spec) -> None:
     if "members" in program:  # each rank that is none of them trains alone
         for step in steps:
             step["rows"] = [count or 1 for count in step["rows"]]
-    # Batch normalization needs rows on all ranks, losses weighted before backward(), and is not
-    # differentiated twice.
+    # Batch normalization needs rows on all ranks, and is not differentiated twice.
     if "batchnorm" in kinds:
-        program["mode"] = "average" if program["mode"] == "weight" else program["mode"]
         program.pop("join", None)
         program.pop("members", None)
         for step in steps:
