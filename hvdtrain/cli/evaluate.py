@@ -19,7 +19,7 @@ def command(run: Path, checkpoint: str, **changes: Path | str | int) -> None:
     RUN is the directory of the run. Rank 0 prints one JSON object.
     """
     from hvdtrain.train.inference import open_run, options_of_run
-    from hvdtrain.train.loop.collective_errors import on_this_rank
+    from hvdtrain.train.loop.gather import on_this_rank
 
     options = options_of_run(run, checkpoint, changes)
     built = open_run(options)

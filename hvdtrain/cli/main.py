@@ -40,7 +40,6 @@ _COMMANDS = {
     "build-horovod": "Build and install Horovod for the installed frameworks.",
 }
 
-_LAUNCH = ("run", "hosts", "job", "script", "exec")
 # Of packages that stand beside hvdtrain in the wheel, which say where their commands are.
 _BESIDE = ("report", "lint", "compare", "bench")
 
@@ -56,8 +55,7 @@ class _LazyGroup(click.Group):
             return None
         if name in _BESIDE:
             return _installed(name)
-        folder = "hvdtrain.cli.launch" if name in _LAUNCH else "hvdtrain.cli"
-        module = importlib.import_module(f"{folder}.{name.replace('-', '_')}")
+        module = importlib.import_module(f"hvdtrain.cli.{name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 
@@ -146,7 +144,7 @@ def _refuse(message: str, code: int) -> None:
         import hvdtrain.core.context as context
 
         if not context.is_initialized():
-            from hvdtrain.train.loop.collective_errors import refuse_options
+            from hvdtrain.train.loop.gather import refuse_options
 
             context.init()
             refuse_options(message)

@@ -17,9 +17,8 @@ from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.votes import exchange
-from hvdtrain.core.membership.opening import open_context, start_watches
 from hvdtrain.core.membership.recovery import Recovery, open_next, open_of_newcomer, recruit
-from hvdtrain.core.membership.world import Context
+from hvdtrain.core.membership.world import Context, open_context, start_watches
 from hvdtrain.core.process.exits import (
     ExitGuard,
     flush_output,

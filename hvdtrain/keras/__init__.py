@@ -30,6 +30,14 @@ from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.keras import callbacks, elastic
 from hvdtrain.keras.backends.backend import require_backend
 from hvdtrain.keras.backends.compression import Compression
+from hvdtrain.keras.backends.operations import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    reducescatter,
+)
 from hvdtrain.keras.builds import (
     ccl_built,
     cuda_built,
@@ -43,14 +51,6 @@ from hvdtrain.keras.builds import (
     rocm_built,
 )
 from hvdtrain.keras.models.hooks import hook_models
-from hvdtrain.keras.operations.collectives import (
-    allgather,
-    allreduce,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_variables,
-    reducescatter,
-)
 from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from hvdtrain.types import ReduceOp
 

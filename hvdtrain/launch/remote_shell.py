@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.addresses import own_addresses
+from hvdtrain.launch.cluster_environment import own_addresses
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from hvdtrain.errors import EXIT_CRASH, EXIT_REQUEUE
-from hvdtrain.launch.addresses import LOOPBACK, own_addresses
+from hvdtrain.launch.cluster_environment import LOOPBACK, own_addresses
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site, has_allocation
 from hvdtrain.launch.session_folder import SESSION

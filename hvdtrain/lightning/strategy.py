@@ -3,31 +3,193 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.devices import device_index
-from hvdtrain.lightning import communication
 from hvdtrain.lightning.environment import HvdEnvironment
-from hvdtrain.lightning.library import PYTORCH, ParallelStrategy, load_fabric
+from hvdtrain.lightning.library import PYTORCH, LayerSync, ParallelStrategy, load_fabric
 from hvdtrain.lightning.metrics import synchronize_metrics
-from hvdtrain.lightning.optimizers import unwrap, wrap
-from hvdtrain.lightning.reduction import Reduction
-from hvdtrain.lightning.sampling import (
-    divide_training,
-    omit_padding,
-    silence_warnings,
-    weight_of,
-)
-from hvdtrain.lightning.sync_batch_norm import HvdSyncBatchNorm
+from hvdtrain.lightning.sampling import divide_training, omit_padding, silence_warnings, weight_of
+from hvdtrain.torch import DistributedOptimizer
 from hvdtrain.torch.functions import broadcast_module
+from hvdtrain.torch.tensors.parts import parameters_of
+from hvdtrain.types import ReduceOp
 
 __all__ = ["HvdStrategy"]
+
+# Also the names of torch.distributed's operations, which ends in "ReduceOp.SUM" or "RedOpType.SUM".
+_OPERATIONS = {
+    "mean": hvd.Average,
+    "avg": hvd.Average,
+    "sum": hvd.Sum,
+    "min": hvd.Min,
+    "max": hvd.Max,
+    "product": hvd.Product,
+}
+
+
+@collective
+def reduce(tensor: Any, group: Any, operation: Any) -> Any:
+    """Return a tensor reduced over the ranks, or anything else as it is."""
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    op = _operation(operation)
+    if op is hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = tensor.double()
+    return hvd.allreduce(tensor, op=op, process_set=_members(group))
+
+
+@collective
+def all_gather(tensor: torch.Tensor, group: Any, keep_gradients: bool) -> torch.Tensor:
+    """Return the tensors of all ranks, which have equal shapes, as [size, ...]."""
+    members = _members(group)
+    if not keep_gradients or not tensor.requires_grad:
+        return hvd.allgather(tensor.detach()[None], process_set=members)
+    own = tensor[None]
+    # hvdtrain, as Horovod, averages them.
+    own.register_hook(lambda gradient: gradient * members.size())
+    return hvd.allgather(own, process_set=members)
+
+
+def _operation(operation: Any) -> ReduceOp:
+    name = "mean" if operation is None else str(operation).rpartition(".")[2].lower()
+    if name not in _OPERATIONS:
+        raise ValueError(f"reduce_op must be one of {', '.join(_OPERATIONS)}, got {operation!r}")
+    return _OPERATIONS[name]
+
+
+def _members(group: Any) -> hvd.ProcessSet:
+    if group is None:
+        return hvd.global_process_set
+    if not isinstance(group, hvd.ProcessSet):
+        raise ValueError(f"group must be a ProcessSet of hvdtrain, or None, got {group!r}")
+    return group
+
+
+@collective
+def wrap(
+    optimizer: torch.optim.Optimizer, module: torch.nn.Module, options: Mapping[str, Any]
+) -> hvd.DistributedOptimizer:
+    """Return an optimizer that steps on the gradients of all ranks."""
+    hvd.broadcast_optimizer_state(optimizer)
+    if type(optimizer) is hvd.DistributedOptimizer:
+        return optimizer
+    named = list(module.named_parameters())
+    known = {id(parameter) for _, parameter in named}
+    names = named if all(id(p) in known for p in parameters_of(optimizer)) else None
+    return hvd.DistributedOptimizer(optimizer, named_parameters=names, **options)
+
+
+def unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the user's optimizer."""
+    if type(optimizer) is hvd.DistributedOptimizer:
+        return optimizer._optimizer
+    return optimizer
+
+
+_NEVER = 1 << 30
+
+
+class Reduction:
+    """Reduces gradients at the end of a backward pass, before hooks and clipping see them."""
+
+    def __init__(self, optimizer: DistributedOptimizer) -> None:
+        self._optimizer = optimizer
+        self.whole = True
+        self._held = 0
+        self._reduced = False
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the step itself reduces, gradients or weights."""
+        return self._optimizer.exchanges_weights or (self._optimizer.sharded and not self.whole)
+
+    def begin(self, blocked: bool) -> None:
+        """Prepare for a backward pass."""
+        if not self._optimizer.exchanges_weights:
+            passes = _NEVER if blocked else self._held + 1
+            self._optimizer.set_backward_passes_per_step(passes)
+
+    @collective
+    def end(self, blocked: bool, always: bool) -> None:
+        """Reduce the gradients of a backward pass (collective, unless they are accumulated)."""
+        pending = self._optimizer.pending
+        if pending:
+            self._reduced = False
+        if blocked:
+            self._held += pending
+        elif (pending or always) and not self._waits:
+            self._reduce()
+
+    @collective
+    def complete(self) -> None:
+        """Reduce what no backward pass has, before a step."""
+        if not self._waits and (self._optimizer.pending or not self._reduced):
+            self._reduce()
+
+    def _reduce(self) -> None:
+        self._optimizer.synchronize()
+        self._reduced = True
+
+    def stepping(self) -> AbstractContextManager[None]:
+        """Return the context of a step, which need not reduce again."""
+        return nullcontext() if self._waits else self._optimizer.skip_synchronize()
+
+    def forget(self) -> None:
+        """Begin anew after a step."""
+        self._held = 0
+        self._reduced = False
+
+
+_SHARED = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+class HvdSyncBatchNorm(LayerSync):
+    """Replaces batch normalization by `hvdtrain.torch.SyncBatchNorm` while a model is trained."""
+
+    def __init__(self) -> None:
+        self._originals: dict[torch.nn.Module, torch.nn.Module] = {}
+
+    def apply(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model with synchronized layers, which have the parameters of the others."""
+        for parent in list(model.modules()):
+            for name, layer in list(parent.named_children()):
+                if isinstance(layer, _BatchNorm) and not isinstance(layer, hvd.SyncBatchNorm):
+                    synchronized = _synchronized(layer)
+                    self._originals[synchronized] = layer
+                    setattr(parent, name, synchronized)
+        return model
+
+    def revert(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model with its own layers again, which have what was learned."""
+        for parent in list(model.modules()):
+            for name, layer in list(parent.named_children()):
+                original = self._originals.pop(layer, None)
+                if original is not None:
+                    _share(layer, original)
+                    setattr(parent, name, original)
+        return model
+
+
+def _synchronized(layer: _BatchNorm) -> hvd.SyncBatchNorm:
+    made = hvd.SyncBatchNorm(
+        layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
+    )
+    _share(layer, made)
+    return made
+
+
+def _share(source: torch.nn.Module, target: torch.nn.Module) -> None:
+    for name in _SHARED:
+        setattr(target, name, getattr(source, name))
+    target.train(source.training)
 
 
 class HvdStrategy(ParallelStrategy):
@@ -210,7 +372,7 @@ class HvdStrategy(ParallelStrategy):
     @collective
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return a tensor reduced over all ranks, or anything else as it is (collective)."""
-        return communication.reduce(tensor, group, reduce_op)
+        return reduce(tensor, group, reduce_op)
 
     @collective
     def barrier(self, name: str | None = None) -> None:
@@ -227,7 +389,7 @@ class HvdStrategy(ParallelStrategy):
         self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
     ) -> torch.Tensor:
         """Return the tensors of all ranks, [size, ...] (collective)."""
-        return communication.all_gather(tensor, group, sync_grads)
+        return all_gather(tensor, group, sync_grads)
 
     @collective
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.errors import MismatchError
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.tensors.types import Variable
+from hvdtrain.tensorflow.graph.types import Variable
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

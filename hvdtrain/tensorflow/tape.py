@@ -17,8 +17,8 @@ from hvdtrain.tensorflow.gradients.reduction import (
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.graph.types import Gradient, Variable
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
-from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
-from hvdtrain.train.loop.collective_errors import call_everywhere
+from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import resolve

@@ -16,7 +16,7 @@ from hvdtrain.core.context import Context
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
-from hvdtrain.train.loop.collective_errors import on_this_rank
+from hvdtrain.train.loop.gather import on_this_rank
 from hvdtrain.train.loop.heartbeat import Heartbeat
 from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite

@@ -17,7 +17,7 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.dataset import is_stream
 from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
-from hvdtrain.train.loop.collective_errors import call_everywhere, require_same_options
+from hvdtrain.train.loop.gather import call_everywhere, require_same_options
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics.totals import require_known

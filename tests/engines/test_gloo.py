@@ -11,7 +11,7 @@ import pytest
 from ranks import launch, start
 from shared_launch import SharedLaunch, results_of
 
-from hvdtrain.launch.addresses import free_port
+from hvdtrain.launch.cluster_environment import free_port
 
 WORKER = Path(__file__).with_name("gloo_worker.py")
 LOOPBACK = "0100007F"

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from ranks import start
 
-from hvdtrain.cli.launch.job import command
+from hvdtrain.cli.job import command
 from hvdtrain.errors import UsageError
 
 FOLDER = Path(__file__).with_name("job_scripts")

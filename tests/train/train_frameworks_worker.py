@@ -219,7 +219,7 @@ def pinned_gpu() -> int:
         return _pinned_with_tensorflow(here)
     import jax
 
-    from hvdtrain.keras.tensors import device as tensors
+    from hvdtrain.train.keras import jax_device as tensors
 
     os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
     told: list[Any] = []
@@ -237,7 +237,7 @@ def pinned_gpu() -> int:
 def _pinned_with_tensorflow(here: Topology) -> int:
     import tensorflow as tf
 
-    from hvdtrain.tensorflow.tensors.device import pin_device
+    from hvdtrain.train.keras.tensorflow_device import pin_device
 
     told: list[Any] = []
     plain = tf.config.list_physical_devices, tf.config.set_visible_devices

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hvdtrain.launch.addresses import LOOPBACK, free_ports
 from hvdtrain.launch.cluster_environment import (
+    LOOPBACK,
     ClusterRank,
+    free_ports,
     jax_variables,
     tensorflow_config,
     torch_variables,

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,7 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Split
+from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
@@ -30,10 +31,10 @@ from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.membership.followers import Followers
 from hvdtrain.core.membership.recruiter import Recruiter
 from hvdtrain.core.process.tuning import restore_switch_interval, shorten_switch_interval
-from hvdtrain.core.stall.watch import StallWatch
+from hvdtrain.core.stall.watch import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
 from hvdtrain.core.timeline.times import Stopwatch
-from hvdtrain.engines.communicator import Communicator, Failures
+from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures
 from hvdtrain.errors import RanksLostError
 from hvdtrain.polling import poll_until
 from hvdtrain.topology import Topology
@@ -279,3 +280,39 @@ def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:
         if marker.done:
             marker.outcome()
     return all(done)
+
+
+@collective
+def open_context(
+    config: Config,
+    world: EngineWorld,
+    ordered: bool,
+    failed: Callable[[str], None],
+) -> Context:
+    """Open the channel of a world."""
+    communicator, failures = world.communicator, world.failures
+    topology = Topology.from_nodes(communicator.rank, world.nodes, world.hostnames)
+    # Ranks on other hosts may not have the first one's environment.
+    settings = np.array([ordered, config.min_ranks, config.max_ranks], np.uint64)
+    communicator.start_max(settings).wait()
+    in_order, least, most = settings.tolist()
+    config = replace(config, min_ranks=least, max_ranks=most)
+    chosen = OrderedCommunicator(communicator) if in_order else communicator
+    channel = make_channel(chosen, range(topology.size), topology, "world", failed, failures)
+    return Context(
+        config, world.engine, world.library, topology, channel, failed, bool(in_order), failures
+    )
+
+
+@collective
+def start_watches(here: Context, communicator: Communicator, abort: Callable[[int], None]) -> None:
+    """Start the watches of a world whose channel is not in use yet."""
+    if here.failures is not None and here.topology.size > 1:
+        here.failure_watch = FailureWatch(here.failures)
+    here.watch = watch_stalls(
+        communicator,
+        here.config,
+        here.topology,
+        lambda: pending_on(here.channels(), here.blocked),
+        abort,
+    )

@@ -14,7 +14,7 @@ from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.sharding import check_shared
-from hvdtrain.keras.tensors.types import Model, Tensor, Variable, to_array
+from hvdtrain.keras.backends.types import Model, Tensor, Variable, to_array
 
 
 class LossScaleMixin(DistributedMixin):

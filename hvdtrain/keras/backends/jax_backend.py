@@ -23,7 +23,7 @@ from hvdtrain.core.process.tuning import keep_large_memory
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
+from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -13,7 +13,7 @@ from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.reduction import Reduction, SampleWeight
 from hvdtrain.keras.backends.sharding import StateVariable
-from hvdtrain.keras.tensors.types import Tensor, Variable
+from hvdtrain.keras.backends.types import Tensor, Variable
 
 # Takes the step of a rank's own optimizer on gradients.
 _Update: TypeAlias = Callable[[Sequence[Tensor | None]], None]

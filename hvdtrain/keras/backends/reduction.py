@@ -17,8 +17,8 @@ from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.keras.backends.sharding import ArrayBackend, SharedUpdate
+from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
 from hvdtrain.keras.backends.weights import WeightBackend, WeightExchange
-from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
 # Returns the weight of this rank in a step.

@@ -17,7 +17,7 @@ from hvdtrain.core.arrays.state_memory import StateMemory
 from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.tensors.types import Tensor, Variable, to_array
+from hvdtrain.keras.backends.types import Tensor, Variable, to_array
 from hvdtrain.types import DType
 
 # Settings of Keras's optimizers that concern whole gradients, or keep more than the rules do.

@@ -14,7 +14,7 @@ from hvdtrain.core.allocators.library import FindLibrary
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
+from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
 from hvdtrain.tensorflow.allocator.registration import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays

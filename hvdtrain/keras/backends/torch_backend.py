@@ -12,7 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core.allocators.library import FindLibrary
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.tensors.types import Model, Tensor, Value, Variable
+from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -17,7 +17,7 @@ from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.arrays.local_steps import ExchangedWeights
 from hvdtrain.core.exchanges.saved import FORGOTTEN_STEPS, SAMPLES_PER_STEP
 from hvdtrain.core.gradients.exchange import Exchange, InnerState
-from hvdtrain.keras.tensors.types import Tensor, Variable, to_array
+from hvdtrain.keras.backends.types import Tensor, Variable, to_array
 
 
 class WeightBackend(Protocol):

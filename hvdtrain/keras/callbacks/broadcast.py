@@ -9,8 +9,8 @@ import keras
 
 from hvdtrain.collective import collective
 from hvdtrain.keras.backends.distributed import training_state
-from hvdtrain.keras.operations.collectives import broadcast_variables
-from hvdtrain.keras.tensors.types import Logs, Model, Variable
+from hvdtrain.keras.backends.operations import broadcast_variables
+from hvdtrain.keras.backends.types import Logs, Model, Variable
 
 __all__ = ["BroadcastGlobalVariablesCallback"]
 

@@ -10,7 +10,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank, size
 from hvdtrain.keras.backends.sharding import StateVariable
-from hvdtrain.keras.tensors.types import Logs
+from hvdtrain.keras.backends.types import Logs
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback", "warmup_multiplier"]
 

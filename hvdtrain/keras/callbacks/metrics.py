@@ -12,7 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.errors import MismatchError
-from hvdtrain.keras.tensors.types import Logs, Model, to_array
+from hvdtrain.keras.backends.types import Logs, Model, to_array
 
 __all__ = ["MetricAverageCallback"]
 

@@ -12,8 +12,8 @@ from hvdtrain.collective import collective
 from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.keras.backends.distributed import training_state
-from hvdtrain.keras.operations.collectives import broadcast_variables
-from hvdtrain.keras.tensors.types import Logs, Model
+from hvdtrain.keras.backends.operations import broadcast_variables
+from hvdtrain.keras.backends.types import Logs, Model
 
 __all__ = ["BestModelCheckpoint", "RankZero", "SharedBackup"]
 

@@ -14,7 +14,9 @@ from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.distributed import distributed_optimizers, training_state
+from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
+from hvdtrain.keras.backends.types import Logs, Model, Variable
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.learning_rate import LearningRateScheduleCallback
 from hvdtrain.keras.callbacks.metrics import MetricAverageCallback
@@ -24,8 +26,6 @@ from hvdtrain.keras.callbacks.rank_zero import (
     SharedBackup,
     save_schedules,
 )
-from hvdtrain.keras.operations.collectives import broadcast_variables, require_equal_variables
-from hvdtrain.keras.tensors.types import Logs, Model, Variable
 from hvdtrain.types import ReduceOp
 
 _COLLECTIVE = (

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from hvdtrain.core.elastic import ObjectState
-from hvdtrain.keras.tensors.types import Logs
+from hvdtrain.keras.backends.types import Logs
 
 __all__ = ["CommitStateCallback", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 

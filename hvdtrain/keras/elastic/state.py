@@ -13,9 +13,9 @@ from hvdtrain.core.elastic import ObjectState
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.backends.operations import broadcast_variables
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
-from hvdtrain.keras.operations.collectives import broadcast_variables
-from hvdtrain.keras.tensors.types import Model, Variable, to_array
+from hvdtrain.keras.backends.types import Model, Variable, to_array
 
 __all__ = ["KerasState", "TensorFlowKerasState"]
 

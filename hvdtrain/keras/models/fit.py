@@ -20,10 +20,10 @@ from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import distribute, distributed_optimizers, undistribute
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
+from hvdtrain.keras.backends.types import Model
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.rank_zero import save_schedules
 from hvdtrain.keras.callbacks.synchronization import FirstBeforeSaving, FirstCallback, LastCallback
-from hvdtrain.keras.tensors.types import Model
 
 
 def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:

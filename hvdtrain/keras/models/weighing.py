@@ -22,7 +22,7 @@ import numpy as np
 from hvdtrain.core import context
 from hvdtrain.core.process.exits import write_message
 from hvdtrain.keras.backends.distributed import distributed_optimizers
-from hvdtrain.keras.tensors.types import Model, Tensor
+from hvdtrain.keras.backends.types import Model, Tensor
 
 _SAY_IT = (
     "set optimizer.sample_weight to a function of (x, y, sample_weight) that returns what the "

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.addresses import own_addresses
 from hvdtrain.launch.calls.called_rank import ADDRESS, KEY, SAME_PATH
 from hvdtrain.launch.calls.rank_server import BACKLOG, RankServer, dumps_call, new_key, results_of
+from hvdtrain.launch.cluster_environment import own_addresses
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import Launcher, choose_launcher

@@ -18,8 +18,7 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from pathlib import Path
 
 from hvdtrain.errors import EXIT_CRASH
-from hvdtrain.launch.addresses import free_port
-from hvdtrain.launch.cluster_environment import torch_variables
+from hvdtrain.launch.cluster_environment import free_port, torch_variables
 from hvdtrain.world import promised_world
 
 # Environment variables: where the caller listens, a file's path or HOST:PORT,HOST:PORT..., and the

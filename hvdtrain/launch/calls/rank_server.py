@@ -18,9 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.addresses import LOOPBACK
 from hvdtrain.launch.calls.called_rank import Answer, Arrival, node_name
-from hvdtrain.launch.cluster_environment import ClusterRank
+from hvdtrain.launch.cluster_environment import LOOPBACK, ClusterRank
 
 
 def dumps_call(

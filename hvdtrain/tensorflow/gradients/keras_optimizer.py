@@ -21,7 +21,7 @@ from hvdtrain.tensorflow.gradients.tf_keras_optimizer import (
     tf_keras_class,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.tensors.types import Gradient, Variable
+from hvdtrain.tensorflow.graph.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
+from hvdtrain.tensorflow.graph.types import Gradient
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
-from hvdtrain.tensorflow.tensors.types import Gradient
 
 # Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.
 # Returns the reduced gradients, and the factor for this rank's slices.

@@ -16,10 +16,10 @@ from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.tensorflow.allocator.registration import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
+from hvdtrain.tensorflow.graph.types import Gradient, Variable
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor, compression_name
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
-from hvdtrain.tensorflow.tensors.types import Gradient, Variable
 from hvdtrain.types import ReduceOp
 
 

@@ -15,7 +15,7 @@ from hvdtrain.tensorflow.gradients.reduction import (
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.tensors.types import Gradient, Variable
+from hvdtrain.tensorflow.graph.types import Gradient, Variable
 
 Pairs: TypeAlias = list[tuple[Gradient, Variable]]
 

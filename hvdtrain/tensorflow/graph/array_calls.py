@@ -16,7 +16,7 @@ from tensorflow.python.ops import control_flow_util
 from hvdtrain.arrays import HostArray
 from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
 from hvdtrain.tensorflow.graph.tracing import keeps_trace_order, next_in_trace_order
-from hvdtrain.tensorflow.tensors.types import as_array
+from hvdtrain.tensorflow.graph.types import as_array
 
 
 class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]

@@ -27,9 +27,9 @@ from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.graph.types import TensorLike
 from hvdtrain.tensorflow.operations import differentiable
 from hvdtrain.tensorflow.operations.differentiable import OperationName
-from hvdtrain.tensorflow.tensors.types import TensorLike
 
 __all__ = ["allgather", "alltoall", "barrier", "broadcast", "grouped_allgather", "join"]
 

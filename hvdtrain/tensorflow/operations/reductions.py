@@ -9,10 +9,10 @@ import tensorflow as tf
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.graph.types import TensorLike
 from hvdtrain.tensorflow.operations import differentiable
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 from hvdtrain.tensorflow.operations.differentiable import OperationName, Reduction, size_as
-from hvdtrain.tensorflow.tensors.types import TensorLike
 from hvdtrain.types import ReduceOp
 
 __all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]

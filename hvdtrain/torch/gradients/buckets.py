@@ -32,7 +32,7 @@ from hvdtrain.torch.gradients.views import (
     open_staying,
     placed_of,
 )
-from hvdtrain.torch.tensors.device import page_lock
+from hvdtrain.torch.tensors.dynamo import page_lock
 from hvdtrain.torch.tensors.routes import dtype_of, wire_type
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType

@@ -14,7 +14,7 @@ from hvdtrain.data.dataset import Samples, is_stream
 from hvdtrain.data.sampling.seeds import sample_generator, sample_seed, seed_generators, step_seed
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.keras.tensors.types import Tensor
+from hvdtrain.keras.backends.types import Tensor
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.optimizers.make_keras import keras_optimizer

@@ -12,7 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.tensors.types import Tensor, Variable
+from hvdtrain.keras.backends.types import Tensor, Variable
 from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan, padded

@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
-from hvdtrain.torch.tensors.device import pin_device
+from hvdtrain.torch.tensors.dynamo import pin_device
 from hvdtrain.train.loop.threads import thread_share, threads_set_by_user, threads_text
 from hvdtrain.train.options import TrainOptions
 

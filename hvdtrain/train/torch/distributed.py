@@ -9,7 +9,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.errors import UsageError
 from hvdtrain.torch.sharding.fused_update import shares_exactly
-from hvdtrain.train.optimizers.make import torch_optimizer
+from hvdtrain.train.optimizers.layerwise import torch_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 

@@ -12,7 +12,7 @@ from typing import NoReturn, Self
 
 from daemons import Daemons, require_programs
 
-from hvdtrain.launch.addresses import free_ports
+from hvdtrain.launch.cluster_environment import free_ports
 
 __all__ = ["REQUIRED", "GridEngine", "require_grid_engine"]
 

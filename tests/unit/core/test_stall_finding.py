@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
-from hvdtrain.core.stall.finding import (
+from hvdtrain.core.stall.watch import (
     StallSettings,
+    StallWarnings,
     Wait,
     describe,
     find_stalls,
     stalls_of_one,
 )
-from hvdtrain.core.stall.watch import StallWarnings
 from hvdtrain.topology import Topology
 
 SUM = Request("allreduce", "a")

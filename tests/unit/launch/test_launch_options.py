@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.cli.launch.run import command
+from hvdtrain.cli.run import command
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.batch import srun

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from hvdtrain.launch.addresses import free_port, free_ports
+from hvdtrain.launch.cluster_environment import free_port, free_ports
 
 
 def a_server() -> socket.socket:

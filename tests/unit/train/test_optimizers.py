@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from hvdtrain.train.optimizers.layerwise import Lamb, Lars
-from hvdtrain.train.optimizers.make import torch_optimizer
+from hvdtrain.train.optimizers.layerwise import Lamb, Lars, torch_optimizer
 
 Array = npt.NDArray[np.float64]
 Parameters = list[torch.nn.Parameter]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.addresses import free_port
+from hvdtrain.launch.cluster_environment import free_port
 from hvdtrain.train.tracking.mlflow import BackgroundWorker
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import Trackers, open_trackers

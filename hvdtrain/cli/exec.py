@@ -13,13 +13,13 @@ from typing import NoReturn
 
 import click
 
-from hvdtrain.cli.launch.script import refuse_locally
+from hvdtrain.cli.script import refuse_locally
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.addresses import free_ports
 from hvdtrain.launch.cluster_environment import (
     ClusterRank,
     check_roles,
+    free_ports,
     jax_variables,
     parse_roles,
     tensorflow_config,

@@ -17,7 +17,7 @@ from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import Compression, Compressor
-from hvdtrain.keras.tensors.types import Value, Variable, to_array
+from hvdtrain.keras.backends.types import Value, Variable, to_array
 from hvdtrain.types import ReduceOp
 
 __all__ = [

@@ -14,9 +14,8 @@ from click.core import ParameterSource
 from hvdtrain.cli.train import command as train
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.jobs.kubernetes import KUBERNETES, mpi_job
 from hvdtrain.launch.jobs.schedulers import SCHEDULERS, JobRequest, parse_seconds
-from hvdtrain.launch.jobs.script import job_script
+from hvdtrain.launch.jobs.script import KUBERNETES, job_script, mpi_job
 from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.train.options import TrainOptions
 

@@ -1,1 +1,0 @@
-"""The subcommands that start ranks, and those that write what starts them."""

@@ -1,1 +1,0 @@
-"""Tensors of Keras's backends, and the device of a rank."""

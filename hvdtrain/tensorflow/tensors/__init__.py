@@ -1,1 +1,0 @@
-"""Tensors and devices of TensorFlow."""
