@@ -50,6 +50,7 @@ def agree_on_bucket_size(channel: Channel) -> BucketSize:
     )
 
 
+@collective
 def _agree_on_bucket_size(channel: Channel) -> BucketSize:
     here = context.current()
     # Ranks on other hosts may not have the first one's environment.

@@ -278,6 +278,7 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
 
 
 @contextmanager
+@collective
 def alone_if_newcomer() -> Iterator[None]:
     """Let a rank that has joined prepare what the others have, in a world of its own.
 

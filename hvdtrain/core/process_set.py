@@ -214,6 +214,7 @@ def _ranks(ranks_or_comm: object) -> list[int]:
     return sorted(cast("set[int]", ranks))
 
 
+@collective
 def _refuse_different(ranks: list[int]) -> None:
     sent = allgather_object(ranks, "process set")
     for rank, others in enumerate(sent):

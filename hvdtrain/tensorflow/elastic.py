@@ -48,6 +48,7 @@ class TensorFlowState(ObjectState):
         ValueError: there are no variables in eager mode, or there is no session in a graph.
     """
 
+    @collective
     def __init__(
         self,
         variables: Iterable[Variable] | None = None,

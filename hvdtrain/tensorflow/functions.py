@@ -136,6 +136,7 @@ def _text(variable: tuple[tuple[int, ...], str]) -> str:
 
 
 @do_not_convert
+@collective
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
     """Return the operation that broadcasts all global variables of a graph of TensorFlow 1.
 
@@ -163,6 +164,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.root_rank, self.device = root_rank, device
         self.bcast_op: tf.Operation | None = None
 
+    @collective
     def begin(self) -> None:
         """Add the broadcast to the graph."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():

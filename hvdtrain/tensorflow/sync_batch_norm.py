@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.core.process_set import global_process_set, stays_alone
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
@@ -39,6 +40,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         self.supports_jit = False
 
     @do_not_convert
+    @collective
     def _moments(self, inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Return mean and variance, [channels]: mean = sum x / n, var = sum (x - mean)^2 / n.
 
@@ -59,6 +61,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
 
 
+@collective
 def _moments_of_all_ranks(
     inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -75,5 +78,6 @@ def _moments_of_all_ranks(
     return mean, squares / counts
 
 
+@collective
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return allreduce(tf.stack(parts), op=ReduceOp.SUM)

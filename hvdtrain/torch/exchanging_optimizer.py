@@ -102,6 +102,7 @@ class ExchangingOptimizer(OptimizerWrapper):
         settings: settings, equal on all ranks.
     """
 
+    @collective
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

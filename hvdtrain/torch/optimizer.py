@@ -200,6 +200,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
 
+    @collective
     def _reduce_complete(self) -> None:
         """Reduce gradients for the wrapped optimizer's own code, if backward() has ended.
 
@@ -317,6 +318,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             return loss
         return loss_of_all_ranks(loss, settings.op, self.sample_weight, settings.process_set)
 
+    @collective
     def _step_shared(self, steps: SharedSteps, closure: Callable[[], Any] | None) -> Any:
         """Step on the gradients that this rank owns, if the ranks share the work."""
         loss = None
@@ -330,6 +332,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             self._optimizer.step()
         return loss
 
+    @collective
     def _reduce(self) -> None:
         if self._synchronized and not self._skips:
             warnings.warn(

@@ -140,6 +140,7 @@ class Run:
         patience, best = self._options.early_stop, self._progress.best
         return patience is not None and best is not None and best.since >= patience
 
+    @collective
     def _train_epoch(self) -> None:
         """Train until the epoch ends or the ranks are to stop."""
         steps, done = self._step_plan.steps_per_epoch, self._progress.done

@@ -129,6 +129,7 @@ class _Session:
             self._recover()
             goes_on = True
 
+    @collective
     def _begin(self) -> Summary | None:
         if join_world(self._options).newcomer:
             context.accept_newcomers()
@@ -219,6 +220,7 @@ class _Session:
         self._recoveries = []
         return lines
 
+    @collective
     def _train(self, setup: TrainingSetup, lines: list[str]) -> Summary | None:
         options, world = self._options, setup.world
         if world.failures is not None:

@@ -88,6 +88,7 @@ def join_world(options: TrainOptions) -> Context:
     return context.current()
 
 
+@collective
 def _prepare(
     options: TrainOptions, make_recipe: RecipeFactory | None, framework: Framework, world: Context
 ) -> tuple[Recipe, list[str], tuple[int | None, ...]]:

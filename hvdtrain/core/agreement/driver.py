@@ -181,6 +181,7 @@ class Driver:
             if event is not None:
                 self._perform(self._queue.apply(event))
 
+    @collective
     def _vote(self, action: Vote) -> Voted:
         requests, operations = action.requests, list(self._own.values())
         # A timeline records when each operation begins.

@@ -291,6 +291,7 @@ def _cache_of(channel: Channel) -> _PlanCache:
     return cache
 
 
+@collective
 def _plan_for(
     specs: list[ParameterSpec], parameters: Sequence[object], settings: GradientSettings
 ) -> FusedPlan:
@@ -300,6 +301,7 @@ def _plan_for(
     return _cached_plan(specs, groups, exchange, channel)
 
 
+@collective
 def _cached_plan(
     specs: list[ParameterSpec],
     groups: tuple[tuple[int, ...], ...],

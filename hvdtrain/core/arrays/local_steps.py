@@ -59,6 +59,7 @@ class ExchangedWeights:
             self._take_part(weights, (), parameters, flush=False, weight=samples)
         self._begin(weights, parameters)
 
+    @collective
     def _begin(self, weights: Sequence[HostArray], parameters: Sequence[object]) -> None:
         begin_fused(weights, parameters, self._settings)
         self.counter.begun = True
@@ -103,6 +104,7 @@ class ExchangedWeights:
             if info.flush:
                 return weights, state
 
+    @collective
     def _take_part(
         self,
         weights: Sequence[HostArray],

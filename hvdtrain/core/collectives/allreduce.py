@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.agreement.votes import Prepared
@@ -136,6 +137,7 @@ class Allreduce(Operation):
         self.terms = Terms(op, prescale, postscale, batch_key_of(buffers, op, prescale, postscale))
         self._buffers, self._sources = buffers, sources or buffers
 
+    @collective
     def execute(self, communicator: Communicator) -> None:
         terms = self.terms
         grouped = len(self._buffers) > 1 and terms.batch_key is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.collectives.adasum import adasum
 from hvdtrain.core.gradients.communicators import Communicators
@@ -45,6 +46,7 @@ class AdasumExchange(Exchange):
     def begin(self, bucket: FilledBucket) -> None:
         self._start.keep(bucket)
 
+    @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         # A rank that has joined has no parts: the updates of the others are combined without it.
         for part in bucket.parts:

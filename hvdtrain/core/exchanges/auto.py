@@ -130,6 +130,7 @@ class AutoExchange(Exchange):
     def silence(self) -> None:
         self._silent = True
 
+    @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if self._choice is not None and self._choice.ranks != info.size:
             if communicators.all_ranks.rank == 0 and not self._silent:

@@ -134,6 +134,7 @@ class DiLoCo(Exchange):
     def due(self, steps: LocalSteps) -> bool:
         return steps.number >= self._steps // self._fragments
 
+    @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if info.flush or not self.partial:
             self._step(bucket, info, communicators)

@@ -58,6 +58,7 @@ class NBitExchange(ErrorFeedback):
             "to the next step's gradients."
         )
 
+    @collective
     def combine(
         self,
         bucket: FilledBucket,

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from hvdtrain.arrays import Array, HostArray, copy, is_tensor, like, like_shape, namespace
+from hvdtrain.collective import collective
 from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.exchanges.allreduce import check_count, check_positive
 from hvdtrain.core.gradients.exchange import ExchangeState, FilledBucket, ParameterSlice, StepInfo
@@ -151,6 +152,7 @@ class PowerSGDExchange(ErrorFeedback):
             "the next step's gradients."
         )
 
+    @collective
     def combine(
         self,
         bucket: FilledBucket,
@@ -174,6 +176,7 @@ class PowerSGDExchange(ErrorFeedback):
         self._approximate(matrices, rest, network, factor)
         return error
 
+    @collective
     def _approximate(
         self,
         matrices: Sequence[_Matrix],

@@ -129,6 +129,7 @@ class TopKExchange(ErrorFeedback):
                 piece.elements[...] = moved * info.scale
                 self._velocity.put(piece.name, moved)
 
+    @collective
     def combine(
         self,
         bucket: FilledBucket,

@@ -110,6 +110,7 @@ class MeasureAllreduce(Operation):
         super().__init__()
         self.request = Request("measuring all-reduces")
 
+    @collective
     def execute(self, communicator: Communicator) -> list[tuple[int, float]]:
         return measure_allreduces(communicator, _SIZES_BYTES, _CALLS, _BUDGET_SECONDS)
 

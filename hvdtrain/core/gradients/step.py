@@ -239,6 +239,7 @@ class GradientStep(Operation):
             self._places[number].add(streams.place())
         self.launch_all()
 
+    @collective
     def execute(self, communicator: Communicator) -> None:
         communicators = self.communicators or communicators_of(
             communicator, self._exchange.hierarchical
@@ -334,6 +335,7 @@ class GradientStep(Operation):
             if not future.done():
                 future.set_exception(error)
 
+    @collective
     def _agree_on_info(self, communicator: Communicator) -> StepInfo:
         weight = 1.0 if self.weight is None else self.weight
         own = StepInfo(

@@ -159,6 +159,7 @@ class Context:
     _channels: list[Channel] = field(default_factory=list)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
+    @collective
     def __post_init__(self) -> None:
         self.process_set_channels[0] = self.world
         self.next_number(self.world)

@@ -280,6 +280,7 @@ class Measurement:
         communicators.all_ranks.allreduce(Buffer.from_array(slowest), ReduceOp.MAX)
         return self._measured(slowest.tolist(), shapes, communicators.owners)
 
+    @collective
     def _core_share(self, meet: Callable[[], None]) -> float:
         """Return the share c of the cost model; a device computes one thing at a time."""
         on_host = all(device == "cpu" for _, device in self.memory)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import (
     Capabilities,
     Communicator,
@@ -52,6 +53,7 @@ class MpiPointToPoint(PointToPoint):
             return None
         return status.Get_source()
 
+    @collective
     def close(self) -> None:
         if self._comm != MPI.COMM_NULL:
             free_comm(self._comm)
@@ -83,6 +85,7 @@ _REDUCES = {
 class MpiCommunicator(Communicator):
     """A communicator on its own MPI communicator, separate from the user's messages."""
 
+    @collective
     def __init__(
         self,
         comm: MPI.Intracomm,
@@ -120,6 +123,7 @@ class MpiCommunicator(Communicator):
             point_to_point=True,
         )
 
+    @collective
     def _share_memory(self) -> None:
         comm, nodes, kernel, failures = self._comm, self._nodes, self._kernel, self._failures
         if nodes is None or len(nodes) == 1:
@@ -263,6 +267,7 @@ class MpiCommunicator(Communicator):
     def barrier(self) -> None:
         self._comm.Barrier()
 
+    @collective
     def split(self, ranks: Sequence[int]) -> MpiCommunicator | None:
         member = self.rank in ranks
         color = 0 if member else MPI.UNDEFINED
@@ -278,6 +283,7 @@ class MpiCommunicator(Communicator):
             comm, self._chunk_bytes, nodes, self._kernel, self._gpus, self._failures
         )
 
+    @collective
     def point_to_point(self) -> MpiPointToPoint:
         return MpiPointToPoint(duplicate_comm(self._failures, self._comm), self._chunk_bytes)
 
@@ -310,6 +316,7 @@ class MpiCommunicator(Communicator):
     def explained(self, error: BaseException) -> BaseException:
         return error if self._failures is None else self._failures.explained(error)
 
+    @collective
     def close(self) -> None:
         for shared in (self._node_group, self._hierarchy):
             if shared is not None:

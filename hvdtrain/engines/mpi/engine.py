@@ -66,6 +66,7 @@ def open_world(
     return open_on(world) if world.failures is None else world
 
 
+@collective
 def _join(
     MPI: ModuleType,
     library: str,

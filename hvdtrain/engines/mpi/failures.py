@@ -185,6 +185,7 @@ class MpiFailures(Failures):
                 if comm != MPI.COMM_NULL and not comm.Is_revoked():
                     comm.Revoke()
 
+    @collective
     def agree(self, value: bool) -> bool:
         return agree(self.comm, value)
 
@@ -210,6 +211,7 @@ class MpiFailures(Failures):
     def start_rank(self, host: str, known: bool) -> MpiNewcomer:
         return start_rank(host, known)
 
+    @collective
     def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
         assert newcomer is None or isinstance(newcomer, MpiNewcomer)
         self.revoke()

@@ -124,6 +124,7 @@ def open_hierarchy(
     return NodeHierarchy(comm, local, across, group, owners, len(counts))
 
 
+@collective
 def _open_node(
     local: MPI.Comm, kernel: ctypes.CDLL | None, failures: MpiFailures | None
 ) -> _AnyNodeGroup | None:

@@ -85,6 +85,7 @@ class TorchCommunicator(Communicator):
     host memory only does not need the group.
     """
 
+    @collective
     def __init__(self, members: Members) -> None:
         self.rank = members.rank
         self.size = members.size
@@ -105,6 +106,7 @@ class TorchCommunicator(Communicator):
         work = self._host().group.allreduce([torch.from_numpy(signed)], options)
         return _TorchPending(self, work, signed)
 
+    @collective
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
@@ -112,17 +114,20 @@ class TorchCommunicator(Communicator):
         with self._peers("allreduce"):
             self._backend(tensor).allreduce(tensor, op, prescale, postscale)
 
+    @collective
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         memory = bytes_of(buffer)
         with self._peers("broadcast"):
             self._backend(memory).broadcast(memory, root_rank)
 
+    @collective
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
         outgoing, incoming = bytes_of(send), bytes_of(receive)
         sizes = [count * send.dtype.itemsize for count in counts]
         with self._peers("allgather"):
             self._backend(incoming).allgather(outgoing, incoming, sizes)
 
+    @collective
     def alltoall(
         self,
         send: Buffer,
@@ -140,6 +145,7 @@ class TorchCommunicator(Communicator):
                 [count * itemsize for count in receive_counts],
             )
 
+    @collective
     def reduce_scatter(
         self,
         send: Buffer,
@@ -159,6 +165,7 @@ class TorchCommunicator(Communicator):
         with self._peers("barrier"):
             self._host().group.barrier(dist.BarrierOptions()).wait()
 
+    @collective
     def split(self, ranks: Sequence[int]) -> TorchCommunicator | None:
         members = self._alive()
         self._splits += 1
@@ -173,6 +180,7 @@ class TorchCommunicator(Communicator):
         )
         return TorchCommunicator(part)
 
+    @collective
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         self._require(device)
         place = torch.device(device)
@@ -220,6 +228,7 @@ class TorchCommunicator(Communicator):
         assert self._gloo is not None  # until it is closed
         return self._gloo
 
+    @collective
     def _backend(self, tensor: torch.Tensor) -> Backend:
         return self._connect(tensor.device) if tensor.is_cuda else self._host()
 
@@ -244,6 +253,7 @@ class TorchCommunicator(Communicator):
             return device
         return self._device or torch.device("cuda", torch.cuda.current_device())
 
+    @collective
     def _gather(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
         received = np.empty(self.size * record.size, np.uint8)
         counts = [record.size] * self.size

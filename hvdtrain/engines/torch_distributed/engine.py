@@ -41,6 +41,7 @@ def _require(backend: str) -> None:
         )
 
 
+@collective
 def _open(backend: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
     from hvdtrain.engines.torch_distributed.communicator import TorchCommunicator
     from hvdtrain.engines.torch_distributed.failures import Members, device_at

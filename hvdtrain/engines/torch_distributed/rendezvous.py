@@ -212,6 +212,7 @@ def _alone() -> RankInfo:
     return RankInfo(dist.HashStore(), 0, 1, "127.0.0.1", (0,), (name,), os._exit, _nothing)
 
 
+@collective
 def _through_mpi(
     world: EngineWorld, failures: TorchFailures | None, environ: Mapping[str, str]
 ) -> RankInfo:
@@ -246,6 +247,7 @@ def _open_store(master: MasterAddress, rank: int, size: int) -> dist.Store:
     )
 
 
+@collective
 def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> RankInfo:
     """Find the ranks through torchrun's store, or one that rank 0 opens at MASTER_ADDR."""
     shared, _, _ = next(dist.rendezvous("env://", rank, size, timeout=_TIMEOUT))

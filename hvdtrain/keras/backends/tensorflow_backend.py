@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core.allocators.library import FindLibrary
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
@@ -99,6 +100,7 @@ class TensorFlowBackend:
     def size_like(self, gradient: Tensor, process_set: ProcessSet) -> tf.Tensor:
         return size_as(gradient.dtype, process_set)
 
+    @collective
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> tf.Tensor | None:

@@ -64,6 +64,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         """Broadcast if there was one batch only, which built the model (collective)."""
         self._broadcast_once()
 
+    @collective
     def _broadcast_once(self) -> None:
         model: Model = self.model
         # A model whose class has no `build` is marked as built before it has weights.

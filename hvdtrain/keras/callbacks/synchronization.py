@@ -151,6 +151,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """End the epoch unless that was done before its validation."""
         self._end_epoch()
 
+    @collective
     def _end_epoch(self) -> None:
         if self._ended:
             return

@@ -66,6 +66,7 @@ class _KerasOptimizerMixin:
 
         tf.cond(aggregation.complete(), lambda: update(reduced, variables), count)
 
+    @collective
     def _hvdtrain_reduced(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
     ) -> list[Gradient]:

@@ -202,6 +202,7 @@ def _as_sent(gradient: Gradient, compressor: type[Compressor]) -> Gradient:
     return compressor.decompress(*compressor.compress(gradient))
 
 
+@collective
 def _reduce_otherwise(
     gradients: Sequence[Gradient], settings: VariableSettings, name: str
 ) -> list[Gradient]:

@@ -96,6 +96,7 @@ class TfKerasOptimizerMixin:
             else:
                 self.build(variables)  # type: ignore[attr-defined]
 
+    @collective
     def _hvdtrain_reduced(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
     ) -> list[Gradient]:

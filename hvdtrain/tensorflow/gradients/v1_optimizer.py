@@ -100,6 +100,7 @@ class ReducingOptimizer(OptimizerWrapper):
         reduce = self._aggregation.add if self._aggregation else self._reduced
         return list(zip(reduce(gradients, variables), variables, strict=True))
 
+    @collective
     def _reduced(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
     ) -> list[Gradient]:

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
@@ -35,6 +36,7 @@ __all__ = ["allgather", "alltoall", "barrier", "broadcast", "grouped_allgather",
 
 
 @do_not_convert
+@collective
 def allgather(
     tensor: TensorLike,
     name: str | None = None,
@@ -54,6 +56,7 @@ def allgather(
 
 
 @do_not_convert
+@collective
 def grouped_allgather(
     tensors: Sequence[TensorLike],
     name: str | None = None,
@@ -78,6 +81,7 @@ def grouped_allgather(
 
 
 @do_not_convert
+@collective
 def broadcast(
     tensor: TensorLike,
     root_rank: int,
@@ -101,6 +105,7 @@ def broadcast(
 
 
 @do_not_convert
+@collective
 def alltoall(
     tensor: TensorLike,
     splits: TensorLike | None = None,
@@ -128,6 +133,7 @@ def alltoall(
     return rows if splits is None else (rows, received)
 
 
+@collective
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every rank of the process set has called this function."""
     operations.barrier(channel_of(process_set))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
@@ -19,6 +20,7 @@ __all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducesca
 
 
 @do_not_convert
+@collective
 def allreduce(
     tensor: TensorLike | tf.IndexedSlices,
     average: bool | None = None,
@@ -61,6 +63,7 @@ def allreduce(
 
 
 @do_not_convert
+@collective
 def grouped_allreduce(
     tensors: Sequence[TensorLike | tf.IndexedSlices],
     average: bool | None = None,
@@ -93,6 +96,7 @@ def grouped_allreduce(
     return _reduce(tensors, compression, reduction, OperationName(name, ignore_name_scope))
 
 
+@collective
 def _reduce(
     tensors: Sequence[TensorLike | tf.IndexedSlices],
     compression: type[Compressor],
@@ -113,6 +117,7 @@ def _reduce(
     return [results[i] for i in range(len(tensors))]
 
 
+@collective
 def _gather_slices(
     slices: Sequence[tf.IndexedSlices], reduction: Reduction, name: OperationName
 ) -> list[tf.IndexedSlices]:
@@ -138,6 +143,7 @@ def _gather_slices(
 
 
 @do_not_convert
+@collective
 def reducescatter(
     tensor: TensorLike,
     device_dense: str = "",
@@ -171,6 +177,7 @@ def reducescatter(
 
 
 @do_not_convert
+@collective
 def grouped_reducescatter(
     tensors: Sequence[TensorLike],
     device_dense: str = "",
@@ -192,6 +199,7 @@ def grouped_reducescatter(
     return _reduce_and_scatter(tensors, compression, reduction, OperationName())
 
 
+@collective
 def _reduce_and_scatter(
     tensors: Sequence[TensorLike],
     compression: type[Compressor],

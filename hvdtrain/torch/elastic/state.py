@@ -71,6 +71,7 @@ def _is_stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
+@collective
 def _sync(value: Any) -> None:
     if isinstance(value, torch.nn.Module):
         broadcast_module(value, root_rank=0)

@@ -183,6 +183,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+@collective
 def _allocate(
     channel: Channel,
     plan: BucketPlan,

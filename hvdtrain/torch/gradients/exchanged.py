@@ -48,6 +48,7 @@ class Exchanged(Follower):
     the plan of gradients makes way for one of weights.
     """
 
+    @collective
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -170,6 +171,7 @@ class Exchanged(Follower):
         ranks = self.settings.process_set.size() or 0
         return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
+    @collective
     def load(self, state: SavedExchange) -> None:
         """Restore the result of save() (local; collective if it is from after a switch)."""
         members = self.settings.process_set

@@ -169,6 +169,7 @@ class Gradients:
     Parameters may change their dtype, device or memory format: a new plan is then made.
     """
 
+    @collective
     def __init__(
         self,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
@@ -272,6 +273,7 @@ class Gradients:
         if plan is not self.plan:
             self._use_plan(plan)
 
+    @collective
     def _on_gradient(self, index: int, incoming: torch.Tensor | None) -> None:
         """Handle an accumulated gradient; `incoming` is None if its own hook did not report it."""
         # No name for the gradient here: one that is referenced elsewhere is copied.
@@ -392,6 +394,7 @@ class Gradients:
         """Return whether there are complete gradients, and the program has removed them all."""
         return self.complete and all(self.parameters[i].grad is None for i in self._complete())
 
+    @collective
     def _start_over(self) -> None:
         """End a step that the program has skipped, and leave the present gradients to the next one.
 
@@ -530,6 +533,7 @@ class Gradients:
             self._buckets.views.deliver(self.plan.buckets, ())
             self.whole = True
 
+    @collective
     def drop(self) -> None:
         """Discard the gradients that have arrived since the last step.
 
@@ -560,6 +564,7 @@ class Gradients:
         self._versions = []
         self._removed.clear()
 
+    @collective
     def _end_step(self) -> StepUsage | None:
         self._hooks.forget()
         with self._lock:
@@ -567,6 +572,7 @@ class Gradients:
                 self._begin()
             return self._finish() if self.plan.buckets else None
 
+    @collective
     def _finish(self) -> StepUsage:
         try:
             usage = self._reduce_rest()
@@ -577,6 +583,7 @@ class Gradients:
         self._update_plan(usage)
         return usage
 
+    @collective
     def _reduce_rest(self) -> StepUsage:
         self._accept_held()  # of a backward pass that has failed
         step = self._reducer.step
@@ -599,6 +606,7 @@ class Gradients:
         self._give(usage, absent, step.sparse)
         return usage
 
+    @collective
     def _give(
         self, usage: StepUsage, absent: Sequence[int], sparse: Mapping[int, torch.Tensor]
     ) -> None:
@@ -627,6 +635,7 @@ class Gradients:
                     if self.parameters[index].grad is None:
                         self._removed.add(index)
 
+    @collective
     def _update_plan(self, usage: StepUsage) -> None:
         """Change the plan for the next step if needed, and if all ranks take part."""
         if usage.present != len(self._buckets.channel.ranks):
@@ -658,6 +667,7 @@ class Gradients:
             agree_on_change(self._buckets.channel, self._reducer.name, change)
             self._remake_plan()
 
+    @collective
     def _remake_plan(self) -> None:
         self.before_new_buckets()
         weight, kept = self.sample_weight, self._buckets.views.kept()

@@ -48,6 +48,7 @@ def settle_states(
         _average(optimizer, parameters, weight, process_set)
 
 
+@collective
 def _average(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[torch.nn.Parameter],
@@ -103,6 +104,7 @@ class Weights:
     its steps since then if no rank was given sample weights.
     """
 
+    @collective
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -122,6 +124,7 @@ class Weights:
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)
 
+    @collective
     def before_step(self) -> None:
         """Prepare for a step (local; collective before the first one if samples are counted)."""
         check_reduced(self._optimizer, self._parameters)

@@ -31,6 +31,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 @disable_compile
+@collective
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -63,6 +64,7 @@ def allgather_async(
 
 
 @disable_compile
+@collective
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
@@ -148,6 +150,7 @@ class _Allgather(torch.autograd.Function):
         return tuple(allgather_handle(tensors, name, process_set).wait())
 
     @staticmethod
+    @collective
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         averaged = average_gradients(gradients, ctx.process_set)
         own = [torch.tensor(shape[0] if shape else 1, device="cpu") for shape in ctx.shapes]

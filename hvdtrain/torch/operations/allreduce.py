@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.operations.compression import Compression, Compressor
@@ -48,6 +49,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 @disable_compile
+@collective
 def grouped_allreduce(
     tensors: Tensors,
     average: bool | None = None,
@@ -146,6 +148,7 @@ def grouped_allreduce_(
 
 
 @disable_compile
+@collective
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -182,6 +185,7 @@ def allreduce(
 
 
 @disable_compile
+@collective
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -202,6 +206,7 @@ def allreduce_async(
 
 
 @disable_compile
+@collective
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -222,6 +227,7 @@ def allreduce_async_(
 
 
 @disable_compile
+@collective
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.operations.handle import Handle, average_gradients, needs_gradient
@@ -104,6 +105,7 @@ class _Broadcast(torch.autograd.Function):
         return output
 
     @staticmethod
+    @collective
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (averaged,) = average_gradients([gradient], ctx.process_set)
         if context.current().topology.rank != ctx.root_rank:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.collectives.gathers import rows_of_rank
@@ -153,6 +154,7 @@ class _ReduceScatter(torch.autograd.Function):
         return tuple(handle.wait())
 
     @staticmethod
+    @collective
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         check_has_gradient("reducescatter", ctx.op)
         scaled = [gradient * ctx.factor for gradient in gradients]

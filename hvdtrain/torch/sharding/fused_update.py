@@ -296,6 +296,7 @@ class FusedSteps:
         boards: memory for the factor of each rank's gradients, float64 [1] each.
     """
 
+    @collective
     def __init__(self, kind: type, buckets: ParameterBuckets, slices: Slices) -> None:
         self._kind, self._buckets, self._slices = kind, buckets, slices
         self._form = _agreed(find_form(kind) if slices.in_tree else None, buckets)

@@ -73,6 +73,7 @@ class GatherStates(Operation):
         whom = "all members" if to is None else f"member {to}"
         self.request = Request(STEP, name, (("optimizer state for", whom),))
 
+    @collective
     def execute(self, communicator: Communicator) -> dict[int, _Entry]:
         outlines = [outline for (outline,) in exchange(communicator, [self._outline()])]
         self._holders: dict[int, int] = {}  # a rank with a segment of each parameter
@@ -207,6 +208,7 @@ class ScatteredUpdate:
         if targets:
             torch._foreach_copy_(targets, views)
 
+    @collective
     def _prepare(self) -> None:
         """Follow a new plan, and take the state that the optimizer was given."""
         if self._plan is not self.buckets.plan:

@@ -25,6 +25,7 @@ _logger = logging.getLogger("hvdtrain")
 class SharedSteps:
     """Steps of an optimizer on gradients of which each rank has the slices that it owns."""
 
+    @collective
     def __init__(self, optimizer: torch.optim.Optimizer, exchanged: Exchanged) -> None:
         check_elementwise(optimizer)
         self._optimizer, self._exchanged = optimizer, exchanged

@@ -117,6 +117,7 @@ class SharedUpdate:
     buckets until the step, which sums them in the same pass.
     """
 
+    @collective
     def __init__(
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
     ) -> None:
@@ -245,6 +246,7 @@ class SharedUpdate:
         norm = float(total[0]) if largest else float(total[0] / self.nodes) ** (1.0 / kind)
         return torch.tensor(norm, dtype=torch.float64, device="cpu")
 
+    @collective
     def _power_sum(self, kind: float) -> float:
         """Sum this rank's slices; return the sum of powers of their elements, or the largest."""
         fused = self._prepare()

@@ -230,6 +230,7 @@ class ServedKerasLoop(KerasLoop):
     the weights and the optimizer state of the servers.
     """
 
+    @collective
     def __init__(self, recipe: Recipe, step_plan: StepPlan, settings: ParameterServer) -> None:
         super().__init__(recipe, step_plan)
         self._row = VariableRow(self._model.trainable_variables, self._collector.gradients)

@@ -70,6 +70,7 @@ def require_same_options(options: TrainOptions) -> None:
             )
 
 
+@collective
 def refuse_options(message: str) -> None:
     """Make require_same_options() raise on the other ranks, because this one's options are invalid.
 

@@ -246,6 +246,7 @@ S = TypeVar("S", bound=ServedShard)
 class ServedRounds(Generic[S]):
     """A rank's part in the rounds of a parameter server (collective to make)."""
 
+    @collective
     def __init__(
         self,
         settings: ParameterServer,

@@ -37,6 +37,7 @@ class TorchLoop:
     Making one is local, up to the DistributedOptimizer's agreement on the model.
     """
 
+    @collective
     def __init__(self, recipe: Recipe, step_plan: StepPlan, device: torch.device) -> None:
         options = step_plan.options
         self._step_plan, self._device, self._recipe = step_plan, device, recipe
@@ -68,6 +69,7 @@ class TorchLoop:
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         self.gradient_bytes = sum(p.numel() * p.element_size() for p in parameters)
 
+    @collective
     def _make_optimizer(self) -> Any:
         return distributed_optimizer(self._recipe, self._model, self._step_plan.options)
 

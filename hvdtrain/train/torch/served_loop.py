@@ -175,6 +175,7 @@ class ServedLoop(TorchLoop):
     optimizer state of the servers.
     """
 
+    @collective
     def __init__(
         self, recipe: Recipe, step_plan: StepPlan, device: torch.device, settings: ParameterServer
     ) -> None:
