@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outcomes import outcomes
 from ranks import Completed, launch, mpi_python, start
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
@@ -241,36 +242,28 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["nonsense"], "No such command 'nonsense'"),
-        (["-np", "1"], "-np 1 must be at least 2"),
-        (["steps", "--model", "gpt"], "'gpt' is not one of"),
-        (["collectives", "--bytes", "6"], "--bytes 6: give positive multiples of 4"),
-        (["exchange", "--steps", "0"], "--steps 0 must be at least 1"),
-        (
-            ["exchange", "--exchange", "quarter"],
-            "--exchange: exchange 'quarter': the name must be one of",
-        ),
-        (["idle", "--repeats", "0"], "--repeats 0 must be at least 1"),
-        (["idle", "-hostfile", "missing"], "hostfile missing: does not exist"),
-        (["scaling", "--gigabytes", "1"], "both --latency-us and --gigabytes"),
-        (["scaling", "--forward-ms", "1"], "--backward-ms"),
-        (["scaling", "--jitter-ms", "-1"], "--jitter-ms -1 must not be negative"),
-        (["scaling", "--ranks-per-node", "0"], "--ranks-per-node 0 must be at least 1"),
-        (["scaling", "--exchange", "gzip"], "--exchange: "),
-        (["scaling", "--exchange", "auto"], "--exchange auto: predicted are half, nbit, "),
-        (["scaling", "--exchange", "half:warmup=9"], "without averages before them"),
-    ],
-)
-def test_bad_input_is_one_line(words: list[str], reason: str, tmp_path: Path) -> None:
-    done = bench(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert reason in done.stderr
-    assert done.stderr.startswith("hvdtrain: ")
-    assert done.stderr.count("\n") == 1
+BAD_INPUT: list[tuple[list[str], str]] = [
+    (["nonsense"], "No such command 'nonsense'"),
+    (["-np", "1"], "-np 1 must be at least 2"),
+    (["steps", "--model", "gpt"], "'gpt' is not one of"),
+    (["collectives", "--bytes", "6"], "--bytes 6: give positive multiples of 4"),
+    (
+        ["exchange", "--exchange", "quarter"],
+        "--exchange: exchange 'quarter': the name must be one of",
+    ),
+    (["scaling", "--gigabytes", "1"], "both --latency-us and --gigabytes"),
+    (["scaling", "--forward-ms", "1"], "--backward-ms"),
+    (["scaling", "--exchange", "auto"], "--exchange auto: predicted are half, nbit, "),
+]
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    found = outcomes([["bench", *words] for words, _ in BAD_INPUT], tmp_path)
+    for (_, reason), done in zip(BAD_INPUT, found, strict=True):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert reason in done.stderr
+        assert done.stderr.startswith("hvdtrain: ")
+        assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

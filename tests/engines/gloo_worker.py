@@ -130,30 +130,6 @@ def _listening() -> dict[str, str]:
     return {name: address for name, address in listening.items() if name in own}
 
 
-def late_rank() -> object:
-    """A rank that comes late costs the others next to nothing."""
-    c = join().communicator
-    c.barrier()
-    if c.rank == 1:
-        hear("rank 0 has waited")
-        wait(begin(c))
-        return None
-    pending = begin(c)
-    started, burnt = time.monotonic(), _burnt_by_others()
-    while (waited := time.monotonic() - started) < 3:
-        assert not pending.test()
-        time.sleep(0.01)
-    share = (_burnt_by_others() - burnt) / waited
-    say("rank 0 has waited")
-    wait(pending)
-    return share
-
-
-def _burnt_by_others() -> float:
-    """Return the time on a core of all threads but this one: to ask takes this one some, too."""
-    return time.process_time() - time.thread_time()
-
-
 def gone_rank() -> object:
     """A rank whose connections end is an error for those that wait for it, at once."""
     c = join().communicator
@@ -213,7 +189,7 @@ def automatic() -> object:
 
 _HERE = (socket.gethostname(), "here")
 
-CASES = (halves, integers, splits, sockets, late_rank, gone_rank, again, network, automatic)
+CASES = (halves, integers, splits, sockets, gone_rank, again, network, automatic)
 
 if __name__ == "__main__":
     run_each({case.__name__: case for case in CASES}, sys.argv[1:])

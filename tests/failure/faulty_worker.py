@@ -62,20 +62,8 @@ def in_other_orders() -> None:
         b.wait()
 
 
-def broadcast() -> None:
-    operations.broadcast(world(), values(), (12,), 0, "numbers").run()
-
-
-def allgather() -> None:
-    operations.allgather(world(), [values()], [(12,)], "numbers").run()
-
-
 def alltoall() -> None:
     operations.alltoall(world(), values(), (12,), None, "numbers").run()
-
-
-def reducescatter() -> None:
-    operations.reducescatter(world(), [values()], [(12,)], ReduceOp.SUM, "numbers").run()
 
 
 def process_set() -> None:

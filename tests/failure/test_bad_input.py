@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from paths import TESTS, TRAINING
+from outcomes import outcomes
+from paths import TESTS
 from ranks import Completed, launch, run_ranks, start
 
-from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 
 WORKER = TESTS / "train" / "train_worker.py"
-COMMANDS_WORKER = TRAINING / "commands_worker.py"
 LIMIT_SECONDS = 300
 JOB = ["-m", "hvdtrain", "train"]
 
@@ -76,14 +75,10 @@ OPTIONS: list[tuple[list[object], list[str]]] = [
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Completed]:
     """Return what came of each of OPTIONS: one process reads one after the other."""
-    commands = json.dumps([["train", *map(str, arguments)] for arguments, _ in OPTIONS])
     folder = tmp_path_factory.mktemp("options")
-    with start([sys.executable, COMMANDS_WORKER, commands], cwd=folder) as job:
-        done = job.wait(LIMIT_SECONDS)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        (results,) = job.results(1)
+    found = outcomes([["train", *arguments] for arguments, _ in OPTIONS], folder)
     assert list(folder.iterdir()) == []
-    return [Completed(result["code"], result["out"], result["err"], 0.0) for result in results]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -99,15 +94,7 @@ def test_options(number: int, words: list[str], refusals: list[Completed]) -> No
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_command_by_itself(tmp_path: Path) -> None:
-    done = alone(["emnist"], tmp_path)
-    assert_refused(done, "emnist", "digits")
-    assert len(done.stderr.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_options_on_two_ranks(tmp_path: Path) -> None:
-    assert_refused(on_two_ranks(["emnist"], tmp_path), "emnist", "digits")
     assert_refused(on_two_ranks(["digits", "--epochs", 0], tmp_path), "--epochs")
 
 
@@ -120,7 +107,6 @@ def test_options_on_two_ranks(tmp_path: Path) -> None:
             ["--seed differs between ranks (rank 0: 1; rank 1: 2)"],
         ),
         ([], ["--lr", -1], ["rank 1: --lr must be a positive number"]),
-        (["--speed", "high"], [], ["--speed"]),
     ],
 )
 def test_options_of_one_rank(
@@ -153,13 +139,6 @@ def test_a_rank_whose_weights_moved_ends_the_job(tmp_path: Path) -> None:
     assert line.startswith("hvdtrain: step 5: weight 'model.0.weight' differs between ranks 0, 1")
 
 
-def test_a_damaged_sample_is_told_by_the_rank_that_reads_it(tmp_path: Path) -> None:
-    code, lines = ended_by("damaged", ["--global-batch-size", 12], tmp_path)
-    rank = epoch_permutation(100, 0, 0).tolist().index(99) % 12 // 6
-    assert rank == 1
-    assert (code, lines) == (2, ["[rank 1/2] sample 99 is damaged: mend it"])
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train one epoch and return its directory."""
@@ -189,12 +168,6 @@ def test_out_holds_results(run: Path, tmp_path: Path) -> None:
     done = alone(["digits", "--out", run], tmp_path)
     assert_refused(done, str(run), "--resume auto", "--out")
     assert sorted(run.iterdir()) == before
-
-
-def test_truncated_checkpoint(truncated: Path, tmp_path: Path) -> None:
-    done = alone(["digits", "--resume", truncated, "--out", tmp_path / "out"], tmp_path)
-    assert_refused(done, str(truncated), "damaged")
-    assert not (tmp_path / "out").exists()
 
 
 def test_every_rank_refuses(run: Path, truncated: Path, tmp_path: Path) -> None:

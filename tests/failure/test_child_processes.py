@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from ranks import launch, run_ranks
 
 WORKER = Path(__file__).parent / "loader_worker.py"
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_data_loader(method: str) -> None:
-    done = run_ranks(WORKER, 2, args=[method], timeout_seconds=300)
+def test_workers_of_a_data_loader() -> None:
+    done = run_ranks(WORKER, 2, timeout_seconds=300)
     assert "[rank" not in done.stderr
 
 
 def test_init_at_the_top_level_of_a_script_that_spawns() -> None:
-    with launch(WORKER, 2, args=["spawn", "unguarded"]) as job:
+    with launch(WORKER, 2, args=["unguarded"]) as job:
         done = job.wait(300)
         job.assert_nothing_left()
     assert done.returncode != 0

@@ -44,7 +44,7 @@ def stop_for_a_while(pid: int) -> None:
     ("mpi", "engine", "shared_memory"),
     [
         ("openmpi", "mpi", "1"),
-        ("openmpi", "gloo", "1"),
+        pytest.param("openmpi", "gloo", "1", marks=pytest.mark.soak),
         pytest.param("mpich", "mpi", "0", marks=pytest.mark.mpich),
     ],
 )

@@ -55,11 +55,3 @@ def test_with_keras(victim: int, wanted: int) -> None:
     """A rank that joins begins with a step that the others take in their reset callback."""
     results = survive(tensorflow_python(), "elastic_keras.py", victim, keras_variables(), wanted)
     assert [result["epoch"] for result in results] == [3, 3]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("victim", [0, 1])
-def test_with_a_tape(victim: int) -> None:
-    results = survive(tensorflow_python(), "elastic_tape.py", victim, keras_variables())
-    # The fourth step of three ranks is the last that is committed; then come those of two.
-    assert [result["batch"] for result in results] == [3 + 24 // LEFT - 1] * LEFT

@@ -56,15 +56,6 @@ def test_a_shared_optimizer_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_checkpoint_is_later_than_the_snapshot(tmp_path: Path) -> None:
-    """Rank 0 completes the file before it goes on."""
-    summary = survive(tmp_path, 3, "1:11:backward", *SHARED, *EVERY, recipe=PLAIN)
-    (failure,) = summary["failures"]
-    assert (failure["step"], failure["again"]) == (9, 1)
-    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize(
     "kills",
     [
@@ -79,14 +70,6 @@ def test_a_checkpoint_is_later_than_the_snapshot(tmp_path: Path) -> None:
 def test_a_shared_optimizer_goes_on_from_other_moments(kills: str, tmp_path: Path) -> None:
     summary = survive(tmp_path, 4, kills, *SHARED, *EVERY, recipe=PLAIN)
     assert all(failure["again"] == 0 for failure in summary["failures"] if failure["left"])
-    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
-
-
-@pytest.mark.soak
-def test_both_holders_are_killed(tmp_path: Path) -> None:
-    """The last rank goes on from a checkpoint, unless one of them noticed the other's end."""
-    summary = survive(tmp_path, 3, "0:15:forward 1:15:forward", *SHARED, *EVERY, recipe=PLAIN)
-    assert all(failure["step"] in (9, 12) for failure in summary["failures"])
     require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
 
 

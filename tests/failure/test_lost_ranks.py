@@ -85,8 +85,7 @@ def test_optimizers_go_on(how: str) -> None:
     survive("lost_training_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)
 
 
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
-@pytest.mark.parametrize("where", ["watch", "failure_watch"])
+@pytest.mark.parametrize(("where", "shared_memory"), [("watch", "1"), ("failure_watch", "0")])
 def test_a_rank_is_killed_when_all_have_left(where: str, shared_memory: str) -> None:
     """The others end in order: nothing that they would need of it is missing."""
     env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}

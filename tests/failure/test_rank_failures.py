@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import re
 import signal
 import time
@@ -47,7 +45,7 @@ def fail(
     ("mpi", "fault", "variables"),
     [
         ("openmpi", "raises", {}),
-        ("openmpi", "raises_in_own_thread", {}),
+        pytest.param("openmpi", "raises_in_own_thread", {}, marks=pytest.mark.soak),
         ("openmpi", "raises_in_thread", {"HVDTRAIN_ABORT_ON_THREAD_EXCEPTION": "1"}),
         pytest.param("mpich", "raises", {}, marks=pytest.mark.mpich),
     ],
@@ -64,8 +62,7 @@ def test_an_exception(mpi: str, fault: str, variables: Mapping[str, str]) -> Non
     ("mpi", "engine", "shared_memory"),
     [
         ("openmpi", "mpi", "1"),
-        ("openmpi", "mpi", "0"),
-        pytest.param("openmpi", "mpi", "numpy", marks=pytest.mark.soak),
+        pytest.param("openmpi", "mpi", "0", marks=pytest.mark.soak),
         ("openmpi", "gloo", "1"),
         pytest.param("mpich", "mpi", "1", marks=pytest.mark.mpich),
         pytest.param("mpich", "mpi", "0", marks=pytest.mark.mpich),
@@ -102,7 +99,7 @@ def test_a_rank_that_leaves_while_others_wait(mpi: str) -> None:
     "fault",
     [
         "leaves_in_the_middle_of_a_step",
-        "leaves_in_backward_before_its_peers",
+        pytest.param("leaves_in_backward_before_its_peers", marks=pytest.mark.soak),
         "leaves_between_backward_and_step",
     ],
 )
@@ -173,7 +170,7 @@ if hvd.rank() == 0:
     ("mpi", "slots"),
     [
         ("openmpi", [2, 1]),
-        ("openmpi", [1, 1, 1]),
+        pytest.param("openmpi", [1, 1, 1], marks=pytest.mark.soak),
         pytest.param("mpich", [2, 1], marks=pytest.mark.mpich),
     ],
     ids=str,
@@ -225,25 +222,11 @@ except PeerFailureError:
 """
 
 
-@pytest.mark.parametrize("whom", ["rank", "launcher"])
-def test_a_kill_at_any_moment(whom: str) -> None:
-    """From the start of Python to the middle of a step; another moment in each run of the test."""
-    with launch(WORKER, 3, args=["goes_on"]) as job:
-        pids = job.rank_pids(3)
-        seconds, rank = random.uniform(0, 4), random.randrange(3)
-        print(f"{f'rank {rank}' if whom == 'rank' else whom} is killed after {seconds:.3f} s")
-        time.sleep(seconds)
-        os.kill(pids[rank] if whom == "rank" else job.process.pid, signal.SIGKILL)
-        job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
-
-
 @pytest.mark.parametrize(
     ("mpi", "shared_memory"),
     [
-        ("openmpi", "0"),
+        pytest.param("openmpi", "0", marks=pytest.mark.soak),
         ("openmpi", "1"),
-        pytest.param("openmpi", "numpy", marks=pytest.mark.soak),
         pytest.param("mpich", "1", marks=pytest.mark.mpich),
     ],
 )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from outcomes import outcomes
 from ranks import Completed, mpi_python, start
 
 HOSTFILES = {
@@ -30,39 +31,39 @@ def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Comple
     return done
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "--", "train"], "how many ranks? Pass -np N, or name a hostfile"),
-        (["run", "-np", 0], "-np 0 must be at least 1"),
-        (["run", "-np", "abc"], "'abc' is not a valid integer. (see 'hvdtrain run --help')"),
-        (["run", "-np", 2, "nosuch.py"], "there is no file nosuch.py: name an existing script"),
-        (["run", "-np", 2, "nosuch"], "'nosuch' cannot be run by ranks: name a script, or"),
-        (["run", "--numranks", 2], "Did you mean '--num-ranks'?"),
-        (["run", "-np", 2, "python", "a.py"], "leave out 'python', and begin with the script"),
-        (["run", "-np", 2, "-hostfile", "none"], "hostfile none: does not exist: see hostfiles/"),
-        (["run", "-np", 2, "-hostfile", "word"], "word:1: 'slot=2': Open MPI knows slots=,"),
-        (["run", "-np", 2, "-hostfile", "number"], "'slots=two': needs an integer of at least 1"),
-        (["run", "-np", 2, "-hostfile", "mpich"], "write 'localhost slots=2'"),
-        (["run", "-np", 2, "-hostfile", "empty"], "names no host: write one host per line"),
-        (["run", "-np", 2, "-hostfile", "few"], "2 ranks need more than the 1 slots of"),
-        (["run", "-np", 2, "--interface", "eth77"], "--interface eth77: this host has "),
-        (["train", "--epoch", 3], "Did you mean one of: '--epochs', '--warmup-epochs'?"),
-        (["train", "my.py"], "recipe my.py cannot be read: No such file or directory"),
-        (["evaluate", "nowhere"], "nowhere is not the directory of a run"),
-        (["report", "nowhere"], "nowhere: there is no such directory"),
-        (["train", "--resume", "."], "--resume . is a directory: go on there with --resume auto"),
-    ],
-)
-def test_commands(words: list[object], said: str, tmp_path: Path) -> None:
+COMMANDS: list[tuple[list[object], str]] = [
+    (["run", "--", "train"], "how many ranks? Pass -np N, or name a hostfile"),
+    (["run", "-np", 0], "-np 0 must be at least 1"),
+    (["run", "-np", "abc"], "'abc' is not a valid integer. (see 'hvdtrain run --help')"),
+    (["run", "-np", 2, "nosuch.py"], "there is no file nosuch.py: name an existing script"),
+    (["run", "-np", 2, "nosuch"], "'nosuch' cannot be run by ranks: name a script, or"),
+    (["run", "--numranks", 2], "Did you mean '--num-ranks'?"),
+    (["run", "-np", 2, "python", "a.py"], "leave out 'python', and begin with the script"),
+    (["run", "-np", 2, "-hostfile", "none"], "hostfile none: does not exist: see hostfiles/"),
+    (["run", "-np", 2, "-hostfile", "word"], "word:1: 'slot=2': Open MPI knows slots=,"),
+    (["run", "-np", 2, "-hostfile", "number"], "'slots=two': needs an integer of at least 1"),
+    (["run", "-np", 2, "-hostfile", "mpich"], "write 'localhost slots=2'"),
+    (["run", "-np", 2, "-hostfile", "empty"], "names no host: write one host per line"),
+    (["run", "-np", 2, "-hostfile", "few"], "2 ranks need more than the 1 slots of"),
+    (["run", "-np", 2, "--interface", "eth77"], "--interface eth77: this host has "),
+    (["train", "--epoch", 3], "Did you mean one of: '--epochs', '--warmup-epochs'?"),
+    (["train", "my.py"], "recipe my.py cannot be read: No such file or directory"),
+    (["evaluate", "nowhere"], "nowhere is not the directory of a run"),
+    (["report", "nowhere"], "nowhere: there is no such directory"),
+    (["train", "--resume", "."], "--resume . is a directory: go on there with --resume auto"),
+]
+
+
+def test_commands(tmp_path: Path) -> None:
     for name, text in HOSTFILES.items():
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.iterdir())
-    done = hvdtrain(words, tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("hvdtrain: ")
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    found = outcomes([words for words, _ in COMMANDS], tmp_path)
+    for (words, said), done in zip(COMMANDS, found, strict=True):
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert done.stderr.startswith("hvdtrain: "), words
+        assert said in done.stderr, words
+        assert len(done.stderr.splitlines()) == 1, words
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -77,6 +77,7 @@ def test_mpich_without_a_framework() -> None:
     assert problems(done) == ["no framework is installed: pip install 'hvdtrain[torch]'"]
 
 
+@pytest.mark.soak
 def test_without_a_compiler_it_lists_what_needs_one(tmp_path: Path) -> None:
     missing = "no C++ compiler (c++, g++, clang++): apt install g++, or load your site's compiler"
     done = check(env={"PATH": tmp_path, "XDG_CACHE_HOME": tmp_path, "CXX": None})
@@ -120,6 +121,7 @@ def test_a_framework_that_does_not_load_and_a_setting_that_makes_no_sense(tmp_pa
     assert "not tried, because of what is wrong with settings" in done.stdout
 
 
+@pytest.mark.soak
 def test_an_mpi_that_does_not_start() -> None:
     done = check("--json", env={"OMPI_MCA_pml": "nonsense"})
     report = json.loads(done.stdout)

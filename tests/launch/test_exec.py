@@ -76,16 +76,6 @@ for _ in range(3):
 print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_sync}: "
       f"{total.numpy()}", flush=True)
 """
-# Keras' own initialization seeds with a sum over all ranks; the sum of both ranks is seen too.
-KERAS_ON_JAX = """
-import jax
-import keras
-
-keras.distribution.initialize()
-total = jax.pmap(lambda x: jax.lax.psum(x, "all"), axis_name="all")
-mine = jax.numpy.asarray([jax.process_index() + 1.0])
-print(f"rank {jax.process_index()} of {jax.process_count()}: {total(mine).item(0)}", flush=True)
-"""
 
 
 def place(rank: int) -> ClusterRank:
@@ -198,30 +188,6 @@ def test_a_script_of_a_strategy(tmp_path: Path) -> None:
         timeout_seconds=300,
     )
     assert {"worker 0 of 2: 9.0", "worker 1 of 2: 9.0"} <= set(done.stdout.splitlines())
-
-
-@pytest.mark.soak
-def test_a_module_of_keras_on_jax(tmp_path: Path) -> None:
-    (tmp_path / "keras_on_jax.py").write_text(KERAS_ON_JAX)
-    done = run_ranks(
-        [*EXEC, "-m", "keras_on_jax"],
-        2,
-        python=tensorflow_python(),
-        env=keras_variables("jax") | {"PYTHONPATH": str(tmp_path)},
-        timeout_seconds=300,
-    )
-    assert {"rank 0 of 2: 3.0", "rank 1 of 2: 3.0"} <= set(done.stdout.splitlines())
-
-
-@pytest.mark.mpich
-def test_under_mpich() -> None:
-    done = run_ranks([*EXEC, "--print"], 2, mpi="mpich")
-    lines = done.stdout.splitlines()
-    assert lines.count("MASTER_ADDR=127.0.0.1") == 2
-    assert sorted(x for x in lines if x.startswith("LOCAL_RANK=")) == [
-        "LOCAL_RANK=0",
-        "LOCAL_RANK=1",
-    ]
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, MPICH])

@@ -92,23 +92,6 @@ while len(list(folder.glob("*.runs"))) < 2:
 print("the chief is done", flush=True)
 sys.exit(int(sys.argv[1]))
 """
-MULTI_WORKER = """
-import keras, numpy, tf_keras
-import tensorflow as tf
-
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-inputs = numpy.random.RandomState(0).rand(64, 4).astype("float32")
-for library in (keras, tf_keras):
-    with strategy.scope():
-        model = library.Sequential([library.layers.Input([4]), library.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    try:
-        model.fit(inputs, inputs.sum(1), batch_size=16, verbose=0)
-        said = f"trained on {strategy.num_replicas_in_sync}"
-    except ValueError as error:
-        said = str(error).partition("(")[0].strip()
-    print(f"{library.__name__}: {said}", flush=True)
-"""
 
 
 @pytest.mark.parametrize(
@@ -283,21 +266,3 @@ def test_a_chief_that_fails_ends_the_job(tmp_path: Path) -> None:
 def test_which_jobs_end_with_a_chief() -> None:
     assert has_waiting_ranks(["chief", "worker", "worker", "ps"])
     assert not any(has_waiting_ranks(roles) for roles in (["chief", "worker"], ["ps"], []))
-
-
-@pytest.mark.soak
-def test_what_keras_can_do_under_a_strategy(tmp_path: Path) -> None:
-    """docs/other-libraries.md says so."""
-    script = tmp_path / "workers.py"
-    script.write_text(MULTI_WORKER)
-    done = run_ranks(
-        [*EXEC, str(script)],
-        2,
-        python=tensorflow_python(),
-        env=keras_variables(),
-        timeout_seconds=300,
-    )
-    lines = sorted(done.stdout.splitlines())
-    assert lines[0] == lines[1]
-    assert lines[0].startswith("keras: Attempt to convert a value")
-    assert lines[2:] == ["tf_keras: trained on 2"] * 2

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts import AGENT, AGENT_ARGS, require_hosts
+from hosts import AGENT, require_hosts
 from mpis import MPICH, OPEN_MPI_4
 from ranks import Completed, mpi_python, run_ranks, start
 
+from hvdtrain.cli.main import main
 from hvdtrain.launch.hosts.formats import FORMATS
 from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, with_slots
 
@@ -29,21 +28,13 @@ AGENT_VARIABLES: dict[str, dict[str, object]] = {
     "openmpi4": {"OMPI_MCA_plm_rsh_agent": AGENT},
     "mpich": {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": AGENT},
 }
+HostsOf = Callable[..., tuple[str, str]]
 LIBRARIES = {"openmpi": "Open MPI v5", "openmpi4": "Open MPI v4", "mpich": "MPICH"}
 
 
 @pytest.fixture
 def two_hosts() -> None:
     require_hosts()
-
-
-@pytest.mark.usefixtures("two_hosts")
-@pytest.mark.parametrize("mpi", MPIS)
-def test_two_nodes(mpi: str, tmp_path: Path) -> None:
-    done = run_ranks(
-        WORKER, 4, mpi=mpi, hostfile=two_nodes(mpi, tmp_path), launcher_args=AGENT_ARGS[mpi]
-    )
-    assert_two_nodes(done, mpi)
 
 
 @pytest.mark.usefixtures("two_hosts")
@@ -112,26 +103,22 @@ def assert_two_nodes(done: Completed, mpi: str) -> None:
         assert result["library"].startswith(LIBRARIES[mpi])
 
 
-@pytest.mark.usefixtures("two_hosts")
-@pytest.mark.parametrize("mpi", MPIS)
-def test_hosts_of_slurm_as_this_mpi_wants_them(mpi: str, tmp_path: Path) -> None:
-    job = {"SLURM_JOB_NODELIST": "nodea,nodeb", "SLURM_TASKS_PER_NODE": "2(x2)"}
-    line = [
-        sys.executable,
-        "-m",
-        "hvdtrain",
-        "hosts",
-        "--from",
-        "slurm",
-        "--to",
-        GRAMMARS[mpi],
-        "-np",
-        "4",
-    ]
-    done = subprocess.run(line, env=os.environ | job, capture_output=True, text=True, check=True)
-    (tmp_path / "hosts").write_text(done.stdout)
-    ran = run_ranks(WORKER, 4, mpi=mpi, hostfile=tmp_path / "hosts", launcher_args=AGENT_ARGS[mpi])
-    assert_two_nodes(ran, mpi)
+@pytest.fixture
+def hosts_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> HostsOf:
+    """Return what has `hvdtrain hosts` read a text, and returns what it writes and complains of."""
+    monkeypatch.chdir(tmp_path)
+
+    def of(text: str, *words: str, code: int) -> tuple[str, str]:
+        Path("hosts").write_text(text)
+        with pytest.raises(SystemExit) as end:
+            main(["hosts", "--from", "hosts", *words])
+        assert (end.value.code or 0) == code
+        told, complained = capsys.readouterr()
+        return told, complained
+
+    return of
 
 
 @pytest.mark.parametrize(
@@ -145,14 +132,11 @@ def test_hosts_of_slurm_as_this_mpi_wants_them(mpi: str, tmp_path: Path) -> None
         ("a 2\n", [], "hosts:1: '2': Open MPI ignores it: write 'a slots=2'"),
     ],
 )
-def test_hosts_are_checked(text: str, words: list[str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text(text)
-    line = [sys.executable, "-m", "hvdtrain", "hosts", "--from", "hosts", "--check", *words]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_hosts_are_checked(text: str, words: list[str], message: str, hosts_of: HostsOf) -> None:
     right = message.endswith("slots")
-    assert done.returncode == (0 if right else 2)
-    assert message in (done.stdout if right else done.stderr)
-    assert (done.stdout + done.stderr).count("\n") == 1
+    told, complained = hosts_of(text, "--check", *words, code=0 if right else 2)
+    assert message in (told if right else complained)
+    assert (told + complained).count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -175,12 +159,9 @@ def test_hosts_are_checked(text: str, words: list[str], message: str, tmp_path: 
     ],
 )
 def test_what_a_conversion_loses_is_said(
-    text: str, to: str, written: str, said: str, tmp_path: Path
+    text: str, to: str, written: str, said: str, hosts_of: HostsOf
 ) -> None:
-    (tmp_path / "hosts").write_text(text)
-    line = [sys.executable, "-m", "hvdtrain", "hosts", "--from", "hosts", "--to", to]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == (0 if written else 2)
-    assert done.stdout == written
-    assert said in done.stderr
-    assert done.stderr.count("\n") == bool(said)
+    told, complained = hosts_of(text, "--to", to, code=0 if written else 2)
+    assert told == written
+    assert said in complained
+    assert complained.count("\n") == bool(said)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import chromium, low_contrasts, open_page
+from browser import chromium, open_page
 from made_runs import make_run
 from playwright.sync_api import Browser, Locator, Page
 
@@ -139,27 +138,6 @@ def test_ranks_that_were_lost_or_joined_are_marked(browser: Browser, runs: Path)
         assert opened.page.inner_text("#losses h3") == "one"
 
 
-def test_keys_and_fingers_read_values_too(browser: Browser, runs: Path) -> None:
-    known = lines(runs / "one")
-    with open_page(browser, runs / "one.html", has_touch=True) as opened:
-        page, plot = opened.page, chart(opened.page, "loss")
-        page.get_by_label("epoch", exact=True).check(force=True)
-        plot.focus()
-        for _ in range(20):
-            page.keyboard.press("ArrowRight")
-        text, at = shown(plot, "epoch")["step"]
-        assert (float(at), float(text)) == (1.0, known["step", 200]["loss"])
-        assert text in page.inner_text("#spoken")
-        page.keyboard.press("Escape")
-        assert not plot.locator(".reading").is_visible()
-        box = plot.locator(".u-over").bounding_box()
-        assert box is not None
-        page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + 40)
-        text, at = shown(plot, "epoch")["test"]
-        assert (float(at), float(text)) == (3.0, known["test", 600]["loss"])
-        assert opened.faults == []
-
-
 def test_the_slow_rank_is_named_and_seen(browser: Browser, runs: Path) -> None:
     with open_page(browser, runs / "one.html") as opened:
         page = opened.page
@@ -208,43 +186,6 @@ def test_runs_side_by_side(browser: Browser, runs: Path) -> None:
         page.mouse.up()
         page.get_by_role("button", name="Show all again").click()
         assert (opened.faults, opened.requests) == ([], [])
-
-
-def test_a_phone_scrolls_down_only(browser: Browser, runs: Path) -> None:
-    for name in ("one.html", "all.html"):
-        with open_page(browser, runs / name, width=PHONE, has_touch=True) as opened:
-            page, plot = opened.page, chart(opened.page, "loss")
-            assert page.evaluate("document.documentElement.scrollWidth") == PHONE
-            box = plot.locator(".u-over").bounding_box()
-            assert box is not None
-            assert box["width"] > 0.6 * PHONE
-            page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + 40)
-            reading = plot.locator(".reading").bounding_box()
-            assert reading is not None
-            assert reading["x"] >= 0
-            assert reading["x"] + reading["width"] <= PHONE
-            assert opened.faults == []
-
-
-def test_light_and_dark_can_be_read(browser: Browser, runs: Path) -> None:
-    for scheme in ("light", "dark"):
-        with open_page(browser, runs / "all.html", color_scheme=scheme) as opened:
-            page = opened.page
-            ground = "getComputedStyle(document.body).backgroundColor"
-            seen = {scheme: page.evaluate(ground)}
-            assert low_contrasts(page) == []
-            other = "dark" if scheme == "light" else "light"
-            page.get_by_label(other.capitalize()).check(force=True)
-            seen[other] = page.evaluate(ground)
-            assert low_contrasts(page) == []
-            assert seen == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 22, 27)"}
-            # The browser keeps the choice in a process of its own, which may take a moment.
-            deadline = time.monotonic() + 60
-            page.reload()
-            while page.evaluate(ground) != seen[other]:
-                assert time.monotonic() < deadline
-                page.reload()
-            assert opened.faults == []
 
 
 def test_names_cannot_break_out_of_the_page(browser: Browser, tmp_path: Path) -> None:

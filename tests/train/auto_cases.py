@@ -11,7 +11,7 @@ from forced_costs import SLOW, forced_costs
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.gradients.exchange import ExchangeState, StepInfo
+from hvdtrain.core.gradients.exchange import StepInfo
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.types import DType
 
@@ -87,51 +87,8 @@ def on_one_node_the_average_is_chosen_at_once() -> int:
     return 1
 
 
-def a_choice_goes_through_a_checkpoint() -> int:
-    """Runs of several methods in one bucket; a state from before the choice begins anew."""
-    for nodes in far_apart():
-        plan = plan_of(DTYPE, LIMITS[0])
-        given = forced_costs(plan, LARGEST)
-        driven = Driven(AutoExchange("+".join(NAMES), STEPS, given), plan, tensors=False)
-        early = driven.exchange.state()
-        for step in range(FIRST + 2):
-            take(driven, step, nodes)
-        state = driven.exchange.state()
-        resumed = Driven(AutoExchange("+".join(NAMES), STEPS, given), plan, tensors=False)
-        resumed.exchange.load(state)
-        for step in (FIRST + 2, FIRST + 3):
-            pairs = zip(take(driven, step, nodes), take(resumed, step, nodes), strict=True)
-            for one, other in pairs:
-                assert (one == other).all()
-                BITS.update(one.tobytes())
-        assert isinstance(resumed.exchange, AutoExchange)
-        assert set((resumed.exchange.chosen or {}).values()) == {"average", *NAMES}
-        resumed.exchange.load(early)
-        assert resumed.exchange.chosen is None
-    return len(far_apart())
-
-
-def another_number_of_ranks_chooses_anew() -> int:
-    for nodes in far_apart():
-        plan = plan_of(DTYPE, LIMITS[0])
-        auto = AutoExchange("+".join(NAMES), STEPS, forced_costs(plan, LARGEST))
-        driven = Driven(auto, plan, tensors=False)
-        for step in range(FIRST):
-            take(driven, step, nodes)
-        shared = dict(auto.state().shared)
-        shared["auto choice"] = shared["auto choice"] + np.eye(1, 6, dtype=np.int64)[0]
-        auto.load(ExchangeState(shared))
-        assert auto.chosen is not None
-        for step in range(FIRST):
-            take(driven, step, nodes)
-            assert (auto.chosen is None) == (step < FIRST - 1)
-    return len(far_apart())
-
-
 AUTO_CASES = (
     a_choice_has_the_bits_of_the_chosen,
     all_ranks_choose_alike,
     on_one_node_the_average_is_chosen_at_once,
-    a_choice_goes_through_a_checkpoint,
-    another_number_of_ranks_chooses_anew,
 )

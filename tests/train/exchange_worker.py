@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -33,7 +33,7 @@ from exchanging import Driven, plan_of, together
 from half_cases import half_types_cross_the_network
 from one_bit import OneBit
 from ranks import report
-from weight_exchange_cases import STATEFUL, WEIGHT_CASES
+from weight_exchange_cases import WEIGHT_CASES
 
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
@@ -43,8 +43,6 @@ from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.objects import allgather_object
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
@@ -162,28 +160,6 @@ def one_bit_with_feedback() -> int:
     return cases
 
 
-def lost(exchange: OneBit, nodes: tuple[int, ...] | None) -> float:
-    """Return how much of all gradients is neither in the results nor in residuals."""
-    driven = Driven(exchange, plan_of(DType.FLOAT64, 200), tensors=False)
-    rest = [np.zeros(count) for count in COUNTS]
-    for step in range(6):
-        own, info = values(step, hvd.rank(), DType.FLOAT64), StepInfo(step, hvd.size())
-        found = exchanged(driven, own, info, nodes)
-        everybody = zip(*of_ranks(step, DType.FLOAT64), strict=True)
-        rest = [r + sum(g) - hvd.size() * f for r, g, f in zip(rest, everybody, found, strict=True)]
-    for residuals in allgather_object(exchange.state().own, "residuals"):
-        rest = [r - residuals[f"residual.p{i}"].reshape(-1) for i, r in enumerate(rest)]
-    return max(float(np.abs(r).max()) for r in rest)
-
-
-def nothing_is_lost_but_to_a_planted_error() -> int:
-    for nodes in (None, *layouts()):
-        assert lost(OneBit(), nodes) < 1e-12
-        if hvd.size() > 1 if nodes is None else len(set(nodes)) > 1:  # something crosses a network
-            assert lost(OneBit(feedback=False), nodes) > 0.1
-    return len(layouts()) + 1
-
-
 def half_types_between_nodes() -> int:
     return sum(
         half_types_cross_the_network(range(hvd.size()) if nodes is None else nodes, made)
@@ -222,39 +198,6 @@ def first_samples_are_plain() -> int:
     with pytest.raises(ValueError, match=r"set optimizer\.sample_weight before each step"):
         exchanged(Driven(make(), plan, tensors=False), gradients[hvd.rank()], weighed(0, None))
     return 1
-
-
-def goes_on(make: Callable[[], Exchange], plan: BucketPlan, tensors: bool) -> None:
-    """Take four steps, and the last two of them also with what a checkpoint has kept."""
-    dtype = plan.specs[0].dtype
-
-    def step(driven: Driven, number: int) -> list[Flat]:
-        own = values(number, hvd.rank(), dtype)
-        flush = number == 1 and driven.exchange.partial
-        return exchanged(driven, own, StepInfo(number, hvd.size(), flush=flush))
-
-    driven = Driven(make(), plan, tensors)
-    driven.begin(values(99, 0, dtype))
-    for number in range(2):
-        step(driven, number)
-    saved, weights = driven.exchange.state(), driven.values()
-    through = [step(driven, number) for number in (2, 3)]
-    resumed = Driven(make(), plan_of(dtype, LIMITS[0]), tensors)
-    resumed.exchange.load(saved)
-    resumed.begin(weights)
-    for number, expected in zip((2, 3), through, strict=True):
-        for one, other in zip(step(resumed, number), expected, strict=True):
-            assert (one == other).all()
-
-
-def state_goes_through_a_checkpoint() -> int:
-    """Residuals do not depend on buckets where scales do not: each rank is a node."""
-    cases = 0
-    for dtype, tensors in kinds():
-        for make in (warmed_up, *STATEFUL):
-            goes_on(make, plan_of(dtype, LIMITS[1]), tensors)
-            cases += 1
-    return cases
 
 
 def wires_of_the_nodes() -> int:
@@ -301,11 +244,9 @@ def main() -> None:
         adasum_combines_steps_of_each_parameter,
         one_bit_with_feedback,
         half_types_between_nodes,
-        nothing_is_lost_but_to_a_planted_error,
         first_steps_are_plain,
         first_samples_are_plain,
         exchange_of_the_page,
-        state_goes_through_a_checkpoint,
         *CASES,
         *AUTO_CASES,
         *WEIGHT_CASES,

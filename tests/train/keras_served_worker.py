@@ -7,7 +7,6 @@ Keras, which it trains itself.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -51,21 +50,6 @@ COMMON: dict[str, Any] = {
 }
 
 
-class Noted:
-    """Samples that note how often each was read while training."""
-
-    def __init__(self) -> None:
-        self._data = points(203, 0)
-        self.seen: Counter[int] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        self.seen[index] += 1
-        return self._data.inputs[index], self._data.labels[index]
-
-
 def recipe(*extra: Any, **parts: Any) -> Recipe:
     """Return two hidden layers, with more layers between them; two servers cut the second."""
     layers = keras.layers
@@ -93,22 +77,6 @@ def decayed(rate: Any) -> Any:
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.1, name="optimizer")
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta"])
     return optimizer
-
-
-def embedded() -> Recipe:
-    """Return a network whose first layer has sparse gradients on TensorFlow."""
-    layers = keras.layers
-    hidden = [layers.Embedding(16, 4, name="vectors"), layers.Flatten()]
-    model = keras.Sequential(
-        [keras.Input([6]), *hidden, layers.Dense(CLASSES, name="scores")], name="net"
-    )
-    data = points(203, 0)
-    data = replace(data, inputs=np.clip(data.inputs * 2 + 5, 0, 15).astype("int32"))
-    targets = replace(data, labels=np.eye(CLASSES, dtype="float32")[data.labels])
-    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
-    # Its variables have shapes that it takes from the first batch.
-    metrics = {"f1": keras.metrics.F1Score(name="f1")}
-    return Recipe(model=model, train=targets, loss=loss, test=targets, metrics=metrics)
 
 
 def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dict[str, Any]:
@@ -150,22 +118,14 @@ def run(
 ) -> dict[str, Any]:
     """Train, and return the summary; with an optimizer also how far plain Keras is from it."""
     out = directory / name
-    noted: list[Recipe] = []
-
-    def making() -> Recipe:
-        noted.append(make())
-        return noted[-1]
-
     asked = TrainOptions(recipe="served.py:recipe", out=out, **{**COMMON, **strategy, **options})
     try:
-        summary = train(asked, making)
+        summary = train(asked, make)
     except UsageError as error:
         return {"refused": str(error)}
     if summary is None:
         return {}
     result = asdict(summary)
-    if isinstance(noted[0].train, Noted):
-        result["seen"] = sorted(noted[0].train.seen.items())
     allgather_object(None, "written")
     if optimizer is not None and context.current().topology.rank == 0:
         dtype = options.get("dtype", "float32")
@@ -183,7 +143,7 @@ def adamw() -> Any:
 
 def all_runs(directory: Path) -> dict[str, Any]:
     started = partial(run, directory)
-    sync, backup = {"strategy": "ps:mode=sync"}, {"strategy": "ps:mode=sync,backup=1"}
+    sync = {"strategy": "ps:mode=sync"}
     made = partial(normed, optimizer=decayed)
     with pytest.MonkeyPatch.context() as patches:
         stop_in_step(patches, 13)  # in the second epoch
@@ -200,10 +160,6 @@ def all_runs(directory: Path) -> dict[str, Any]:
         "reduced": started("stopped", made, {}, resume="auto", epochs=EPOCHS + 1),
         "served": started("stopped", made, sync, resume="auto", epochs=EPOCHS + 2),
         "sync": started("sync", recipe, sync, sgd, dtype="float64"),
-        "sync32": started("sync32", recipe, sync, sgd),
-        "embedded": started("embedded", embedded, sync, sgd, dtype="float64"),
-        "async": started("async", lambda: recipe(train=Noted()), {"strategy": "ps:staleness=1"}),
-        "backup": started("backup", lambda: recipe(train=Noted()), backup),
         "clipped": started("clipped", clipped, sync),
         "limited": started("limited", limited, sync),
         "lamb": started("lamb", partial(recipe, optimizer=keras.optimizers.Lamb), sync),

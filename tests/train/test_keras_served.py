@@ -5,7 +5,6 @@ The protocol and the loops are those of torch, which test_served_training.py tes
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ def test_three_ranks(backend: str, tmp_path: Path) -> None:
         digests = {digest for one in of_ranks for digest in one.get("weights_sha256", ())}
         assert len(digests) == ("refused" not in of_ranks[0]), name
     check_exactness(runs, backend)
-    check_counts(runs)
     assert [runs[name][0]["steps"] for name in ("reduced", "served")] == [3 * 9, 4 * 9]
     refused = {name: of_ranks[-1].get("refused", "") for name, of_ranks in runs.items()}
     assert "clipnorm=1.0 of the recipe's optimizer SGD: leave it out" in refused["clipped"]
@@ -57,26 +55,10 @@ def check_exactness(runs: dict[str, list[dict[str, Any]]], backend: str) -> None
     print(distances)
     for name in ("sgd", "adamw", "resumed"):
         assert distances[name] <= ONE_WORKER[backend], name
-    for name in ("sync", "embedded"):
-        assert distances[name] <= TWO_WORKERS[backend], name
-    assert distances["sync32"] <= 1e-6 * ROUNDS
-
-
-def check_counts(runs: dict[str, list[dict[str, Any]]]) -> None:
-    """Every gradient is applied once or dropped, and workers read every sample in each epoch."""
-    counts = {name: of_ranks[0].get("parameter_server", {}) for name, of_ranks in runs.items()}
-    assert counts["adamw"]["staleness"] == {"0": 2 * ROUNDS}  # two servers
-    assert counts["sync"]["staleness"] == {"0": 2 * ROUNDS}  # two workers
-    assert (counts["async"]["applied"], counts["async"]["dropped"]) == (2 * ROUNDS, 0)
-    assert max(map(int, counts["async"]["staleness"])) <= 3
-    assert (counts["backup"]["applied"], counts["backup"]["dropped"]) == (ROUNDS, ROUNDS)
-    for name in ("async", "backup"):
-        *workers, server = [Counter(dict(one["seen"])) for one in runs[name]]
-        assert not server
-        read = sum(workers, Counter())  # Keras reads the first batch of each `fit` twice
-        assert sorted(read) == list(range(203))
-        assert min(read.values()) == 2
-        assert runs[name][0]["samples"] == 2 * 203
+    assert distances["sync"] <= TWO_WORKERS[backend]
+    for name, of_one_kind in (("adamw", "servers"), ("sync", "workers")):  # two of them
+        counts = runs[name][0]["parameter_server"]
+        assert counts["staleness"] == {"0": 2 * ROUNDS}, of_one_kind
 
 
 @pytest.mark.soak

@@ -77,9 +77,8 @@ SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 # One launch for each number of ranks.
 CASES = {
     1: EXACT | FEW | LONG | STREAM,
-    2: EXACT,
     3: EXACT | WHOLE | NAMED | LOCAL | STREAM | SHORT | DRIFT | SCARCE | LONG,
-    7: EXACT | FEW,
+    7: FEW,
 }
 
 
@@ -131,9 +130,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.parametrize(
     ("size", "case"),
     [
-        *(pytest.param(2, case, marks=pytest.mark.soak) for case in EXACT),
-        *((size, case) for size in (3, 7) for case in EXACT),
-        (3, *LONG),
+        *((3, case) for case in (*EXACT, *LONG)),
     ],
 )
 def test_ranks_give_the_weights_of_one_rank(runs: Runs, size: int, case: str) -> None:

@@ -141,17 +141,6 @@ def test_lines_of_a_prediction(trained: Trained) -> None:
     assert "missing.npy" in trained.refused
 
 
-def test_three_ranks_print_the_same(trained: Trained) -> None:
-    folder = trained.directory
-    outputs = (folder / "outputs.npy").read_bytes()
-    path = checkpoint_files(folder / "run")[-1]
-    by_path: list[object] = ["evaluate", "run", "--checkpoint", path]
-    *told, last = outputs_of(run(3, [*trained.asked, by_path], folder))
-    assert told == trained.told
-    assert (folder / "outputs.npy").read_bytes() == outputs
-    assert json.loads(last) == {**json.loads(told[0]), "checkpoint": str(path)}
-
-
 def test_other_ways_to_the_same_weights(trained: Trained) -> None:
     """From the file of options that a run left; and compiled, but for rounding."""
     runs = [trained.directory / name for name in ("run", "again", "compiled")]

@@ -266,7 +266,6 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
     if keras.backend.backend() != "tensorflow":  # weights of samples are the same on all
         return {"calls": calls, "distance": 0.0}
     assert diverged(options, directory / "diverged").startswith("steps 1 to 3: the training loss")
-    named = {**options, "exchange": "average:predivide=2,warmup=3"}
     # Gradients are averaged, then weights after each step; an odd number of samples is the last
     # batch of the epoch.
     local = {**options, "exchange": "postlocal:after=9,steps=1"}
@@ -276,7 +275,6 @@ def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
     distances = [
         distance_from_plain_keras(served, directory / "served"),
         distance_from_plain_keras(options, directory / "exact"),
-        distance_from_plain_keras(named, directory / "named"),
         distance_from_plain_keras({**options, "shard_optimizer": True}, directory / "shared"),
         distance_from_plain_keras(local, directory / "local", momentum=0.0),
     ]

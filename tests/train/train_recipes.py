@@ -13,7 +13,6 @@ from torch import nn
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
-from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.builtin.digits import recipe as plain
 from hvdtrain.train.recipes.builtin.losses import cross_entropy
@@ -21,7 +20,6 @@ from hvdtrain.train.recipes.recipe import Recipe
 
 __all__ = [
     "Watched",
-    "damaged",
     "drifting",
     "mapped",
     "noisy",
@@ -87,15 +85,6 @@ class Random:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         chance = random.random() + float(np.random.rand()) + torch.rand(4)
         return chance + index / 100, index % 2
-
-
-class Damaged(Random):
-    """The last sample cannot be read."""
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if index == 99:
-            raise UsageError("sample 99 is damaged: mend it")
-        return super().__getitem__(index)
 
 
 class Stream:
@@ -171,10 +160,6 @@ def mapped() -> Recipe:
         test=Random(),
         augment=lambda inputs, generator: inputs * generator.uniform(0.5, 1.5),
     )
-
-
-def damaged() -> Recipe:
-    return replace(mapped(), train=Damaged(), test=None)
 
 
 def streamed(count: int = 60) -> Recipe:

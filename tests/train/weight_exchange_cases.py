@@ -30,13 +30,6 @@ from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.gradients.exchange import Exchange, StepInfo
 from hvdtrain.types import DType
 
-# Exchanges whose state a checkpoint keeps.
-STATEFUL: list[Callable[[], Exchange]] = [
-    lambda: BlockMomentum(steps=1, momentum=0.5, rate=0.75),
-    lambda: DiLoCo(steps=4, fragments=4),
-    lambda: DiLoCo(steps=4, type="int4"),
-]
-
 
 class Ranks:
     """Weights of all ranks that take steps by themselves, in float64.
@@ -104,22 +97,6 @@ def blocks_of_local_steps() -> int:
             driven.use_plan(plan_of(dtype, LIMITS[1]))
         cases += 1
     return cases
-
-
-def a_constant_change_moves_the_model_as_if_ranks_took_turns() -> int:
-    """Each of N ranks changes weights by 0.5 in a block: blocks move them by 0.5 N, also short."""
-    for nesterov in (False, True):
-        exchange = BlockMomentum(steps=5, nesterov=nesterov)
-        driven = Driven(exchange, plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
-        weights = [np.zeros(count) for count in COUNTS]
-        driven.begin(weights)
-        for block in range(121):
-            steps = 5 if block % 3 else 2
-            info = info_of(steps, None)
-            before, weights = weights, exchanged(driven, [w + steps / 10 for w in weights], info)
-        for one, other in zip(weights, before, strict=True):  # of a short block
-            np.testing.assert_allclose(one - other, 0.2 * hvd.size(), rtol=0, atol=1e-9)
-    return 2
 
 
 def what_is_an_average_of_weights() -> int:
@@ -198,24 +175,10 @@ def fragments_are_about_equal() -> int:
     return 1
 
 
-def a_constant_change_of_the_outer_optimizer() -> int:
-    """It moves weights by rate / (1 - momentum) = 7 times the change."""
-    driven = Driven(DiLoCo(steps=2), plan_of(DType.FLOAT64, LIMITS[0]), tensors=False)
-    weights = [np.zeros(count) for count in COUNTS]
-    driven.begin(weights)
-    for _ in range(300):
-        before, weights = weights, exchanged(driven, [w - 0.25 for w in weights], info_of(2, None))
-    for one, other in zip(weights, before, strict=True):
-        np.testing.assert_allclose(one, other - 7 * 0.25, rtol=0, atol=1e-9)
-    return 1
-
-
 WEIGHT_CASES = (
     blocks_of_local_steps,
-    a_constant_change_moves_the_model_as_if_ranks_took_turns,
     what_is_an_average_of_weights,
     an_outer_optimizer,
     pseudo_gradients_in_few_bits,
     fragments_are_about_equal,
-    a_constant_change_of_the_outer_optimizer,
 )

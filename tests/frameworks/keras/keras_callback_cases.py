@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_fit_cases import STEPS, data, dense_model, fit, shared_model, start
+from keras_fit_cases import STEPS, data, dense_model, fit, shared_model
 from keras_optimizer_cases import digest
 from raising import raising
 
@@ -104,50 +104,6 @@ def velocities_are_corrected() -> None:
         np.testing.assert_allclose(keras.ops.convert_to_numpy(model.weights[0]), w, rtol=1e-5)
 
 
-class Extra(keras.callbacks.Callback):
-    """Has a metric on the last rank only."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if hvd.rank() == hvd.size() - 1:
-            logs["extra"] = 7.0
-
-
-def metrics_are_weighted_by_samples() -> None:
-    """Rank r has r + 1 samples a batch, all of which have the target r; the output is 0."""
-    rank, size = hvd.rank(), hvd.size()
-    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, kernel_initializer="zeros")])
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
-    model.compile(optimizer, loss="mse", metrics=["mae"])
-    x = np.ones((2 * (rank + 1), 1), np.float32)
-    held = np.ones((size - rank, 1), np.float32)
-    seen: list[dict[str, float]] = []
-    history = model.fit(
-        x,
-        x * rank,
-        batch_size=rank + 1,
-        validation_data=(held, held * rank),
-        epochs=2,
-        verbose=0,
-        callbacks=[
-            *start(),
-            Extra(),
-            hvd.callbacks.MetricAverageCallback(),
-            keras.callbacks.LambdaCallback(on_epoch_end=lambda _, logs: seen.append(dict(logs))),
-        ],
-    ).history
-    ranks = np.arange(size)
-    want = {
-        "loss": np.average(ranks**2, weights=ranks + 1),
-        "mae": np.average(ranks, weights=ranks + 1),
-        "val_loss": np.average(ranks**2, weights=size - ranks),
-        "val_mae": np.average(ranks, weights=size - ranks),
-    }
-    for name, value in want.items():
-        np.testing.assert_allclose(history[name], [value] * 2, rtol=1e-6)
-        np.testing.assert_allclose([logs[name] for logs in seen], [value] * 2, rtol=1e-6)
-    assert history["extra"] == [7.0] * 2  # on all ranks, so that all decide the same by it
-
-
 class Kinds(keras.callbacks.Callback):
     """Puts into the logs what callbacks may put there, other things on other ranks."""
 
@@ -243,28 +199,6 @@ def metrics_of_different_forms_are_refused_on_all_ranks() -> None:
             model.fit(x, x, verbose=0, callbacks=callbacks)
 
 
-def ranks_stop_together() -> str:
-    """Each rank by itself sees another validation loss."""
-    model = shared_model()
-    x, y = data(seed=hvd.rank())
-    held = (x[0, 0], y[0, 0] * (-1) ** hvd.rank() + hvd.rank())
-    history = fit(
-        model,
-        hvd.rank(),
-        epochs=12,
-        validation_data=held,
-        callbacks=[
-            hvd.callbacks.MetricAverageCallback(),
-            keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.02),
-            keras.callbacks.EarlyStopping(patience=3, min_delta=0.02),
-        ],
-    )
-    told = allgather_object(history.history["val_loss"])
-    assert told == [told[0]] * hvd.size()
-    assert len(told[0]) < 12
-    return digest([*model.weights, model.optimizer.learning_rate])
-
-
 def state_of_rank_0_is_broadcast() -> str:
     model = dense_model(seed=hvd.rank())
     optimizer = keras.optimizers.Adam(0.01)
@@ -307,10 +241,8 @@ CASES = [
     warmup_of_any_number_of_ranks,
     learning_rates_follow_the_formulas,
     velocities_are_corrected,
-    metrics_are_weighted_by_samples,
     metrics_of_every_form_are_averaged,
     metrics_of_different_forms_are_refused_on_all_ranks,
-    ranks_stop_together,
     state_of_rank_0_is_broadcast,
     what_cannot_work_is_refused_at_the_start,
 ]

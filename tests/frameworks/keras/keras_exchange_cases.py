@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import time
-import weakref
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
-from exchange_formulas import OneBitFormula
 from keras_optimizer_cases import (
-    SHAPES,
     STEPS,
     Array,
     assert_close,
@@ -27,11 +22,7 @@ from one_bit import OneBit
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.arrays import fused
 from hvdtrain.core.exchanges.half import round_to_half, widen_half
-from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
-from hvdtrain.core.process_set import global_process_set
 from hvdtrain.types import DType
 
 
@@ -93,30 +84,6 @@ def scaled_gradients(step: int) -> list[Array]:
     return [gradient * np.float32(2.0 ** (10 + step // 2)) for gradient in own(step)]
 
 
-def an_exchange_of_gradients() -> str:
-    """One bit per element, with feedback; each rank counts as a node."""
-    counts = [int(np.prod(shape)) for shape in SHAPES]
-    formula = OneBitFormula(range(hvd.size()), counts)
-    specs = [
-        ParameterSpec(str(number), (count,), (1,), DType.FLOAT32, "float32", "cpu")
-        for number, count in enumerate(counts)
-    ]
-    plan = make_plan(specs, 1 << 20, 1 << 20)
-
-    def combined(step: int) -> list[Array]:
-        every = [
-            [g.astype(np.float64).reshape(-1) for g in gradients(step, rank)]
-            for rank in range(hvd.size())
-        ]
-        found = formula.step(plan, every, [1.0] * hvd.size())
-        return [f.reshape(s).astype(np.float32) for f, s in zip(found, SHAPES, strict=True)]
-
-    make = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
-    mine = stepped(hvd.DistributedOptimizer(make(), exchange=OneBit(hierarchical=False)), own)
-    assert_close(mine, stepped(make(), combined))
-    return digest(mine)
-
-
 def an_exchange_goes_with_one_list_of_gradients() -> None:
     if hvd.size() == 1 or keras.backend.backend() != "torch":  # others say it from a callback
         return
@@ -129,33 +96,9 @@ def an_exchange_goes_with_one_list_of_gradients() -> None:
         stepped(other, own)  # on other variables of the same shapes
 
 
-class Owner:
-    """What stands for a parameter, and holds its exchange."""
-
-    def __init__(self, exchange: OneBit) -> None:
-        self.exchange = exchange
-
-
-def an_exchange_is_released_with_its_last_user() -> None:
-    exchange = OneBit(hierarchical=False)
-    settings = GradientSettings(exchange=exchange)
-    fused.reduce_fused([np.ones(3, np.float32)], [Owner(exchange)], "released", settings)
-    kept = weakref.ref(exchange)
-    del exchange, settings
-    # Other plans take the place of the one that has used it.
-    fused._cache_of(global_process_set.channel()).plans.clear()
-    deadline = time.monotonic() + 120.0  # other threads may still look at what they have done
-    while kept() is not None:
-        assert time.monotonic() < deadline
-        gc.collect()
-        time.sleep(0.001)
-
-
 CASES = [
     half_types_by_name,
     compressed_gradients_by_name,
     residuals_are_not_in_units_of_the_loss_scale,
-    an_exchange_of_gradients,
-    an_exchange_is_released_with_its_last_user,
     an_exchange_goes_with_one_list_of_gradients,
 ]

@@ -125,36 +125,6 @@ def ranks_together_give_what_one_gives() -> str:
     return digest(ends)
 
 
-def embeddings_and_frozen_layers() -> str:
-    """With parts of other sizes on each rank, and layers that get frozen between two fits."""
-    random = np.random.default_rng(3)
-    words = random.integers(0, 9, size=(STEPS, hvd.size() * ROWS, 5))
-    targets = random.normal(size=(STEPS, hvd.size() * ROWS, 1)).astype(np.float32)
-    rank = hvd.rank()  # of which 0 has a row more than ROWS, and 1 has one less
-    own = slice(ROWS * rank + (rank == 1), ROWS * (rank + 1) + (rank == 0))
-    ends = []
-    for part in (slice(None), own):
-        keras.utils.set_random_seed(2)
-        model = keras.Sequential(
-            [
-                keras.Input([5], dtype="int32"),
-                keras.layers.Embedding(9, 4),
-                keras.layers.GlobalAveragePooling1D(),
-                keras.layers.Dense(3, activation="relu"),
-                keras.layers.Dense(1),
-            ]
-        )
-        for frozen in (False, True):
-            model.layers[2].trainable = not frozen
-            optimizer = keras.optimizers.SGD(0.1)
-            optimizer = hvd.DistributedOptimizer(optimizer) if part == own else optimizer
-            model.compile(optimizer, loss="mse", run_eagerly=EAGERLY and part != own)
-            fit(model, None, (words[:, part], targets[:, part]), epochs=1)
-        ends.append([keras.ops.convert_to_numpy(weight) for weight in model.weights])
-    assert_close(ends[1], ends[0])
-    return digest(ends[1])
-
-
 def ranks_agree_on_what_is_finite() -> str:
     """An infinite gradient on one rank: all skip the step, and halve the scale."""
     x, y = data()
@@ -256,55 +226,6 @@ def what_xla_is_to_compile() -> None:
         assert model.jit_compile is (keras.backend.backend() == "jax")
 
 
-def two_optimizers_in_a_loop_of_ones_own() -> str:
-    """On TensorFlow in a function that AutoGraph converts; not on JAX, which has no such loops."""
-    ends = []
-    for rank in (None, hvd.rank()):
-        model = dense_model(seed=5)
-        halves = [layer.trainable_weights for layer in model.layers]
-        optimizers = [make() for make in OPTIMIZERS]
-        if rank is not None:
-            optimizers = [hvd.DistributedOptimizer(optimizer) for optimizer in optimizers]
-        step = step_of(model, list(zip(optimizers, halves, strict=True)))
-        if rank is None and keras.backend.backend() == "tensorflow":
-            step = step.python_function
-        for x, y in zip(*data(), strict=True):
-            part = slice(None) if rank is None else slice(rank, rank + 1)
-            step(*(keras.ops.reshape(a[part], [-1, a.shape[-1]]) for a in (x, y)))
-        ends.append([keras.ops.convert_to_numpy(weight) for weight in model.weights])
-    assert_close(ends[1], ends[0])
-    return digest(ends[1])
-
-
-def step_of(model: Any, parts: list[tuple[Any, list[Any]]]) -> Any:
-    """Return a function that steps each part of a model with its own optimizer."""
-
-    def loss_of(x: Any, y: Any) -> Any:
-        return keras.ops.mean((model(x) - y) ** 2)
-
-    if keras.backend.backend() == "tensorflow":
-        tf = importlib.import_module("tensorflow")
-
-        @tf.function
-        def step(x: Any, y: Any) -> None:
-            with tf.GradientTape(persistent=True) as tape:
-                loss = loss_of(x, y)
-            for optimizer, weights in parts:
-                gradients = tape.gradient(loss, weights)
-                optimizer.apply_gradients(zip(gradients, weights, strict=True))
-
-        return step
-
-    def step_with_torch(x: Any, y: Any) -> None:
-        model.zero_grad()
-        loss_of(x, y).backward()
-        for optimizer, weights in parts:
-            gradients = [weight.value.grad for weight in weights]
-            optimizer.apply_gradients(zip(gradients, weights, strict=True))
-
-    return step_with_torch
-
-
 def the_documented_fit() -> str | None:
     # To import scikit-learn takes longer than all the rest, and JAX compiles for long.
     if hvd.size() > 2 or keras.backend.backend() == "jax":
@@ -327,12 +248,10 @@ def horovods_names() -> None:
 
 CASES = [
     ranks_together_give_what_one_gives,
-    embeddings_and_frozen_layers,
     ranks_agree_on_what_is_finite,
     models_that_fit_builds,
     saved_models,
     what_xla_is_to_compile,
-    *([] if keras.backend.backend() == "jax" else [two_optimizers_in_a_loop_of_ones_own]),
     the_documented_fit,
     horovods_names,
 ]

@@ -110,18 +110,6 @@ def every_optimizer_of_keras() -> str:
     return digest(ends)
 
 
-def what_comes_after_the_reduction() -> str:
-    options: list[dict[str, Any]] = [
-        {"clipnorm": 0.5, "weight_decay": 0.1, "loss_scale_factor": 8.0},
-        {"global_clipnorm": 0.5, "use_ema": True, "ema_overwrite_frequency": 2},
-        {"clipvalue": 0.1, "gradient_accumulation_steps": 2},
-    ]
-    ends = []
-    for option in options:
-        ends += agree(partial(keras.optimizers.SGD, 0.1, momentum=0.9, **option))
-    return digest(ends)
-
-
 def options_of_the_wrapper() -> str:
     def sgd() -> Any:
         return keras.optimizers.SGD(0.1)
@@ -396,7 +384,6 @@ def in_loops_of_jax(x: Any) -> None:
 CASES = [
     *([] if keras.backend.backend() == "torch" else [traced_reductions]),
     every_optimizer_of_keras,
-    what_comes_after_the_reduction,
     options_of_the_wrapper,
     process_sets_and_missing_gradients,
     gradients_that_some_ranks_lack,

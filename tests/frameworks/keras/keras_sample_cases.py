@@ -11,10 +11,10 @@ from typing import Any
 
 import keras
 import numpy as np
-from exchange_formulas import BlockFormula, OfRanks, mean
+from exchange_formulas import mean
 from keras_formula import Simulated
 from keras_optimizer_cases import SHAPES, assert_close, digest, gradients, own, stepped
-from keras_weight_cases import fit_line, line_batches, line_model, local_steps
+from keras_weight_cases import fit_line, line_batches, line_model
 from raising import raising
 
 import hvdtrain.keras as hvd
@@ -121,33 +121,6 @@ def start() -> list[Any]:
     """Return the variables with which `stepped` starts."""
     random = np.random.default_rng(0)
     return [keras.Variable(random.normal(size=shape).astype(np.float32)) for shape in SHAPES]
-
-
-def blocks_of_samples_in_a_loop_of_ones_own() -> str:
-    """Rank r has r + 1 samples in each step, and two steps have as many as a block."""
-    counts = [float(rank + 1) for rank in range(hvd.size())]
-    random = np.random.default_rng(0)
-    start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
-    block = BlockFormula(list(start), hvd.size(), 0.5, 0.75, nesterov=True)
-
-    def blocks(ranks: OfRanks, steps: int) -> list[Any]:
-        found = block.block(ranks, counts, steps / 2, flush=steps == 1)
-        return block.model if steps == 1 else found
-
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.1),
-        exchange=f"blockmomentum:block={int(2 * sum(counts))},momentum=0.5,rate=0.75",
-    )
-    with raising(ValueError, text="sample_weight must be a finite number"):
-        optimizer.sample_weight = -1.0
-    optimizer.sample_weight = hvd.rank() + 1
-    variables = stepped(optimizer, own, 5)
-    optimizer.flush()
-    assert_close(variables, local_steps(blocks), rtol=1e-5)
-    summed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Sum)
-    with raising(ValueError, text="sample_weight needs op=Average"):
-        summed.sample_weight = 1
-    return digest(variables)
 
 
 def fit_counts_samples() -> str:
@@ -321,6 +294,5 @@ CASES = [
     weights_that_nobody_knows_are_warned_of,
     gradients_count_by_samples,
     slices_count_by_samples,
-    blocks_of_samples_in_a_loop_of_ones_own,
     fit_counts_samples,
 ]

@@ -8,13 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 from exchange_formulas import BlockFormula, DiLoCoFormula, OfRanks, mean
-from keras_formula import Batch, Simulated
+from keras_formula import Batch
 from keras_optimizer_cases import (
     SHAPES,
     assert_close,
     digest,
     gradients,
-    mean_gradients,
     own,
     stepped,
 )
@@ -84,28 +83,6 @@ def average_alike(ranks: OfRanks, _: int) -> list[Any]:
     return mean(ranks, [1.0] * hvd.size())
 
 
-def gradients_are_accumulated_for_local_steps() -> str:
-    """Two passes for each step, whose gradients are averaged or added up."""
-
-    def of_passes(step: int, rank: int) -> list[Any]:
-        pairs = zip(gradients(2 * step, rank), gradients(2 * step + 1, rank), strict=True)
-        return [(first + second) / 2 for first, second in pairs]
-
-    expected, ends = local_steps(average_alike, of_passes), []
-    for rate, of_keras, ours in ((0.1, 2, 1), (0.05, None, 2)):
-        inner = keras.optimizers.SGD(rate, gradient_accumulation_steps=of_keras)
-        optimizer = hvd.DistributedOptimizer(
-            inner, exchange="local:steps=2", backward_passes_per_step=ours
-        )
-        variables = stepped(optimizer, own, 10)
-        assert not optimizer.synchronized
-        optimizer.flush()
-        assert optimizer.exchange_state()["steps"] == 5
-        assert_close(variables, expected, rtol=1e-5)
-        ends += variables
-    return digest(ends)
-
-
 def a_rank_leaves_out_an_update_that_is_not_finite() -> str:
     """The last rank in the second step, and halves the scale of its own loss."""
     last = hvd.size() - 1
@@ -126,38 +103,6 @@ def a_rank_leaves_out_an_update_that_is_not_finite() -> str:
     assert float(optimizer.dynamic_scale) == (2.0 if hvd.rank() == last else 4.0)
     assert_close(variables, local_steps(average_alike, finite), rtol=1e-5)
     return digest(variables)
-
-
-def gradients_are_averaged_before_weights() -> str:
-    """Four steps on the mean gradient, until a number or the first lower rate; then two alone."""
-    random = np.random.default_rng(0)
-    model: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
-    rates = [0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]
-    for step in range(4):
-        moved = zip(model, mean_gradients(step), strict=True)
-        model = [w - rates[step] * g for w, g in moved]
-    ranks = [model for _ in range(hvd.size())]
-    for step in range(4, 7):
-        for rank, weights in enumerate(ranks):
-            moved = zip(weights, gradients(step, rank), strict=True)
-            ranks[rank] = [w - rates[step] * g for w, g in moved]
-        if step >= 5:
-            ranks = [mean(ranks, [1.0] * hvd.size())] * hvd.size()
-    ends = []
-    for after in ("4", "rate"):
-        rate = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.2, 0.1])
-        optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(rate), exchange=f"postlocal:after={after},steps=2"
-        )
-        assert not optimizer.exchanges_weights
-        optimizer.flush()  # of nothing
-        variables = stepped(optimizer, own, 7)
-        assert optimizer.exchanges_weights
-        optimizer.flush()
-        assert optimizer.exchange_state()["steps"] == 7
-        assert_close(variables, ranks[0], rtol=1e-5)
-        ends += variables
-    return digest(ends)
 
 
 def line_model(exchange: str) -> Any:
@@ -184,37 +129,6 @@ def fit_line(model: Any, batches: list[list[Batch]], **how: Any) -> None:
     """Fit to the batches of this rank."""
     x, y = (np.concatenate(arrays) for arrays in zip(*batches[hvd.rank()], strict=True))
     model.fit(x, y, batch_size=4, verbose=0, shuffle=False, **how)
-
-
-def fit_averages_gradients_before_weights() -> str:
-    """Rank 0 has most batches: the switch waits for a step in which all ranks have one."""
-    batches, ends = line_batches([5, 4, 3][: hvd.size()]), []
-    for after in (3, 5):
-        simulated = Simulated(batches, after, 2)
-        model = line_model(f"postlocal:after={after},steps=2")
-        for _ in range(2):
-            simulated.epoch()
-        fit_line(model, batches, epochs=2)
-        assert model.optimizer.exchanges_weights
-        kernel, bias = simulated.weights[0]
-        assert_close(model.weights, [kernel.reshape(3, 1), bias], rtol=1e-5)
-        ends += model.weights
-    return digest(ends)
-
-
-def fragments_begin_with_the_last_average_of_a_warm_up() -> str:
-    """One step is averaged, and of the change in the next one half is kept."""
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(0.1),
-        exchange="diloco:steps=2,fragments=2,rate=0.5,momentum=0,warmup=1",
-    )
-    variables = stepped(optimizer, own, 2)
-    optimizer.flush()
-    half = stepped(
-        keras.optimizers.SGD(0.1), lambda step: [g * 0.5**step for g in mean_gradients(step)], 2
-    )
-    assert_close(variables, half, rtol=1e-5)
-    return digest(variables)
 
 
 class Weights(keras.callbacks.Callback):
@@ -265,11 +179,7 @@ def what_does_not_go_with_weights_is_refused() -> None:
 
 CASES = [
     weights_after_local_steps,
-    gradients_are_accumulated_for_local_steps,
     a_rank_leaves_out_an_update_that_is_not_finite,
-    gradients_are_averaged_before_weights,
-    fit_averages_gradients_before_weights,
-    fragments_begin_with_the_last_average_of_a_warm_up,
     fit_shows_equal_weights_in_validation,
     what_does_not_go_with_weights_is_refused,
 ]

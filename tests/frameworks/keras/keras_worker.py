@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import keras
-import keras_auto_cases
 import keras_callback_cases
 import keras_data_cases
 import keras_elastic_cases
@@ -30,7 +29,6 @@ from hvdtrain.core import context
 
 MODULES = (
     keras_exchange_cases,  # first: it says what nodes there are when that is settled
-    keras_auto_cases,
     keras_weight_cases,
     keras_sample_cases,
     keras_save_cases,
@@ -47,17 +45,12 @@ MODULES = (
 )
 # What they show is the same on all backends, and to trace their models takes a third of the time.
 NOT_ON_TENSORFLOW = {
-    keras_auto_cases.a_choice_is_kept_by_a_checkpoint,
-    keras_auto_cases.fit_measures_and_chooses,
     keras_callback_cases.learning_rates_follow_the_formulas,
-    keras_callback_cases.metrics_are_weighted_by_samples,
     keras_callback_cases.metrics_of_different_forms_are_refused_on_all_ranks,
-    keras_callback_cases.ranks_stop_together,
     keras_callback_cases.what_cannot_work_is_refused_at_the_start,
     keras_data_cases.the_loop_of_the_data_page,
     keras_synchronization_cases.what_cannot_work_is_refused_on_all_ranks,
     keras_training_cases.metrics_count_every_sample_of_all_ranks_once,
-    keras_weight_cases.gradients_are_accumulated_for_local_steps,
     keras_state_cases.checkpoints_go_on_with_the_same_bits,
     *keras_save_cases.CASES,
     *keras_unwrapped_cases.CASES,

@@ -145,10 +145,3 @@ class Normalized(Regression):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(self.norm(inputs))
-
-
-class Searching(Regression):
-    """A network trained by LBFGS, whose line search evaluates the loss of each step often."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters(), line_search_fn="strong_wolfe", max_iter=5)

@@ -17,7 +17,6 @@ from lightning_models import (
     Adversaries,
     Normalized,
     Regression,
-    Searching,
     Several,
     all_of,
     fit,
@@ -68,14 +67,6 @@ def accumulation() -> Any:
     return weights(model)
 
 
-def dropped() -> Any:
-    """The last batch is left out."""
-    model = Regression()
-    trainer = pl.Trainer(**QUIET, strategy="hvdtrain", max_epochs=2)
-    trainer.fit(model, loader(regression(), drop_last=True))
-    return weights(model), trainer.num_training_batches
-
-
 def uneven() -> Any:
     """One, two and three samples are left for the last batch of all ranks."""
     found = []
@@ -105,13 +96,6 @@ def listed() -> Any:
 def manual() -> Any:
     model = Adversaries()
     fit(model, regression())
-    return weights(model)
-
-
-def line_search() -> Any:
-    """Five samples are left for the last batch of all ranks."""
-    model = Searching()
-    fit(model, regression(89))
     return weights(model)
 
 
@@ -235,7 +219,7 @@ def communication() -> Any:
 CASES: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
-        *(training, alone, accumulation, dropped, uneven, listed, manual, line_search, sharing),
+        *(training, alone, accumulation, uneven, listed, manual, sharing),
         *(
             weight_exchange,
             batch_norm,

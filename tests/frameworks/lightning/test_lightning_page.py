@@ -29,15 +29,6 @@ def test_the_programs_of_the_page(tmp_path: Path) -> None:
     assert all(float(text) > 0.9 for text in first_rank)
 
 
-@pytest.mark.soak
-def test_the_older_name(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    program = programs()[0].replace("import lightning as L", "import pytorch_lightning as L")
-    script.write_text(program)
-    done = run_ranks(script, 2, cases_expected=False)
-    assert len(re.findall(r"rank [01] of 2: 0\.9", done.stdout)) == 2
-
-
 def assert_rank_1_ends_the_job(statement: str, strategy: str, message: str, script: Path) -> None:
     """Run the first program with a statement that rank 1 reaches in its fourth step."""
     step = "def training_step(self, batch, _):\n"

@@ -87,27 +87,6 @@ def factors_compression_and_slices() -> None:
         np.testing.assert_allclose(mode(tf.ones([rank + 1, 2])), want, rtol=1e-6)
 
 
-def the_same_reductions_again() -> None:
-    """In graphs and not, with a name and without, small, large, and of types that are converted."""
-    rank, size = hvd.rank(), hvd.size()
-    modes = both_modes(lambda x: hvd.allreduce(x, op=hvd.Sum, name="again"))
-    for round in range(3):
-        for dtype in TYPES:
-            x = tf.constant(input_of(rank, dtype))
-            for name in (f"again {dtype.name}", None):
-                got = hvd.allreduce(x, op=hvd.Sum, name=name)
-                assert got.dtype == dtype
-                assert np.array_equal(got.numpy(), expected(hvd.Sum, dtype))
-                assert np.array_equal(x.numpy(), input_of(rank, dtype))
-        for mode in modes:
-            got = mode(tf.fill([70_001], float(rank + round)))
-            assert np.all(got.numpy() == size * round + size * (size - 1) // 2)
-        everywhere = hvd.allreduce(
-            tf.constant([rank == round % size, True]), op=hvd.Min, name="all"
-        )
-        assert everywhere.numpy().tolist() == [size == 1, True]
-
-
 def gathers_broadcasts_and_exchanges() -> None:
     rank, size = hvd.rank(), hvd.size()
     mine = tf.fill([rank, 2], float(rank))  # rank 0 has no rows
@@ -304,7 +283,6 @@ def objects_variables_and_facts() -> None:
 CASES = [
     reductions_of_all_types,
     factors_compression_and_slices,
-    the_same_reductions_again,
     gathers_broadcasts_and_exchanges,
     gradients_flow,
     shapes_are_known_in_graphs,

@@ -83,16 +83,6 @@ def every_reduction_of_every_type() -> None:
 
 
 @case
-def factors_before_and_after() -> None:
-    ramps = all_ramps(40)
-    for dtype in FLOATS:
-        got = hvd.allreduce(
-            ramp(hvd.rank(), 40).to(dtype), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0
-        )
-        check(got, 2 * ramps.sum(0), dtype, dtype)
-
-
-@case
 def every_movement_of_every_type() -> None:
     n, r = hvd.size(), hvd.rank()
     for dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
@@ -129,24 +119,6 @@ def sums_that_are_scattered() -> None:
 
 
 @case
-def grouped() -> None:
-    shapes = [(3,), (0, 2), (4, 5), ()]
-    for name, dtype in (("f", torch.float32), ("h", torch.bfloat16), ("i", torch.int32)):
-        mine = [ramp(hvd.rank(), *shape).to(dtype) for shape in shapes]
-        for got, shape in zip(
-            hvd.grouped_allreduce(mine, name=name, op=hvd.Sum), shapes, strict=True
-        ):
-            check(got, all_ramps(*shape).sum(0), dtype, shape)
-        hvd.grouped_allreduce_(mine, name=name, op=hvd.Sum)
-        for got, shape in zip(mine, shapes, strict=True):
-            check(got, all_ramps(*shape).sum(0), dtype, shape)
-    gathered = hvd.grouped_allgather([ramp(hvd.rank(), 2), ramp(hvd.rank(), 1, 3)])
-    check(gathered[0], all_ramps(2).flatten(), torch.int64, "grouped_allgather")
-    scattered = hvd.grouped_reducescatter([ramp(hvd.rank(), hvd.size(), 2)], op=hvd.Sum)
-    check(scattered[0], all_ramps(hvd.size(), 2).sum(0)[hvd.rank()][None], torch.int64, "scatter")
-
-
-@case
 def memory_orders() -> None:
     n, r = hvd.size(), hvd.rank()
     base = ramp(r, 4, 6).double()
@@ -180,30 +152,6 @@ def many_elements() -> None:
 
 
 @case
-def process_sets() -> None:
-    n, r = hvd.size(), hvd.rank()
-    if n == 1:
-        return
-    last = hvd.add_process_set([n - 1])
-    ends = hvd.add_process_set([0, n - 1]) if n > 2 else hvd.global_process_set
-    members = sorted({0, n - 1})
-    if r in members:
-        total = all_ramps(5)[members].sum(0)
-        got = hvd.allreduce(ramp(r, 5).float(), op=hvd.Sum, process_set=ends)
-        check(got, total, torch.float32, "ends")
-        gathered = hvd.allgather(ramp(r, r + 1), process_set=ends)
-        assert torch.equal(gathered, torch.cat([ramp(k, k + 1) for k in members]))
-    if r == n - 1:
-        got = hvd.allreduce(ramp(r, 5).float(), op=hvd.Sum, process_set=last)
-        check(got, ramp(r, 5), torch.float32, "last")
-    both = hvd.allreduce(ramp(r, 2).float(), op=hvd.Sum)
-    check(both, all_ramps(2).sum(0), torch.float32, "all")
-    if n > 2:
-        hvd.remove_process_set(ends)
-    hvd.remove_process_set(last)
-
-
-@case
 def inputs_that_are_still_being_computed() -> None:
     for number in range(5):
         busy()
@@ -217,24 +165,6 @@ def inputs_that_are_still_being_computed() -> None:
         hvd.allreduce_(mine, op=hvd.Sum)
         mine += 1
         assert bool((mine == 1.0 + sum(k - number for k in range(hvd.size()))).all()), number
-
-
-@case
-def handles_in_different_orders() -> None:
-    n, r = hvd.size(), hvd.rank()
-    order = list(range(20))
-    order = order[r * 5 :] + order[: r * 5]
-    handles = {}
-    for number in order:
-        busy()
-        handles[number] = hvd.allreduce_async(
-            torch.full((number * 100 + 1,), float(number + r)), name=f"many {number}", op=hvd.Sum
-        )
-        torch.full((number * 100 + 1,), float("nan"))  # in the memory of the input, were it free
-    for number in reversed(range(20)):
-        got = hvd.synchronize(handles[number])
-        assert bool((got == sum(number + k for k in range(n))).all()), number
-        assert hvd.poll(handles[number])
 
 
 @case
@@ -265,20 +195,6 @@ def other_streams() -> None:
 
 
 @case
-def gradients_flow() -> None:
-    n, r = hvd.size(), hvd.rank()
-    mine = ramp(r, 4).double().requires_grad_()
-    (hvd.allreduce(mine, op=hvd.Sum) * (r + 1)).sum().backward()
-    assert mine.grad is not None
-    check(mine.grad, torch.full((4,), n * (n + 1) / 2), torch.float64, "allreduce")
-    mine.grad = None
-    (hvd.allgather(mine) * (r + 1)).sum().backward()
-    assert mine.grad is not None
-    # As Horovod's; NCCL divides before it adds.
-    assert torch.allclose(mine.grad, torch.full((4,), (n + 1) / 2).double(), rtol=1e-15)
-
-
-@case
 def adasum() -> None:
     n, r = hvd.size(), hvd.rank()
     for dtype in (torch.float32, torch.float64, torch.float16):
@@ -289,43 +205,6 @@ def adasum() -> None:
         assert got.tolist() == [float(k + 1) if k < n else 0.0 for k in range(8)], (dtype, got)
         equal = hvd.allreduce(torch.full((5,), 3.0, dtype=dtype), op=hvd.Adasum)
         assert torch.allclose(equal.float(), torch.full((5,), 3.0), rtol=2e-3), (dtype, equal)
-
-
-@case
-def sparse_tensors() -> None:
-    n, r = hvd.size(), hvd.rank()
-    places, rows = torch.tensor([[r, n]]), torch.tensor([[1.0, 2.0], [r + 1.0, 0.0]])
-    own = torch.sparse_coo_tensor(places, rows, (n + 1, 2), check_invariants=True)
-    got = hvd.synchronize(hvd.sparse_allreduce_async(own, "rows", op=hvd.Sum)).to_dense()
-    expected = torch.tensor([[1.0, 2.0]] * n + [[n * (n + 1) / 2, 0.0]])
-    assert torch.equal(got, expected), got
-
-
-@case
-def parameters_and_state() -> None:
-    torch.manual_seed(hvd.rank())
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (hvd.rank() + 1))
-    model(torch.randn(5, 3)).square().sum().backward()
-    if hvd.rank() == 0:
-        optimizer.step()
-    hvd.broadcast_parameters(model.state_dict())
-    hvd.broadcast_optimizer_state(optimizer)
-    assert optimizer.param_groups[0]["lr"] == 0.1
-    state = [*model.state_dict().values(), *(s["exp_avg"] for s in optimizer.state.values())]
-    for tensor in state:
-        assert tensor.device == device()
-        every = hvd.allgather(tensor.detach().reshape(1, -1))
-        assert torch.equal(every, every[:1].expand_as(every))
-
-
-@case
-def ranks_that_are_done_join() -> None:
-    r = hvd.rank()
-    for step in range(r + 1):
-        got = hvd.allreduce(torch.ones(3), name=f"uneven {step}", op=hvd.Sum)
-        assert got.tolist() == [float(hvd.size() - step)] * 3
-    assert hvd.join() == hvd.size() - 1
 
 
 @case

@@ -5,13 +5,11 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from torch_batch_norm_cases import check as check_batch_norm
 from torch_gpu_operation_cases import busy, device
 from torch_training import (
@@ -140,29 +138,6 @@ def gradients_stay_until_the_next_backward() -> None:
 
 
 @case
-def ways_to_clear_gradients() -> None:
-    def by_hand(model: Model, _: object) -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
-
-    ways: list[Callable[[Model, Any], object]] = [
-        lambda model, _: model.zero_grad(),
-        lambda model, _: model.zero_grad(set_to_none=False),
-        lambda _, optimizer: optimizer.zero_grad(set_to_none=False),
-        by_hand,
-    ]
-    for clear in ways:
-        model, optimizer = together(momentum)
-        for step in range(3):
-            clear(model, optimizer)
-            inputs, labels = map(own, batch(step))
-            optimizer.sample_weight = len(inputs)
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        assert_equals_one_rank(model, momentum, 3)
-
-
-@case
 def weights_of_every_type() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         for op, factor in ((hvd.Average, 1), (hvd.Sum, hvd.size())):
@@ -182,107 +157,6 @@ def weights_of_every_type() -> None:
                 assert equals(used, -mean_of_ranks() * factor * (step + 1)), (dtype, op, used)
                 assert equals(mine, -1.0 * factor * (step + 1)), (dtype, op, mine)
                 assert unused.grad is None
-
-
-@case
-def types_beside_each_other() -> None:
-    kinds = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
-    weights = [torch.nn.Parameter(torch.zeros(7, dtype=kind)) for kind in kinds]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0))
-    for step in range(3):
-        optimizer.zero_grad()
-        torch.stack([weight.double().sum() for weight in weights]).sum().mul(
-            hvd.rank() + 1
-        ).backward()
-        optimizer.step()
-        for weight in weights:
-            assert equals(weight, -mean_of_ranks() * (step + 1)), weight
-
-
-@case
-def predivide_and_compression() -> None:
-    for how in ({"gradient_predivide_factor": 2.0}, {"compression": hvd.Compression.fp16}):
-        weight = torch.nn.Parameter(torch.zeros(10))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), **how)
-        for step in range(2):
-            optimizer.zero_grad()
-            (weight * (hvd.rank() + 1)).sum().backward()
-            optimizer.step()
-            assert equals(weight, -mean_of_ranks() * (step + 1), torch.half), (how, weight)
-
-
-@case
-def sample_weights() -> None:
-    model, optimizer = together(momentum)
-    last = hvd.size() - 1
-    for step in range(3):
-        inputs, labels = batch(step)
-        optimizer.zero_grad()
-        optimizer.sample_weight = len(inputs) if hvd.rank() == last else 0
-        if hvd.rank() == last:
-            F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-    assert_equals_one_rank(model, momentum, 3)
-
-
-@case
-def several_backward_passes_add_up() -> None:
-    model = build()
-    optimizer = hvd.DistributedOptimizer(
-        momentum(list(model.parameters())), backward_passes_per_step=2
-    )
-    alone = build()
-    reference = momentum(list(alone.parameters()))
-    for step in (0, 2, 4):
-        optimizer.zero_grad()
-        reference.zero_grad()
-        for inputs, labels in (batch(step), batch(step + 1)):
-            optimizer.sample_weight = len(own(inputs))
-            F.cross_entropy(model(own(inputs)), own(labels)).backward()
-            F.cross_entropy(alone(inputs), labels).backward()
-        optimizer.step()
-        reference.step()
-    assert difference(model, alone) < CLOSE
-
-
-@case
-def clipping_and_skip_synchronize() -> None:
-    for explicit in (False, True):
-        model, optimizer = together(momentum)
-        for step in range(4):
-            inputs, labels = map(own, batch(step))
-            optimizer.sample_weight = len(inputs)
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            if explicit:
-                optimizer.synchronize()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            with optimizer.skip_synchronize() if explicit else nullcontext():
-                optimizer.step()
-        assert_equals_one_rank(model, momentum, 4, clip=0.05)
-
-
-@case
-def frozen_and_unused_parameters() -> None:
-    model = build()
-    spare, rank_0s = (torch.nn.Linear(3, 3).double() for _ in range(2))
-    model[0].weight.requires_grad_(False)
-    whole = torch.nn.ModuleList([model, spare, rank_0s])
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(whole.parameters(), lr=0.1), whole.named_parameters()
-    )
-    for step in range(4):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-        loss = model(own(batch(0)[0])).square().mean()
-        if hvd.rank() == 0:
-            loss = loss + rank_0s.weight.sum()
-        loss.backward()
-        optimizer.step()
-        assert model[0].weight.grad is None
-        assert spare.weight.grad is None
-        assert rank_0s.bias.grad is None
-        assert rank_0s.weight.grad is not None
-        assert torch.allclose(rank_0s.weight.grad, torch.full((3, 3), 1 / hvd.size()).double())
 
 
 @case
@@ -339,53 +213,6 @@ def autocast() -> None:
 
 
 @case
-def sparse_gradients() -> None:
-    for sparse_as_dense in (False, True):
-        table = torch.nn.Embedding(6, 2, sparse=True).double()
-        with torch.no_grad():
-            table.weight.zero_()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=sparse_as_dense
-        )
-        for _ in range(2):
-            optimizer.zero_grad()
-            if hvd.rank() != 1:  # this rank has none
-                table(torch.tensor([hvd.rank(), 5])).sum().backward()
-            optimizer.step()
-        users = [rank for rank in range(hvd.size()) if rank != 1]
-        expected = torch.zeros(6, 2).double()
-        expected[users] = -2.0 / hvd.size()
-        expected[5] = -2.0 * len(users) / hvd.size()
-        assert torch.allclose(table.weight, expected)
-
-
-@case
-def several_optimizers() -> None:
-    model, alone = build(), build()
-    optimizers = [
-        hvd.DistributedOptimizer(momentum(list(model[:3].parameters()))),
-        hvd.DistributedOptimizer(torch.optim.Adam(model[3:].parameters(), lr=0.01)),
-    ]
-    references = [
-        momentum(list(alone[:3].parameters())),
-        torch.optim.Adam(alone[3:].parameters(), lr=0.01),
-    ]
-    for step in range(4):
-        inputs, labels = batch(step)
-        for each in (*optimizers, *references):
-            each.zero_grad()
-        for optimizer in optimizers:
-            optimizer.sample_weight = len(own(inputs))
-        F.cross_entropy(model(own(inputs)), own(labels)).backward()
-        F.cross_entropy(alone(inputs), labels).backward()
-        for optimizer in reversed(optimizers):
-            optimizer.step()
-        for each in references:
-            each.step()
-    assert difference(model, alone) < CLOSE
-
-
-@case
 def sync_batch_norm() -> None:
     n = hvd.size()
     check_batch_norm([4] * n, 3, momentum=0.1, affine=True)
@@ -406,21 +233,6 @@ def sync_batch_norm() -> None:
         optimizer.step()
         reference.step()
     assert difference(model, alone) < CLOSE
-
-
-@case
-def ranks_that_are_done_join() -> None:
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-    expected = 0.0
-    for step in range(hvd.rank() + 2):
-        optimizer.zero_grad()
-        weight.sum().backward()
-        optimizer.step()
-        there = sum(step < rank + 2 for rank in range(hvd.size()))
-        expected -= there / hvd.size()
-        assert torch.allclose(weight, torch.full((3,), expected)), step
-    assert hvd.join() == hvd.size() - 1
 
 
 @case
@@ -503,61 +315,6 @@ def models_on_two_devices() -> None:
     for parameter in model.parameters():
         parameter.grad = None
     assert_equals_one_rank(model, momentum, 3)
-
-
-@case
-def adasum_of_steps() -> None:
-    weight = torch.nn.Parameter(torch.zeros(4))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
-    weight[hvd.rank()].backward()  # orthogonal steps add up
-    optimizer.step()
-    assert weight.tolist() == [-1.0] * hvd.size() + [0.0] * (4 - hvd.size()), weight
-
-
-@case
-def groups_and_checkpointed_layers() -> None:
-    for groups in (1, 3, 100):
-        model = build()
-        optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())), groups=groups)
-        for step in range(3):
-            inputs, labels = map(own, batch(step))
-            optimizer.sample_weight = len(inputs)
-            optimizer.zero_grad()
-            F.cross_entropy(checkpoint(model, inputs, use_reentrant=False), labels).backward()
-            optimizer.step()
-        assert_equals_one_rank(model, momentum, 3)
-
-
-@case
-def gradients_that_a_script_replaces() -> None:
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2
-    )
-    for step in range(3):
-        optimizer.zero_grad(set_to_none=False)
-        (weight * (hvd.rank() + 1)).sum().backward()
-        assert weight.grad is not None
-        weight.grad = weight.grad + 1
-        (weight * (hvd.rank() + 1)).sum().backward()
-        assert equals(weight.grad, 2 * mean_of_ranks() + 1)
-        weight.grad = weight.grad / 2
-        optimizer.step()
-        assert equals(weight, -(mean_of_ranks() + 0.5) * (step + 1))
-
-
-@case
-def process_sets() -> None:
-    if hvd.size() < 3:
-        return
-    pair = hvd.add_process_set([0, 2])
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), process_set=pair)
-    (weight * float(hvd.rank())).sum().backward()
-    optimizer.step()
-    assert weight.item() == (-1.0 if hvd.rank() in (0, 2) else -float(hvd.rank()))
-    del optimizer
-    hvd.remove_process_set(pair)
 
 
 @case

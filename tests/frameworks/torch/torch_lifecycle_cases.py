@@ -110,38 +110,6 @@ def an_operation_that_a_rank_leaves_behind_when_it_joins() -> None:
 
 
 @case
-def two_optimizers_and_a_join() -> None:
-    pairs = [wrapped(), wrapped()]
-    for _ in range(1 + 2 * (hvd.rank() == 0)):
-        for weight, optimizer in pairs:
-            train(weight, optimizer, 1)
-    hvd.join()
-    expected = [-(mean() + 2 * 1 / hvd.size())] * 3
-    for weight, optimizer in pairs:
-        if hvd.rank() == 0:
-            torch.testing.assert_close(weight.detach(), torch.tensor(expected))
-        hvd.broadcast_parameters([("weight", weight)])
-        train(weight, optimizer, 1)
-        torch.testing.assert_close(weight.detach(), torch.tensor(expected) - mean())
-
-
-@case
-def passes_that_are_left_over() -> None:
-    """Batches of which two make a step: one rank has one more, and drops its gradients."""
-    weight = torch.nn.Parameter(torch.zeros(3))
-    sgd = torch.optim.SGD([weight], lr=1.0)
-    optimizer = hvd.DistributedOptimizer(sgd, backward_passes_per_step=2)
-    for _ in range(2):
-        for batch in range(4 + (hvd.rank() == 0)):
-            (weight * (hvd.rank() + 1)).sum().backward()
-            if batch % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-        optimizer.zero_grad()
-    assert weight.tolist() == [-2 * mean() * 4] * 3
-
-
-@case
 def a_rank_that_leaves_while_others_wait_and_goes_on() -> None:
     if hvd.size() < 2:
         return

@@ -96,20 +96,6 @@ def check_equal(tensors: Iterable[torch.Tensor]) -> None:
 
 
 @case
-def weights_averaged_after_each_step_are_those_of_averaged_gradients() -> None:
-    one, other = dense(), dense()
-    local = hvd.DistributedOptimizer(sgd(parameters(one)), exchange="local:steps=1")
-    plain = hvd.DistributedOptimizer(sgd(parameters(other)))
-    for step in range(4):
-        take_step(one, local, step)
-        take_step(other, plain, step)
-        assert local.synchronized
-        assert plain.synchronized
-        assert difference(one, other) < 1e-12
-    check_equal(one.parameters())
-
-
-@case
 def ranks_average_weights_every_few_steps() -> None:
     for state, make in product(("keep", "average", "reset"), (momentum, adam)):
         model, alone = dense(), Alone(make)
@@ -254,26 +240,3 @@ def fragments_of_an_outer_optimizer() -> None:
     optimizer.flush()
     assert optimizer.synchronized
     check_equal(model.parameters())
-
-
-@case
-def ranks_outside_a_process_set_train_by_themselves() -> None:
-    if hvd.size() == 1 or not hvd.mpi_threads_supported():
-        return
-    members = hvd.add_process_set(list(range(hvd.size() - 1)))
-    model, alone = dense(), dense()
-    inner, plain = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, alone))
-    optimizer = hvd.DistributedOptimizer(inner, exchange="local:steps=2", process_set=members)
-    for step in range(4):
-        for each, its_optimizer in ((model, optimizer), (alone, plain)):
-            backward(each, step, hvd.rank())
-            its_optimizer.step()
-    if members.included():
-        assert optimizer.synchronized
-        whole = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).reshape(1, -1)
-        gathered = hvd.allgather(whole, name="members", process_set=members)
-        assert all(torch.equal(gathered[0], other) for other in gathered)
-    else:
-        optimizer.flush()  # nobody to wait for
-        assert difference(model, alone) == 0.0
-    hvd.remove_process_set(members)

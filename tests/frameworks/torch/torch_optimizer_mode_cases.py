@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch_training import (
     case,
-    difference,
-    drawn,
-    lie_in_engine_memory,
-    momentum,
-    own,
     plan_of,
     refused,
 )
@@ -24,91 +16,6 @@ from torch_training import (
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
-
-
-def centred(x: torch.Tensor) -> torch.Tensor:
-    """Return x minus the mean over the samples of all ranks."""
-    sums = torch.cat([x.sum(0), x.new_tensor([len(x)])])
-    sums = hvd.allreduce(sums, op=hvd.Sum, name="centre")
-    return x - sums[:-1] / sums[-1]
-
-
-class Centre(torch.autograd.Function):
-    """A user's own operation, which communicates in the middle of both passes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return centred(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return centred(gradient)
-
-
-class Entangled(torch.nn.Module):
-    """Has one weight in two layers, and reductions in the middle of backward.
-
-    Args:
-        norm: normalises the batch.
-        centre: subtracts the mean of the batch.
-        largest: returns the largest magnitude in a gradient of the batch.
-    """
-
-    def __init__(
-        self,
-        norm: torch.nn.Module,
-        centre: Callable[[torch.Tensor], torch.Tensor],
-        largest: Callable[[torch.Tensor], torch.Tensor],
-    ) -> None:
-        super().__init__()
-        torch.manual_seed(7)
-        self.norm, self.centre, self.largest = norm.double(), centre, largest
-        self.first, self.inner, self.again, self.last = (
-            torch.nn.Linear(*widths, dtype=torch.float64)
-            for widths in ((4, 6), (6, 6), (6, 6), (6, 2))
-        )
-        self.again.weight = self.inner.weight
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        inner = self.norm(self.inner(self.first(inputs)))
-        again = self.again(self.centre(inner).tanh())
-        if again.requires_grad:
-            again.register_hook(lambda gradient: gradient / self.largest(gradient))
-        return self.last(again)
-
-
-@case
-def reductions_in_the_middle_of_backward() -> None:
-    n, r = hvd.size(), hvd.rank()
-    together = Entangled(
-        hvd.SyncBatchNorm(6), Centre.apply, lambda g: hvd.allreduce(g.abs().max(), op=hvd.Max)
-    )
-    alone = Entangled(
-        torch.nn.BatchNorm1d(6), lambda x: x - x.mean(0), lambda gradient: gradient.abs().max()
-    )
-    for number, parameter in enumerate(together.parameters()):
-        pause_seconds = 0.002 * ((number + r) % n)
-        parameter.register_hook(lambda _, seconds=pause_seconds: time.sleep(seconds))
-    reference = momentum(list(alone.parameters()))
-    optimizer = hvd.DistributedOptimizer(
-        momentum(list(together.parameters())),
-        together.named_parameters(remove_duplicate=False),
-        op=hvd.Sum,
-        groups=100,  # each gradient by itself
-    )
-    assert together.again.weight is together.inner.weight
-    for step in range(4):
-        inputs = drawn(step, 11, 4)
-        for model, its_optimizer, part in (
-            (together, optimizer, own(inputs)),
-            (alone, reference, inputs),
-        ):
-            its_optimizer.zero_grad()
-            ((model(part) - 1).square().sum() / 11).backward()
-            its_optimizer.step()
-        assert difference(together, alone) < 1e-11, (step, difference(together, alone))
-    for name, buffer in alone.norm.named_buffers():
-        assert torch.allclose(together.norm.get_buffer(name), buffer, rtol=1e-9), name
 
 
 @case
@@ -135,27 +42,6 @@ def skip_synchronize() -> None:
     with optimizer.skip_synchronize():
         optimizer.step()
     assert weight.item() == -(hvd.size() + 1)
-
-
-@case
-def a_loss_scaler_skips_on_all_ranks() -> None:
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss = (weight * (hvd.rank() + 1)).sum()
-        if step == 1 and hvd.rank() == hvd.size() - 1:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_([weight], 100.0)
-        assert lie_in_engine_memory(optimizer, [weight])
-        scaler.step(optimizer)
-        scaler.update()
-    mean = (hvd.size() + 1) / 2
-    assert torch.allclose(weight, torch.full((2,), 1.0 - 2 * 0.5 * mean))
-    assert scaler.get_scale() == 4.0
 
 
 @case

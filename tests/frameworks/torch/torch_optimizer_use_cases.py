@@ -67,49 +67,6 @@ def sum_and_plain_average() -> None:
 
 
 @case
-def frozen_and_unused_parameters() -> None:
-    model = build()
-    spare = torch.nn.Linear(3, 3).double()
-    spare_on_rank_0 = torch.nn.Linear(1, 1).double()
-    model[0].weight.requires_grad_(False)
-    whole = torch.nn.ModuleList([model, spare, spare_on_rank_0])
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(whole.parameters(), lr=0.1), whole.named_parameters()
-    )
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = model(own(batch(0)[0])).square().mean()
-        if hvd.rank() == 0:
-            loss = loss + spare_on_rank_0.weight.sum()
-        loss.backward()
-        optimizer.step()
-        assert model[0].weight.grad is None
-        assert spare.weight.grad is None
-        assert spare_on_rank_0.bias.grad is None
-        assert spare_on_rank_0.weight.grad is not None
-        assert spare_on_rank_0.weight.grad.item() == 1.0 / hvd.size()
-        assert model[3].weight.grad is not None
-
-
-@case
-def a_rank_without_samples_steps_along() -> None:
-    model, optimizer = together(momentum)
-    alone = build()
-    reference = momentum(list(alone.parameters()))
-    inputs, labels = batch(0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        optimizer.sample_weight = len(inputs) if hvd.rank() == hvd.size() - 1 else 0
-        if hvd.rank() == hvd.size() - 1:
-            F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        reference.zero_grad()
-        F.cross_entropy(alone(inputs), labels).backward()
-        reference.step()
-    assert difference(model, alone) < 1e-14
-
-
-@case
 def a_weight_set_after_backward_is_refused() -> None:
     """Unless it changes nothing; the weight of the next step may come before zero_grad()."""
     for sharded in (False, True):
@@ -133,24 +90,6 @@ def a_weight_set_after_backward_is_refused() -> None:
             rest = sum(tokens[1 : hvd.size()])
             mean = (0.5 * tokens[0] + 8 * rest) / (tokens[0] + rest)
             assert abs(before - mean - float(weight)) < 1e-14
-
-
-@case
-def a_step_that_is_skipped() -> None:
-    model, optimizer = together(momentum)
-    inputs, labels = map(own, batch(0))
-    optimizer.sample_weight = len(inputs)
-    before = [p.clone() for p in model.parameters()]
-    F.cross_entropy(model(inputs), labels).backward()
-    optimizer.zero_grad()
-    F.cross_entropy(model(inputs), labels).backward()
-    model.zero_grad()
-    F.cross_entropy(model(inputs), labels).backward()
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    optimizer.step()
-    alone = build()
-    train_alone(alone, momentum(list(alone.parameters())), 1)
-    assert difference(model, alone) < 1e-14
 
 
 @case
@@ -285,35 +224,6 @@ def a_closure_gives_its_own_loss_where_nothing_depends_on_it() -> None:
 
 
 @case
-def schedulers_and_state() -> None:
-    model, optimizer = together(momentum)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    train_together(model, optimizer, 1)
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 0.05
-    saved = optimizer.state_dict()
-    again = momentum(list(model.parameters()))
-    again.load_state_dict(saved)
-    optimizer.load_state_dict(again.state_dict())
-    assert len(optimizer.state) == len(list(model.parameters()))
-    hvd.broadcast_optimizer_state(optimizer)
-
-
-@case
-def names_of_parameters() -> None:
-    model = build()
-    parameters = list(model.parameters())
-    groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
-    names = optimizer._parameter_names
-    assert list(names) == parameters
-    assert len(set(names.values())) == len(parameters)
-    assert hvd.allgather_object(list(names.values())) == [list(names.values())] * hvd.size()
-    named = hvd.DistributedOptimizer(torch.optim.SGD(groups, lr=0.1), model.named_parameters())
-    assert named._parameter_names == {p: name for name, p in model.named_parameters()}
-
-
-@case
 def passes_for_the_class_that_it_wraps() -> None:
     _, optimizer = together(momentum)
     for kind in (hvd.DistributedOptimizer, torch.optim.SGD, torch.optim.Optimizer):
@@ -325,18 +235,6 @@ def passes_for_the_class_that_it_wraps() -> None:
 
 
 @case
-def parameters_added_later() -> None:
-    first, second = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], lr=1.0), [("first", first)])
-    optimizer.add_param_group({"params": [second], "lr": 2.0})
-    ((first + second) * float(hvd.rank())).sum().backward()
-    optimizer.step()
-    mean = (hvd.size() - 1) / 2
-    assert first.tolist() == [-mean] * 2
-    assert second.tolist() == [-2 * mean] * 2
-
-
-@case
 def unfrozen_later() -> None:
     model = build()
     model[0].weight.requires_grad_(False)
@@ -344,24 +242,6 @@ def unfrozen_later() -> None:
     model[0].weight.requires_grad_(True)
     model(own(batch(0)[0])).sum().backward()
     assert "wrap the optimizer again" in refused(RuntimeError, optimizer.step)
-
-
-@case
-def two_optimizers_in_turn() -> None:
-    one, first = together(momentum)
-    two, second = together(partial(torch.optim.Adam, lr=0.01))
-    for step in range(3):
-        inputs, labels = map(own, batch(step))
-        first.sample_weight = second.sample_weight = len(inputs)
-        first.zero_grad()
-        second.zero_grad()
-        (F.cross_entropy(one(inputs), labels) + F.cross_entropy(two(inputs), labels)).backward()
-        first.step()
-        second.step()
-    for model, make in ((one, momentum), (two, partial(torch.optim.Adam, lr=0.01))):
-        alone = build()
-        train_alone(alone, make(list(alone.parameters())), 3)
-        assert difference(model, alone) < 1e-13
 
 
 @case

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import torch
-from torch_operation_cases import mine, ranks_sum, refused
+from torch_operation_cases import mine, ranks_sum
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
@@ -159,20 +159,3 @@ def many_in_other_orders_again_and_again() -> None:
             assert result.shape == (counts[number],)
             assert torch.all(result == n * (number + round) + n * (n - 1) // 2)
             assert hvd.synchronize(handles[number]) is result
-
-
-@case
-def a_name_that_is_still_pending_is_refused() -> None:
-    tensor = torch.ones(2)
-    for _ in range(2):
-        hvd.allreduce(tensor, name="twice")
-    if hvd.size() == 1:
-        return
-    if hvd.rank() == 0:  # nobody else submits it yet
-        handle = hvd.allreduce_async(tensor, name="twice")
-        message = refused(ValueError, lambda: hvd.allreduce_async(tensor, name="twice"))
-        assert "allreduce 'twice': an operation of this name is still pending" in message
-    hvd.barrier()
-    if hvd.rank():
-        handle = hvd.allreduce_async(tensor, name="twice")
-    assert hvd.synchronize(handle).tolist() == [1.0, 1.0]

@@ -170,66 +170,6 @@ def the_state_of_all_ranks_needs_all_of_them() -> None:
 
 
 @case
-def shared_steps_have_the_bits_of_the_same_form() -> None:
-    """With two ranks, whose sum has no order, and whatever the engine."""
-    if hvd.size() != 2 or not on_host():
-        return
-    for make in (
-        partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
-        partial(torch.optim.AdamW, lr=0.01, fused=True),
-        partial(torch.optim.RMSprop, lr=0.01, foreach=False),
-    ):
-        # Slices of whole vectors: elsewhere torch's loops end otherwise.
-        models = [torch.nn.Linear(64, 64, bias=False) for _ in range(2)]
-        models[1].load_state_dict(models[0].state_dict())
-        for model, sharded in zip(models, (True, False), strict=True):
-            hvd.broadcast_parameters(model.state_dict())
-            optimizer = hvd.DistributedOptimizer(make(model.parameters()), sharded=sharded)
-            for step in range(3):
-                model(drawn(10 * step + hvd.rank(), 3, 64).float()).square().sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        assert torch.equal(models[0].weight, models[1].weight)
-
-
-@case
-def groups_schedules_and_parameters_that_are_not_used() -> None:
-    results = []
-    for sharded in (True, False):
-        model, spare = build(), torch.nn.Linear(9, 9).double()
-        for parameter in spare.parameters():
-            torch.nn.init.ones_(parameter)
-        whole = torch.nn.ModuleDict({"model": model, "spare": spare})
-        decayed = [p for p in whole.parameters() if p.ndim > 1]
-        others = [p for p in whole.parameters() if p.ndim == 1]
-        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.3}]
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(groups, lr=0.1, momentum=0.9),
-            whole.named_parameters(),
-            sharded=sharded,
-            backward_passes_per_step=2,
-        )
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.3], total_steps=8)
-        for step in range(6):
-            optimizer.zero_grad()
-            for part in range(2):
-                inputs, labels = map(own, batch(10 * step + part))
-                loss = F.cross_entropy(model(inputs), labels)
-                # From the third step on rank 0 uses a parameter that no rank has used before.
-                if step > 2 and hvd.rank() == 0:
-                    loss = loss + spare.weight.sum() * 0.1
-                loss.backward()
-            optimizer.step()
-            scheduler.step()
-        bias = optimizer.state.get(spare.bias)
-        results.append((whole, optimizer.state_dict(), bias))
-    (whole, state, bias), (other, expected, other_bias) = results
-    assert difference(whole, other) < 1e-13
-    assert state_difference(state, expected) < 1e-12
-    assert bias == other_bias
-
-
-@case
 def shared_norms() -> None:
     for kind in (2.0, 1.0, float("inf")):
         model = build()
@@ -301,86 +241,6 @@ def shared_gradients_are_not_for_the_program() -> None:
 
 
 @case
-def changes_between_two_backward_passes() -> None:
-    if hvd.size() == 1:
-        return
-    first, second = torch.nn.Linear(9, 9), torch.nn.Linear(9, 9)
-    both = torch.nn.ModuleList([first, second]).double()
-    for set_to_none in (True, False):
-        for passes in (1, 2):
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD(both.parameters(), lr=0.1),
-                both.named_parameters(),
-                sharded=True,
-                backward_passes_per_step=passes,
-            )
-            ones = torch.ones(9).double()
-            for changes in (False, False, True):
-                optimizer.zero_grad(set_to_none)
-                for part in (first, second):
-                    for _ in range(passes):
-                        part(ones).sum().backward()
-                    if changes and part is first:
-                        for gradient in [p.grad for p in first.parameters()]:
-                            assert gradient is not None
-                            gradient.mul_(2.0)
-                if changes:
-                    assert "was changed" in refused(RuntimeError, optimizer.step)
-                    optimizer.zero_grad()
-                else:
-                    optimizer.step()
-
-
-@case
-def shared_steps_on_gradients_that_were_synchronized() -> None:
-    (model, optimizer), (whole, reference) = pair(MAKES["adam"])
-    for each, one in ((model, optimizer), (whole, reference)):
-        for step in range(4):
-            inputs, labels = map(own, batch(step))
-            one.sample_weight = len(inputs)
-            one.zero_grad()
-            F.cross_entropy(each(inputs), labels).backward()
-            one.synchronize()
-            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.05)
-            if step == 2:
-                parameters = list(each.parameters())
-                gradient = parameters[3].grad
-                assert gradient is not None
-                parameters[3].grad = gradient * 2.0
-                parameters[1].grad = None
-            with one.skip_synchronize():
-                one.step()
-            assert each[5].bias.grad is not None
-    assert difference(model, whole) < 1e-13
-
-
-@case
-def shared_steps_with_a_loss_scale() -> None:
-    for fused in (None, True):
-        model, alone = build(), build()
-        optimizer = wrapped(partial(torch.optim.SGD, lr=0.1, fused=fused), model)
-        reference = torch.optim.SGD(alone.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=100)
-        for step in range(4):
-            inputs, labels = batch(step)
-            optimizer.sample_weight = len(own(inputs))
-            optimizer.zero_grad()
-            overflows = step == 2 and hvd.rank() == 0
-            loss = F.cross_entropy(model(own(inputs)), own(labels))
-            scaler.scale(loss * float("inf") if overflows else loss).backward()
-            optimizer.synchronize()
-            with optimizer.skip_synchronize():
-                scaler.step(optimizer)
-            scaler.update()
-            if step != 2:
-                reference.zero_grad()
-                F.cross_entropy(alone(inputs), labels).backward()
-                reference.step()
-        assert scaler.get_scale() == 32.0
-        assert difference(model, alone) < 1e-13
-
-
-@case
 def shared_state_outlives_the_buckets_of_another_memory_format() -> None:
     if not on_host():
         return
@@ -433,35 +293,6 @@ def shared_weights_that_move() -> None:
         F.cross_entropy(each(inputs.float()), labels).backward()
         one.step()
     assert difference(model, whole) < 1e-6
-
-
-@case
-def shared_steps_in_a_process_set() -> None:
-    if hvd.size() < 3:
-        return
-    members = hvd.add_process_set([0, 2])
-    model = build()
-    optimizer = hvd.DistributedOptimizer(
-        momentum(list(model.parameters())),
-        model.named_parameters(),
-        process_set=members,
-        sharded=True,
-    )
-    alone = build()
-    reference = momentum(list(alone.parameters()))
-    inputs, labels = batch(0)
-    share = slice(members.rank(), None, 2) if members.included() else slice(None)
-    for _ in range(3):
-        optimizer.sample_weight = len(inputs[share])
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs[share]), labels[share]).backward()
-        optimizer.step()
-        reference.zero_grad()
-        F.cross_entropy(alone(inputs), labels).backward()
-        reference.step()
-    assert optimizer.sharded == members.included()
-    assert difference(model, alone) < 1e-13
-    hvd.remove_process_set(members)
 
 
 @case
@@ -537,26 +368,6 @@ def the_loop_of_train_shares_its_steps() -> None:
         assert difference(model, other) < bound
         assert difference(averaged, expected) < bound
         assert all(abs(a - b) < 1e-5 for a, b in zip(norms[:2], theirs[:2], strict=True))
-
-
-@case
-def several_optimizers_share_their_steps() -> None:
-    """Their backward passes and steps take turns, as those of a generator and its critic."""
-    if hvd.size() != 2:
-        return
-    pairs = [pair(momentum), pair(MAKES["adam"])]
-    for group in zip(*pairs, strict=True):  # the shared ones, then the others
-        for step in range(3):
-            for number, (model, optimizer) in enumerate(group):
-                inputs, labels = map(own, batch(step + number))
-                optimizer.sample_weight = len(inputs)
-                optimizer.zero_grad()
-                F.cross_entropy(model(inputs), labels).backward()
-            for _, optimizer in group[:: -1 if step % 2 else 1]:
-                optimizer.step()
-    for (model, _), (whole, _) in pairs:
-        assert difference(model, whole) < 1e-13
-        assert equal_on_all_ranks(model)
 
 
 class ComputedGradients(torch.utils.data.Dataset[torch.Tensor]):

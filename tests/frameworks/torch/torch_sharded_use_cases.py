@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch.nn import functional as F
-from torch_sharded_cases import equal_on_all_ranks, in_node_memory, on_host, pair, wrapped
+from torch_sharded_cases import equal_on_all_ranks, in_node_memory, on_host, wrapped
 from torch_training import Model, batch, build, case, difference, drawn, momentum, own, refused
 
 import hvdtrain.torch as hvd
@@ -75,101 +74,6 @@ def a_loss_scaler_needs_gradients_of_all_ranks() -> None:
     refused(RuntimeError, partial(scaler.step, optimizer))
     optimizer.zero_grad()
     assert equal_on_all_ranks(model)
-
-
-@case
-def what_clipping_leaves_is_not_for_the_program() -> None:
-    if hvd.size() == 1:
-        return
-    model = build()
-    optimizer = wrapped(momentum, model)
-    changes: list[Callable[[], object]] = [
-        lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01),
-        lambda: setattr(model[3].bias, "grad", torch.zeros(20).double()),
-    ]
-    for step in range(2):  # from then on each rank has its slices alone
-        backward(model, step)
-        optimizer.step()
-    for change, limit in ((change, limit) for change in changes for limit in (1e-3, 1e3)):
-        backward(model, 2)
-        optimizer.clip_grad_norm_(limit)
-        change()
-        assert "was changed or replaced" in refused(RuntimeError, optimizer.step)
-        optimizer.zero_grad()
-        backward(model, 3)
-        optimizer.clip_grad_norm_(limit)
-        added = refused(RuntimeError, partial(backward, model, 4))
-        assert "backward() has added to the gradient" in added
-        optimizer.zero_grad(set_to_none=False)
-        backward(model, 5)
-        optimizer.clip_grad_norm_(limit)
-        optimizer.clip_grad_norm_(limit)
-        optimizer.scale_gradients(0.5)
-        optimizer.step()
-    assert equal_on_all_ranks(model)
-
-
-@case
-def weights_that_are_frozen_copied_added_and_cast() -> None:
-    (model, optimizer), (whole, reference) = pair(momentum)
-    copies = []
-    for each, one in ((model, optimizer), (whole, reference)):
-        scheduler = torch.optim.lr_scheduler.StepLR(one, 2, gamma=0.5)
-        for step in range(6):
-            each[3].requires_grad_(step % 3 != 1)
-            one.zero_grad()
-            one.sample_weight = len(own(batch(step)[0]))
-            backward(each, step)
-            one.step()
-            scheduler.step()
-            if step == 2:
-                copies.append(copy.deepcopy(each))
-        added = torch.nn.Parameter(torch.ones(200).double())
-        one.add_param_group({"params": [added]})
-        each.register_parameter("added", added)
-        for kind in (torch.float32, torch.float64):
-            each.to(kind)
-            for step in range(2):
-                one.zero_grad()
-                added.square().sum().backward()
-                backward(each, step)
-                one.step()
-    assert difference(*copies) < 1e-13
-    assert difference(model[3], copies[0][3]) > 1e-3  # which does not follow the model
-    assert difference(model, whole) < 1e-6
-    assert equal_on_all_ranks(model)
-
-
-@case
-def weights_in_memory_of_torch_and_a_state_without_numbers() -> None:
-    (model, optimizer), (whole, reference) = pair(momentum)
-    for each, one in ((model, optimizer), (whole, reference)):
-        state = one.state_dict()
-        count = len(list(each.parameters()))
-        state["state"] = {number: {"momentum_buffer": None} for number in range(count)}
-        one.load_state_dict(state)
-        for step in range(4):
-            one.zero_grad()
-            if step == 2 and on_host():
-                each.share_memory()
-            backward(each, step)
-            one.step()
-    assert difference(model, whole) < 1e-13
-
-
-@case
-def halves_are_stepped_as_torch_steps_them_by_default() -> None:
-    if hvd.local_size() != hvd.size():  # halves are added in float32 between nodes, and refused
-        return
-    if not on_host() or not in_node_memory(wrapped(momentum, build())):
-        return  # other engines reduce halves in float32, too
-    (model, optimizer), (whole, reference) = pair(momentum, torch.bfloat16)
-    for each, one in ((model, optimizer), (whole, reference)):
-        for step in range(3):
-            one.zero_grad()
-            backward(each, step)
-            one.step()
-    assert difference(model, whole) < 1e-2
 
 
 @case

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch_training import Model, batch, build, case, difference, momentum, own, refused, together
+from torch_training import Model, batch, build, case, difference, momentum, own, together
 
 import hvdtrain.torch as hvd
-from hvdtrain.errors import HvdtrainError
-from hvdtrain.train.loop.gather import gather_rows, gathered_value
 from hvdtrain.train.loop.replica_check import replica_difference
-from hvdtrain.train.metrics import Gathered
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.torch.forward import Precision
 from hvdtrain.train.torch.non_finite import non_finite_cause
@@ -138,63 +135,6 @@ def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> Non
     update, changed, scale = one_step(1.0)
     assert (update.skipped, changed, scale) == (False, True, 16384)
     assert replica_difference(torch_checksums(model, optimizer, {"scale": scale})) is None
-
-
-@case
-def bf16_computes_in_bf16_and_keeps_the_weights() -> None:
-    model, optimizer = together(momentum)
-    model = model.float()
-    updater = Updater(model, optimizer, Precision("bf16", CPU))
-    with updater.precision.autocast():
-        assert model(batch(0)[0].float()).dtype == torch.bfloat16
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert (updater.precision.scaler, updater.averaged) == (None, None)
-
-
-@case
-def a_rank_whose_replica_differs_is_named() -> None:
-    model, optimizer = together(lambda p: torch.optim.Adam(p, lr=0.1))
-    updater = Updater(model, optimizer, Precision("none", CPU))
-    take_step(updater, model, [tuple(map(own, batch(0)))])  # type: ignore[list-item]
-    assert replica_difference(torch_checksums(model, optimizer, {"step": 1})) is None
-    state = optimizer.state[list(model.parameters())[2]]["exp_avg"]
-    if is_last():
-        with torch.no_grad():
-            list(model.parameters())[-1][2].mul_(1 + 2**-52)
-            state.view(torch.int64)[4, 7] ^= 1
-    text = replica_difference(torch_checksums(model, optimizer, {"step": 1}))
-    if hvd.size() == 1:
-        assert text is None
-    elif hvd.size() == 2:
-        assert text is not None
-        assert text.startswith("weight '5.bias' differs between ranks 0, 1 (2 of ")
-    else:
-        last = hvd.size() - 1
-        assert text is not None
-        assert text.startswith(f"weight '5.bias' on rank {last} is not that of the other {last} r")
-
-
-@case
-def rows_of_all_ranks_come_in_the_order_of_the_data() -> None:
-    generator = np.random.default_rng(3)
-    outputs = generator.standard_normal((11, 2, 3)).astype(np.float32)
-    targets = generator.integers(0, 9, 11)
-    givers = max(1, hvd.size() - 1)  # the last of several has no rows, and knows no shape
-    mine = generator.permutation(11)[hvd.rank() :: givers]
-    mine = mine[: len(mine) if hvd.rank() < givers else 0]
-    own_outputs = outputs[mine] if len(mine) else np.empty(0, np.float32)
-    first, second = gather_rows(mine, [own_outputs, targets[mine]])
-    assert (first.dtype, second.dtype) == (outputs.dtype, targets.dtype)
-    assert (first.tobytes(), second.tobytes()) == (outputs.tobytes(), targets.tobytes())
-    metric = Gathered(lambda o, t: float(o[3, 1, 2]) + hvd.rank() + float(t[-1]))
-    value = gathered_value(metric, mine, own_outputs, targets[mine])
-    assert value == float(outputs[3, 1, 2]) + float(targets[-1])  # as rank 0 has it
-
-    again = np.array([hvd.rank(), 100], np.int64)
-    if hvd.size() > 1:
-        message = refused(HvdtrainError, lambda: gather_rows(again, [again]))
-        ranks = list(range(hvd.size()))
-        assert f"sample 100 came {hvd.size()} times, from ranks {ranks}" in message
 
 
 @case

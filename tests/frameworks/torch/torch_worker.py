@@ -16,7 +16,7 @@ import torch_auto_cases
 import torch_batch_norm_cases
 
 # Whose functions add themselves to the table of torch_training.
-import torch_compile_cases
+import torch_compile_cases  # noqa: F401
 import torch_compression_cases
 import torch_exchange_cases
 import torch_local_cases
@@ -25,7 +25,6 @@ import torch_optimizer_gradient_cases  # noqa: F401
 import torch_optimizer_hook_cases  # noqa: F401
 import torch_optimizer_mode_cases  # noqa: F401
 import torch_optimizer_use_cases  # noqa: F401
-import torch_peer_cases
 import torch_post_local_cases
 import torch_repeated_cases
 import torch_sharded_bits_cases
@@ -51,7 +50,6 @@ _OF_EXCHANGES = (
     torch_exchange_cases.__name__,
     torch_local_cases.__name__,
     torch_post_local_cases.__name__,
-    torch_peer_cases.__name__,
 )
 LEAST_BYTES = library.LEAST_BYTES
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
@@ -61,12 +59,6 @@ _SHARDED = (
     torch_sharded_use_cases.__name__,
 )
 SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
-# What becomes of gradients: neither other exchanges nor compilers, which take seconds.
-GRADIENTS = [
-    c
-    for c in torch_training.CASES
-    if c.__module__ not in (*_OF_EXCHANGES, torch_compile_cases.__name__)
-]
 TABLES = {
     "sharded": SHARDED,
     "operations": [
@@ -77,7 +69,6 @@ TABLES = {
     "asynchronous": torch_async_cases.CASES,
     "batch norm": torch_batch_norm_cases.CASES,
     "optimizers": torch_training.CASES,
-    "gradients": GRADIENTS,
     "exchanges": OF_EXCHANGES,
     "table of two": [lambda: run_features(torch_table_cases.FEATURES)],
     "table of three": [lambda: run_features(torch_table_member_cases.member_features())],
