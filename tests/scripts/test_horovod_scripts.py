@@ -13,6 +13,7 @@ import torch
 from horovod_environment import horovod_python
 from hosts import AGENT, require_hosts
 from ranks import Completed, run_ranks, start
+from tensorflow_environment import keras_variables, tensorflow_python
 
 SCRIPTS = Path(__file__).parent / "horovod_scripts"
 SCRIPT = ["-m", "hvdtrain", "script"]
@@ -116,3 +117,16 @@ def test_hvdtrain_answers_on_top_of_an_installed_horovod() -> None:
         timeout_seconds=300,
     )
     assert done.stderr == ""
+
+
+def test_a_script_for_a_graph_of_tensorflow() -> None:
+    done = run_ranks(
+        SCRIPT,
+        2,
+        args=[SCRIPTS / "graph.py"],
+        python=tensorflow_python(),
+        env=keras_variables(),
+        cases_expected=True,
+        timeout_seconds=300,
+    )
+    assert done.results[0] == done.results[1]
