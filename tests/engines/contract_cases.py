@@ -32,17 +32,7 @@ LARGE_COUNT = (9 << 20) // 4 + 5  # more than two of the pieces that the mpi eng
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the table.
-
-    Attributes:
-        title: shown when it fails.
-        dtype: element type that it needs.
-        op: reduction that it needs, or None where bytes are only moved.
-        run: does it, and raises AssertionError.
-        factors: whether there are factors other than 1.
-        rounded_once: whether halves are to be added in float32.
-        messages: whether pairs of ranks send each other messages.
-    """
+    """One cell of the table."""
 
     title: str
     dtype: DType

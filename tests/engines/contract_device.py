@@ -13,12 +13,7 @@ _OPERATIONS = ("allreduce", "broadcast", "allgather", "alltoall", "reduce_scatte
 
 
 def on_device(communicator: Communicator, kind: str) -> Communicator:
-    """Return a communicator that does with copies on a device what is asked of it.
-
-    Args:
-        communicator: of the engine, which takes that memory.
-        kind: the device's type.
-    """
+    """Return a communicator that does with copies on a device what is asked of it."""
     import torch
 
     if kind == "cuda":

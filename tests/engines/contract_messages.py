@@ -9,8 +9,6 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.features import PointToPoint
 from hvdtrain.polling import poll_until
 
-__all__ = ["exchange_messages"]
-
 _NUMBERS, _FLOATS = 0, 1
 _COUNTS = (0, 1, 1001)
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["reduce_many", "vote"]
-
 _COUNTS = (5, 0, 700, 1, 3001)
 _MORE_COUNTS = (0, 70_001, 5, 0, 300_000, 1)
 _BALLOT = bytes(range(8)) + bytes(255 - byte for byte in range(8))

@@ -12,8 +12,6 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["SPECIAL_TYPES", "reduce_special"]
-
 # The smallest number above zero of each type.
 SPECIAL_TYPES = {
     DType.FLOAT16: 2.0**-24,

@@ -78,12 +78,7 @@ def _share_gpus() -> None:
 
 
 def _run_table(communicator: Communicator, broken: bool) -> tuple[int, int]:
-    """Run every case that the engine takes twice; return how many it took and refused.
-
-    Args:
-        communicator: communicator of the engine.
-        broken: whether some case fails on every rank, though not the same one on all of them.
-    """
+    """Run every case that the engine takes twice; return how many it took and refused."""
     taken, refused = 0, 0
     for case in all_cases():
         if case.objection(communicator) is not None:

@@ -23,12 +23,7 @@ SLOWEST_SECONDS = 0.02
 
 
 class Alarms:
-    """Interrupts this process's main thread, whatever it waits in.
-
-    Attributes:
-        computing: whether it is in an operation.
-        rung: how often it was interrupted there.
-    """
+    """Interrupts this process's main thread, whatever it waits in."""
 
     def __init__(self) -> None:
         self.computing, self.rung = False, 0

@@ -34,10 +34,6 @@ class Kill:
     """Ends this rank in a step of a case, once, when all others have begun that step.
 
     Else its end may break off the step before, which others have yet to end.
-
-    Args:
-        name: name of the case.
-        here: whether this rank ends.
     """
 
     def __init__(self, name: str, here: bool) -> None:

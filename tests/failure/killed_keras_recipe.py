@@ -13,11 +13,7 @@ from hvdtrain.train.recipes.recipe import Recipe
 
 
 class Killing:
-    """Training samples; KILLS="RANK:NUMBER[:leave] ..." names the reads that kill their rank.
-
-    Args:
-        samples: the samples.
-    """
+    """Training samples; KILLS="RANK:NUMBER[:leave] ..." names the reads that kill their rank."""
 
     count = 0  # also after the recipe was made anew
 

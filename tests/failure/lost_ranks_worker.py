@@ -27,13 +27,7 @@ HANGS_SECONDS = 240
 
 
 class Survivor:
-    """A rank that goes on without those that are killed.
-
-    Attributes:
-        world: ranks that are left.
-        left: their numbers, as the launcher has started them.
-        own: number of this rank among these.
-    """
+    """A rank that goes on without those that are killed."""
 
     def __init__(self, world: EngineWorld) -> None:
         self.world, self.own = world, world.communicator.rank

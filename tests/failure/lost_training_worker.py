@@ -19,14 +19,7 @@ SHAPES = ([300, 40], [40], [70], [1000, 20])  # of more than one bucket
 
 
 class Training:
-    """Training of weights towards the mean of the ranks' targets, each its number.
-
-    Attributes:
-        own: number of this rank, as the launcher has started it.
-        left: numbers of the ranks that are left.
-        weights: parameters.
-        optimizer: optimizer of all ranks.
-    """
+    """Training of weights towards the mean of the ranks' targets, each its number."""
 
     def __init__(self) -> None:
         hvd.init()

@@ -23,12 +23,7 @@ ELEMENTS = 100_000
 
 
 class Program:
-    """A rank that goes on without those that are killed.
-
-    Attributes:
-        own: number of this rank, as the launcher has started it.
-        left: numbers of the ranks that are left.
-    """
+    """A rank that goes on without those that are killed."""
 
     def __init__(self) -> None:
         hvd.init()

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ranks import Job, launch, torch_beside
+from job import Job
+from ranks import launch, torch_beside
 
 WORKER = Path(__file__).with_name("disturbed_worker.py")
 PATIENCE_SECONDS = 300.0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from faulty_engine import FAULT
-from ranks import Completed, launch
+from job import Completed
+from ranks import launch
 from segments import no_new_segments
 
 WORKER = Path(__file__).parent / "faulty_worker.py"

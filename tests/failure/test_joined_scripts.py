@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import Completed, start
+from job import Completed
+from ranks import start
 
 SCRIPT = Path(__file__).parent / "joined_script.py"
 SAMPLES, LAST_EPOCH = 48, 2

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from job import Completed
 from mpis import MPICH
-from ranks import Completed, launch, torch_beside
+from ranks import launch, torch_beside
 from segments import no_new_segments
 
 WORKER = Path(__file__).parent / "failing_worker.py"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from hosts import AGENT, require_hosts, write_hostfile
+from job import Job
 from kill_sweep import LOSS, end_host, sweep_case
-from ranks import Job, start
+from ranks import start
 
 WORKER = Path(__file__).with_name("restarted_worker.py")
 

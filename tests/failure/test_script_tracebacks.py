@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from textwrap import indent
 
-from ranks import Completed, launch
+from job import Completed
+from ranks import launch
 
 # Ranks run different numbers of steps: the error comes out of backward(), through torch.
 UNEVEN = """\

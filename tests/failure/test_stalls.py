@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from ranks import Job, launch, start
+from job import Job
+from ranks import launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
 WAIT_FOR_THE_LAST = {

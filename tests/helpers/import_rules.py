@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-__all__ = ["faults"]
-
 _FOUNDATIONS = {
     *(
         "",
@@ -121,14 +119,7 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of the packages.
-
-    Attributes:
-        path: its file.
-        layer: its layer, None where none is known.
-        folder: its folder within the layer; None for a layer's `__init__`, which hands on what
-            is in its folders.
-    """
+    """A module of the packages."""
 
     path: Path
     layer: str | None
@@ -140,9 +131,6 @@ def faults(*packages: Path) -> list[str]:
 
     Imports inside functions and under TYPE_CHECKING count too: they are arrows all the same. There
     is a line for a cycle of modules, and for a folder that is in no order.
-
-    Args:
-        packages: folders of packages, the main one first; their names are the packages'.
     """
     modules = {name: module for package in packages for name, module in _modules(package)}
     found = [f"{n}: no layer is known for it" for n, m in modules.items() if m.layer is None]

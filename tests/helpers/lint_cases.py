@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ACCELERATE", "DDP", "HVD", "KERAS", "MISTAKES", "RIGHT"]
-
 HVD = """
 import torch
 import horovod.torch as hvd

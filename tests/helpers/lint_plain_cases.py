@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from lint_cases import ACCELERATE, DDP, KERAS
 
-__all__ = ["PLAIN_MISTAKES", "PLAIN_RIGHT"]
-
 HVD = """
 import torch
 from torch.optim.lr_scheduler import StepLR

@@ -11,8 +11,6 @@ import click
 
 from hvdtrain.cli.main import group
 
-__all__ = ["PAGES", "ROOT", "blocks", "command_lines", "parse", "words"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
@@ -49,17 +47,7 @@ def words(line: str) -> list[str]:
 
 
 def parse(parts: Sequence[str]) -> bool:
-    """Parse hvdtrain's part of a command line; run nothing.
-
-    Args:
-        parts: words of the line, in which `mpirun` and its options may come first.
-
-    Returns:
-        Whether hvdtrain has a part in it.
-
-    Raises:
-        click.UsageError: a command or an option does not exist, or has another form.
-    """
+    """Parse hvdtrain's part of a command line; run nothing."""
     starts = [at for at in range(len(parts)) if list(parts[at : at + 3]) == _OURS]
     if not starts:
         return False

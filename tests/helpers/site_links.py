@@ -8,20 +8,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["SitePage", "broken_links", "read_pages"]
-
 # Where an element names a file: links, pictures, scripts and styles.
 _NAMING = {"a": "href", "img": "src", "script": "src", "link": "href", "iframe": "src"}
 
 
 @dataclass
 class SitePage:
-    """One page of the site.
-
-    Attributes:
-        links: everything that it names.
-        anchors: what a link can name within it.
-    """
+    """One page of the site."""
 
     path: Path
     links: list[str] = field(default_factory=list)

@@ -13,9 +13,7 @@ from typing import Any
 
 from hvdtrain.data.sampling.sharding import Indices
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.recipes.builtin.digits import recipe
-
-__all__ = ["recipe"]
+from hvdtrain.train.recipes.builtin.digits import recipe as recipe
 
 batches = StepPlan.batches
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from horovod_environment import horovod_python, require_compiler
-from ranks import Completed, launch, start
+from job import Completed
+from ranks import launch, start
 
 from hvdtrain.compiled.compiler import COMPILERS
 

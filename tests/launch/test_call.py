@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from called import BoomError, UnpicklableError, summed
-from ranks import Job, start
+from job import Job
+from ranks import start
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError, UsageError

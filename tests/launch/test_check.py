@@ -13,7 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from ranks import Completed, launch, mpi_python, start
+from job import Completed
+from ranks import launch, mpi_python, start
 
 CHECK = ["-m", "hvdtrain", "check"]
 

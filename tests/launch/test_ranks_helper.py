@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import warm
-from job import python_path
-from ranks import Completed, Job, launch, run_ranks, start
+from job import Completed, Job, python_path
+from ranks import launch, run_ranks, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 WAIT = Job.wait

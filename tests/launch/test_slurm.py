@@ -39,12 +39,7 @@ echo "## end"
 
 
 class Site:
-    """Where jobs are submitted.
-
-    Args:
-        slurm: that takes them.
-        directory: for scripts and results.
-    """
+    """Where jobs are submitted."""
 
     def __init__(self, slurm: Slurm, directory: Path) -> None:
         self.slurm, self.directory = slurm, directory

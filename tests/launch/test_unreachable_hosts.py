@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from hosts import AGENT
+from job import Completed
 from mpis import MPICH
-from ranks import Completed, mpi_python, start
+from ranks import mpi_python, start
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ from hvdtrain.core.gradients.exchange import StepInfo
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.types import DType
 
-__all__ = ["AUTO_CASES"]
-
 DTYPE = DType.FLOAT64
 # One step is not timed, two are measured, and during the next one ranks choose.
 STEPS, FIRST = 2, 4

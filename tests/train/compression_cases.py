@@ -30,8 +30,6 @@ from hvdtrain.core.gradients.exchange import Exchange, StepInfo
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.types import DType
 
-__all__ = ["CASES"]
-
 MAKERS: Sequence[Callable[[], Exchange]] = (
     lambda: NBitExchange(block=8),
     lambda: NBitExchange(4, block=8),

@@ -32,12 +32,7 @@ from hvdtrain.types import DType
 
 
 class Ranks:
-    """Weights of all ranks that take steps by themselves, in float64.
-
-    Args:
-        start: weights at the start, by parameter.
-        dtype: type of the weights in buckets.
-    """
+    """Weights of all ranks that take steps by themselves, in float64."""
 
     def __init__(self, start: Sequence[Flat], dtype: DType) -> None:
         self._dtype = dtype

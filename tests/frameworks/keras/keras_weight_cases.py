@@ -25,13 +25,7 @@ import hvdtrain.keras as hvd
 def local_steps(
     combine: Callable[[OfRanks, int], list[Any]], of: Callable[[int, int], list[Any]] = gradients
 ) -> list[Any]:
-    """Return weights after five local steps of SGD, of which each second one ends an exchange.
-
-    Args:
-        combine: returns the weights to go on from, given those of all ranks and their number of
-            steps since the last time: 2, or 1 in the flush at the end.
-        of: returns the gradients of a step of a rank.
-    """
+    """Return weights after five local steps of SGD, of which each second one ends an exchange."""
     random = np.random.default_rng(0)
     start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
     ranks = [list(start) for _ in range(hvd.size())]

@@ -17,8 +17,6 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.prediction.costs import Chosen
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 
-__all__ = ["TEXTS", "Checked", "check_replicas", "exchange_of", "new_optimizer"]
-
 # Each exchange of the catalog, so that it acts on matrices of 64 and 32 elements in few steps.
 TEXTS = {
     "average": "average",
@@ -43,13 +41,7 @@ Rule = Callable[[list[Flat], Sequence[float], bool], Flat]
 
 
 def exchange_of(name: str, parameters: int, ranks: int) -> Exchange:
-    """Return a new exchange of the catalog; `auto` has chosen for the first parameter.
-
-    Args:
-        name: its name.
-        parameters: number of the model's parameters.
-        ranks: number of ranks that take part.
-    """
+    """Return a new exchange of the catalog; `auto` has chosen for the first parameter."""
     if name != "auto":
         return make_exchange(TEXTS[name])
     codes = NBitExchange(block=8)
@@ -89,12 +81,6 @@ class Checked:
     All that was applied of the ranks' gradients, and all that they keep, must be the mean of what
     they have given. Weights after an exchange must be those that a formula computes from the
     weights of all ranks before it. After each exchange all ranks must have the same bits.
-
-    Args:
-        name: name of an exchange of the catalog.
-        model: model, equal on all ranks, in float64.
-        passes: backward passes of a step.
-        members: ranks that take part, which include this one.
     """
 
     def __init__(
@@ -135,12 +121,7 @@ class Checked:
     def step(
         self, *losses: Callable[[], torch.Tensor], weights: Sequence[float] | None = None
     ) -> None:
-        """Take a step on the sum of losses, and check it.
-
-        Args:
-            losses: compute the losses of this rank's backward passes.
-            weights: samples of each rank.
-        """
+        """Take a step on the sum of losses, and check it."""
         counts = weights or [1.0] * self._size
         own = counts[self._members.rank() or 0]
         self._share = own / sum(counts)

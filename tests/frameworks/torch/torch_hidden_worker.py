@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
-from hidden_device import DEVICE, allowed, refusals
+from hidden_device import allowed, refusals
 from hidden_engine import make_known
+from hidden_memory import DEVICE
 from ranks import report
 
 import hvdtrain.torch as hvd

@@ -17,11 +17,7 @@ Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 class Alone:
-    """All ranks on this process, which average weights when they are told to.
-
-    Args:
-        make: function that returns the optimizer of a rank.
-    """
+    """All ranks on this process, which average weights when they are told to."""
 
     def __init__(self, make: Make) -> None:
         self._make = make

@@ -11,8 +11,6 @@ from torch_operation_cases import mine, ranks_sum
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
-__all__ = ["CASES"]
-
 CASES: list[Callable[[], None]] = []
 
 # Around what is added by every rank, and around the size of a chunk.

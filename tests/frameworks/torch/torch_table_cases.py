@@ -22,8 +22,6 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.errors import MismatchError
 
-__all__ = ["FEATURES", "FOUND", "REFUSED", "YES", "Small", "loss_of", "run_features"]
-
 YES, REFUSED, OWN, RESULT = "yes", "refused", "own", "result"
 FOUND: dict[str, dict[str, str]] = {}
 Feature = Callable[[str], str]

@@ -15,8 +15,6 @@ from torch_training import difference
 import hvdtrain.torch as hvd
 from hvdtrain.core.process_set import ProcessSet
 
-__all__ = ["ANEW", "member_features"]
-
 ANEW = "anew, told"
 
 

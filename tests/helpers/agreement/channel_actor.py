@@ -16,22 +16,13 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.errors import HvdtrainError, MismatchError
 from hvdtrain.polling import poll_until
 
-__all__ = ["Actor", "OverError"]
-
 
 class OverError(Exception):
     """The rest of a program is not played."""
 
 
 class Actor:
-    """Does the acts of one rank's program.
-
-    Args:
-        program: of all ranks.
-        rank: which of them.
-        channel: of the rank.
-        record: takes what happens.
-    """
+    """Does the acts of one rank's program."""
 
     def __init__(self, program: Program, rank: int, channel: Channel, record: Record) -> None:
         self._program, self._rank, self._channel, self._record = program, rank, channel, record
@@ -45,11 +36,7 @@ class Actor:
         self._chance = random.Random(program.seed * 8 + rank)
 
     def do(self, act: Act) -> None:
-        """Do one act.
-
-        Raises:
-            OverError: it failed in a way after which no program could go on.
-        """
+        """Do one act."""
         method = getattr(self, f"_{act.kind}")
         if act.number < 0:
             method()

@@ -13,8 +13,6 @@ from meeting_engine import EngineFaultError
 
 from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
 
-__all__ = ["judge"]
-
 _ZEROS = ("allreduce", "step")
 
 # What a rank may say whose engine fails, or that is in the middle of something with one that goes.

@@ -36,23 +36,13 @@ from hvdtrain.core.sharding.exchange import (
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.local import LocalCommunicator
 
-__all__ = ["Made", "Value", "data", "long", "make", "rows"]
-
 Array = npt.NDArray[np.generic]
 Value = list[list[float]]
 
 
 @dataclass
 class Made:
-    """An operation of one rank.
-
-    Attributes:
-        operation: for the channel; None as long as a step is not begun.
-        read: returns its value from its result.
-        step: the operation, where it is one.
-        prepare: returns it as a prepared operation for a communicator, and its data; or None.
-        was_run: whether it was run as a prepared operation, and failed.
-    """
+    """An operation of one rank."""
 
     operation: Operation
     read: Callable[[Any], Value]
@@ -68,14 +58,7 @@ def data(planned: Planned, rank: int, part: int, count: int) -> Array:
 
 
 def make(planned: Planned, rank: int, size: int, name: Callable[[str, str], str]) -> Made:
-    """Make a rank's operation.
-
-    Args:
-        planned: what is planned.
-        rank: on which rank.
-        size: how many ranks there are.
-        name: returns the name of an operation, given its kind and "" or a name.
-    """
+    """Make a rank's operation."""
     if planned.variants.get(rank) == BARRIER:
         return Made(Barrier(name("barrier", planned.name)), lambda _: [])
     return _MAKERS[planned.kind](planned, rank, size, name(planned.kind, planned.name))
@@ -207,11 +190,7 @@ def _gather(planned: Planned, rank: int, size: int, name: str) -> Made:
 
 
 class LateSlices(Operation):
-    """An operation with the slices of the communicator that runs it.
-
-    Args:
-        make: returns the operation.
-    """
+    """An operation with the slices of the communicator that runs it."""
 
     def __init__(self, make: Callable[[ScatteredSlices], Operation]) -> None:
         super().__init__()

@@ -14,24 +14,12 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.errors import ConnectionLostError
 
-__all__ = ["Player"]
-
 # After one of these no call of the engine can come to a good end.
 _LOST = (ConnectionLostError, EngineFaultError, KeyboardInterrupt)
 
 
 class Player:
-    """Plays the program of one rank.
-
-    Args:
-        program: of all ranks.
-        rank: which of them.
-        group: where their communicators meet.
-        fault: what goes wrong, on whatever rank.
-
-    Attributes:
-        record: what happened.
-    """
+    """Plays the program of one rank."""
 
     def __init__(self, program: Program, rank: int, group: Group, fault: Fault | None) -> None:
         self.record = Record()

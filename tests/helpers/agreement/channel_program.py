@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["BARRIER", "NEVER", "OTHER", "Act", "Planned", "Program"]
-
 # In place of the planned operation a rank submits the same with another shape, or a barrier.
 OTHER, BARRIER = 1, 2
 
@@ -17,25 +15,7 @@ NEVER = 99
 
 @dataclass
 class Planned:
-    """One operation, as the ranks submit it.
-
-    Attributes:
-        number: its place among the operations of the trial.
-        kind: what it does.
-        name: equal on all ranks; "" has the channel number it.
-        ends: "join" or "leave": how the section ends that it belongs to.
-        section: the number of that section.
-        op: the reduction.
-        dtype: of the elements.
-        counts: elements of each buffer (or bucket).
-        prescale: factor before the reduction.
-        variants: for each rank that submits it what it submits: 0, or how it differs.
-        filled: how many buckets each of these fills.
-        weights: for each of these its weight in the average.
-        members: the ranks of a split.
-        attending: the ranks that come to it when they hear that another is blocked in it.
-        ready: by which phase it is complete.
-    """
+    """One operation, as the ranks submit it."""
 
     number: int
     kind: str
@@ -64,16 +44,7 @@ class Act:
 
 @dataclass
 class Program:
-    """What all ranks do.
-
-    Attributes:
-        seed: from which it was made.
-        size: how many ranks there are.
-        threaded: whether a channel may have a thread of its own.
-        plans: the bucket sizes of each plan.
-        operations: all of them, by number.
-        acts: what each rank does.
-    """
+    """What all ranks do."""
 
     seed: int
     size: int

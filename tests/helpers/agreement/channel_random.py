@@ -15,8 +15,6 @@ from channel_program import BARRIER, NEVER, OTHER, Act, Planned, Program
 
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["make_program"]
-
 _KINDS = (
     *("allreduce",) * 6,
     *("step",) * 3,

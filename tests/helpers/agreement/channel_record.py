@@ -8,23 +8,13 @@ from dataclasses import dataclass, field
 from channel_operations import Value
 from meeting_engine import EngineFault
 
-__all__ = ["GAVE_UP", "Fault", "Outcome", "Record"]
-
 # In place of a section: the leave of a program that ends before its time.
 GAVE_UP = -1
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in a trial.
-
-    Attributes:
-        rank: where.
-        engine: what the engine of that rank does; None for nothing.
-        stops: before which act its program ends early; None for never.
-        closes: a program that ends early closes the channel without leaving; of those whose
-            engine has failed, or of the rank that stops.
-    """
+    """What goes wrong in a trial."""
 
     rank: int
     engine: EngineFault | None = None
@@ -45,13 +35,7 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """How an operation ended on one rank.
-
-    Attributes:
-        value: its value, where it is done.
-        error: what it failed with, or what submitting it raised.
-        refused: it was never submitted.
-    """
+    """How an operation ended on one rank."""
 
     value: Value | None = None
     error: BaseException | None = None
@@ -66,17 +50,7 @@ class Outcome:
 
 @dataclass
 class Record:
-    """What happened on one rank.
-
-    Attributes:
-        outcomes: of its operations, by number.
-        ends: of its wishes to join and to leave, by section.
-        filled: how many buckets it filled of each step.
-        submitted: the operations that it submitted.
-        left_over: what was pending after all.
-        joined: the sections in which it called join().
-        complete: it played its program to the end.
-    """
+    """What happened on one rank."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     ends: dict[int, Outcome] = field(default_factory=dict)

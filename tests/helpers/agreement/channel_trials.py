@@ -18,8 +18,6 @@ from channel_record import Fault
 from meeting_engine import PROGRAM, EngineFault
 from meeting_group import Group, Referee
 
-__all__ = ["faulty_trial", "sound_trial"]
-
 # How long a trial may take, of milliseconds, before it counts as one that hangs.
 HANG_SECONDS = 120.0
 

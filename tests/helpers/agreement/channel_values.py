@@ -13,20 +13,10 @@ from channel_program import OTHER, Planned
 from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Contribution", "expected"]
-
 
 @dataclass(frozen=True)
 class Contribution:
-    """What the ranks did for one operation.
-
-    Attributes:
-        planned: the operation.
-        size: how many ranks there are.
-        ranks: those that submitted it; the others contribute zeros.
-        variant: what they submitted.
-        filled: for each of these how many buckets it filled.
-    """
+    """What the ranks did for one operation."""
 
     planned: Planned
     size: int

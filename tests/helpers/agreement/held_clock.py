@@ -10,19 +10,11 @@ from hvdtrain.core.agreement import operation, queue, votes
 from hvdtrain.core.gradients import step
 from hvdtrain.core.stall import watch
 
-__all__ = ["HeldClock"]
-
 
 class HeldClock:
     """The time of this rank's stall watch, and of what it watches; at first it stands still.
 
     Make it before init().
-
-    Args:
-        more: modules that shall use it, too.
-
-    Attributes:
-        seconds_per_look: by how much each look of the watch moves it.
     """
 
     def __init__(self, *more: ModuleType) -> None:

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.types import ReduceOp
 
-__all__ = ["COMBINE", "Call", "Carried"]
-
 _REDUCE: Mapping[ReduceOp, Any] = {
     ReduceOp.SUM: np.add,
     ReduceOp.MIN: np.minimum,
@@ -25,13 +23,7 @@ _REDUCE: Mapping[ReduceOp, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One member's call of a primitive.
-
-    Attributes:
-        primitive: its name.
-        equal: arguments that must be the same on all members.
-        own: arguments that may differ, buffers among them.
-    """
+    """One member's call of a primitive."""
 
     primitive: str
     equal: tuple[object, ...] = ()

@@ -22,8 +22,6 @@ from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["PROGRAM", "EngineFault", "EngineFaultError", "MeetingCommunicator"]
-
 # The name of a rank's main thread, which alone handles signals.
 PROGRAM = "program"
 
@@ -34,15 +32,7 @@ class EngineFaultError(RuntimeError):
 
 @dataclass
 class EngineFault:
-    """What goes wrong in the engine of one rank.
-
-    Attributes:
-        call: which of its calls, counted from 0.
-        arrives: the others do not notice: they are through, and the call fails afterwards.
-        dies: nothing comes of this call nor of any later one, on any rank.
-        interrupted: a signal's handler raises, if it is the thread named PROGRAM that calls.
-        happened: whether it was called so often.
-    """
+    """What goes wrong in the engine of one rank."""
 
     call: int
     arrives: bool = False
@@ -65,14 +55,7 @@ class _Started(Pending):
 
 
 class MeetingCommunicator(Communicator):
-    """One member's communicator.
-
-    Args:
-        group: of all members.
-        rank: which of them.
-        concurrent: whether the core may have a thread of its own use it.
-        fault: what goes wrong on this rank.
-    """
+    """One member's communicator."""
 
     def __init__(
         self, group: Group, rank: int, concurrent: bool, fault: EngineFault | None = None
@@ -242,11 +225,7 @@ class MeetingCommunicator(Communicator):
 
 
 class MeetingSlices(Slices):
-    """Slices in memory that all members have, as threads of one process.
-
-    Args:
-        communicator: communicator of the members.
-    """
+    """Slices in memory that all members have, as threads of one process."""
 
     nodes = 1
     adds_placed = False

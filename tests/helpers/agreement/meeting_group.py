@@ -13,19 +13,12 @@ from meeting_data import COMBINE, Call
 from hvdtrain.buffer import Buffer
 from hvdtrain.errors import ConnectionLostError
 
-__all__ = ["Group", "Meeting", "Referee"]
-
 # What memory holds that is given back, as far as it is looked at.
 _POISON, _POISONED_BYTES = 0xA5, 4096
 
 
 class Referee:
-    """Notes the faults of one trial, and breaks it off at the first.
-
-    Attributes:
-        faults: what a member did that no member of an engine may do.
-        lenient: members may miss one that has gone; they get a ConnectionLostError.
-    """
+    """Notes the faults of one trial, and breaks it off at the first."""
 
     def __init__(self, lenient: bool = False) -> None:
         self.faults: list[str] = []
@@ -78,13 +71,7 @@ class Meeting:
 
 
 class Group:
-    """An ordered set of members, whose n-th calls must be the same.
-
-    Args:
-        referee: of the trial.
-        size: how many members.
-        name: for messages.
-    """
+    """An ordered set of members, whose n-th calls must be the same."""
 
     def __init__(self, referee: Referee, size: int, name: str) -> None:
         self.referee, self.size, self.name = referee, size, name

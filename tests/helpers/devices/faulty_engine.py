@@ -28,8 +28,6 @@ from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
 from hvdtrain.types import ReduceOp
 
-__all__ = ["FAULT", "EngineCallError", "EngineFault", "install"]
-
 T = TypeVar("T")
 
 # What a rank prints at its fault.
@@ -63,15 +61,7 @@ _KINDS: Mapping[str, Callable[[], None]] = {
 
 @dataclass
 class EngineFault:
-    """Which call goes wrong, and how.
-
-    Attributes:
-        primitive: its name.
-        call: which of the calls after arm(), from 0; the stall watch's do not count.
-        rank: on which rank.
-        kind: raises, EMFILE, ENOMEM or slow.
-        armed: whether calls count.
-    """
+    """Which call goes wrong, and how."""
 
     primitive: str
     call: int
@@ -114,13 +104,7 @@ def install(fault: EngineFault) -> None:
 
 
 class _FaultyCommunicator(Communicator):
-    """A communicator whose calls go to a real one, but for a fault; its children are alike.
-
-    Args:
-        inner: the real one.
-        fault: what goes wrong.
-        world_rank: the rank of this process in the world.
-    """
+    """A communicator whose calls go to a real one, but for a fault; its children are alike."""
 
     def __init__(self, inner: Communicator, fault: EngineFault, world_rank: int) -> None:
         self.rank, self.size, self.capabilities = inner.rank, inner.size, inner.capabilities

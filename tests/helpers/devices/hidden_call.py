@@ -8,8 +8,6 @@ import torch
 from hidden_memory import DEVICE, elements_behind, is_hidden, new_storage, place_of, set_storage
 from torch.utils._pytree import tree_map
 
-__all__ = ["Call"]
-
 
 class Call:
     """The tensors of one call of an operator, on the device and behind it."""

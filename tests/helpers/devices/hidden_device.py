@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from hidden_call import Call
-from hidden_memory import DEVICE, elements_behind, is_hidden, new_storage, set_storage
+from hidden_memory import DEVICE, is_hidden, new_storage, set_storage
 from paths import TESTS
 from torch.utils._pytree import tree_map_only
 from torch.utils.backend_registration import (
@@ -36,18 +36,6 @@ from torch.utils.backend_registration import (
 )
 
 import hvdtrain
-
-__all__ = [
-    "DEVICE",
-    "HiddenMemoryError",
-    "allow_staging",
-    "allowed",
-    "elements_behind",
-    "install",
-    "observers",
-    "refusals",
-    "writes",
-]
 
 # An uninitialised element is no number, or the largest one: nobody can take it for a zero.
 _GARBAGE = 0xFF

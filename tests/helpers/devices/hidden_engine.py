@@ -16,7 +16,8 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from hidden_device import DEVICE, elements_behind, install
+from hidden_device import install
+from hidden_memory import DEVICE, elements_behind
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
@@ -24,8 +25,6 @@ from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
 from hvdtrain.engines.registry import ENGINES
 from hvdtrain.engines.torch_distributed.engine import open_gloo
 from hvdtrain.types import ReduceOp
-
-__all__ = ["ENGINE", "HiddenCommunicator", "make_known", "open_hidden"]
 
 ENGINE = "hidden"
 
@@ -43,11 +42,7 @@ def open_hidden(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
 
 class HiddenCommunicator(Communicator):
-    """A communicator of memory on the device and on the host.
-
-    Args:
-        inner: takes memory of the host.
-    """
+    """A communicator of memory on the device and on the host."""
 
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner

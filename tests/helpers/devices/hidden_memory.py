@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DEVICE", "elements_behind", "is_hidden", "new_storage", "place_of", "set_storage"]
-
 DEVICE = "hidden"
 
 _RESERVED_BYTES = 1 << 40

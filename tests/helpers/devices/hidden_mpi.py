@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hidden_device import DEVICE, elements_behind, install, writes
+from hidden_device import install, writes
+from hidden_memory import DEVICE, elements_behind
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.engines.mpi import flat as mpi_flat
 from hvdtrain.engines.mpi import flat as mpi_types
 from hvdtrain.engines.mpi import gpu as mpi_gpu
-
-__all__ = ["let_mpi_take_the_device"]
 
 
 class _Stream:

@@ -7,7 +7,7 @@ from ctypes import memmove
 from dataclasses import replace
 
 import stream_record
-from hidden_device import DEVICE
+from hidden_memory import DEVICE
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
@@ -17,15 +17,9 @@ from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["RecordingCommunicator", "install"]
-
 
 class RecordingCommunicator(LocalCommunicator):
-    """Uses memory of a device on the current stream, and that of the host at once.
-
-    Args:
-        device: takes memory of the device.
-    """
+    """Uses memory of a device on the current stream, and that of the host at once."""
 
     def __init__(self, device: bool) -> None:
         devices = frozenset({"cpu", DEVICE} if device else {"cpu"})

@@ -21,10 +21,8 @@ from typing import Any
 
 import hidden_device
 import torch
-from hidden_device import DEVICE, elements_behind
+from hidden_memory import DEVICE, elements_behind
 from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = ["Record", "Stream", "install", "note", "span_of"]
 
 _HOST = "host"
 
@@ -34,13 +32,7 @@ Access = tuple[int, int, bool]
 
 @dataclass
 class _Entry:
-    """Something that a stream or the host does.
-
-    Attributes:
-        text: what, for people.
-        before: the set of the entries that come before it for sure, as bits.
-        accesses: of memory.
-    """
+    """Something that a stream or the host does."""
 
     text: str
     before: int
@@ -49,12 +41,7 @@ class _Entry:
 
 @dataclass
 class Record:
-    """What has been done, in the order in which the host has asked for it.
-
-    Attributes:
-        capturing: whether streams record a graph.
-        idle: whether the device is through with all it has been given.
-    """
+    """What has been done, in the order in which the host has asked for it."""
 
     capturing: bool = False
     idle: bool = False
@@ -145,11 +132,7 @@ def _conflict(entry: _Entry, other: _Entry) -> bool:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream that notes what it is told.
-
-    Attributes:
-        name: its own.
-    """
+    """A stream that notes what it is told."""
 
     name: str
 

@@ -10,15 +10,6 @@ from hvdtrain.arrays import Array, like_shape, to_host
 from hvdtrain.core.compression import codes
 from hvdtrain.core.compression.codes import row_bytes
 
-__all__ = [
-    "LENGTHS",
-    "coded_by_arrays",
-    "coded_by_kernel",
-    "normal",
-    "room",
-    "rows_of_all_kinds",
-]
-
 # A row less than numpy adds side by side, rows divided into halves, whole and odd ones.
 LENGTHS = (7, 8, 65, 129, 512, 1001, 20_011)
 

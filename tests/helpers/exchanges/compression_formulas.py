@@ -11,8 +11,6 @@ from exchange_formulas import Flat, OfRanks
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
-__all__ = ["MATRICES", "NBitFormula", "PowerSGDFormula", "TopKFormula", "coded"]
-
 # The parameters of SHAPES that are matrices, as they lie in memory.
 MATRICES = {0: (7, 5), 3: (6, 4)}
 
@@ -31,14 +29,7 @@ def coded(x: Flat, bits: int) -> Flat:
 
 
 class NBitFormula:
-    """Codes of few bits between nodes, in two phases, with error feedback.
-
-    Args:
-        bits: bits of a code.
-        block: elements of a block; 0 for columns, which only the vector of 64 has.
-        nodes: for each rank the number of its node.
-        plan: plan of the buckets.
-    """
+    """Codes of few bits between nodes, in two phases, with error feedback."""
 
     def __init__(self, bits: int, block: int, nodes: Sequence[int], plan: BucketPlan) -> None:
         self.ranks = [[r for r, n in enumerate(nodes) if n == node] for node in sorted(set(nodes))]
@@ -95,14 +86,7 @@ def _stripe(number: int, count: int, size: int) -> int:
 
 
 class TopKFormula:
-    """The largest elements of matrices, with error feedback; each rank is a node.
-
-    Args:
-        ratio: fraction that is sent.
-        momentum: factor of momentum correction.
-        size: number of ranks.
-        counts: elements of each parameter.
-    """
+    """The largest elements of matrices, with error feedback; each rank is a node."""
 
     def __init__(self, ratio: float, momentum: float, size: int, counts: Sequence[int]) -> None:
         self._ratio, self._momentum = ratio, momentum
@@ -127,14 +111,7 @@ class TopKFormula:
 
 
 class PowerSGDFormula:
-    """Rank-r projections of matrices, with error feedback; each rank is a node.
-
-    Args:
-        rank: columns of P.
-        warm_start: Q begins with that of the step before.
-        size: number of ranks.
-        counts: elements of each parameter.
-    """
+    """Rank-r projections of matrices, with error feedback; each rank is a node."""
 
     def __init__(self, rank: int, warm_start: bool, size: int, counts: Sequence[int]) -> None:
         self._rank, self._warm_start, self._steps = rank, warm_start, 0

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from hvdtrain.core.gradients.plan import BucketPlan
 
-__all__ = ["BlockFormula", "DiLoCoFormula", "OneBitFormula", "mean"]
-
 Flat = npt.NDArray[np.float64]
 OfRanks = list[list[Flat]]
 
@@ -28,12 +26,7 @@ def mean(values: OfRanks, weights: Sequence[float]) -> list[Flat]:
 
 
 class OneBitFormula:
-    """1-bit SGD with error feedback between nodes.
-
-    Args:
-        nodes: for each rank the number of its node.
-        counts: elements of each parameter.
-    """
+    """1-bit SGD with error feedback between nodes."""
 
     def __init__(self, nodes: Sequence[int], counts: Sequence[int]) -> None:
         self.ranks = [[r for r, n in enumerate(nodes) if n == node] for node in sorted(set(nodes))]
@@ -81,15 +74,7 @@ class OneBitFormula:
 
 
 class BlockFormula:
-    """Block momentum.
-
-    Args:
-        weights: at the start, by parameter.
-        size: number of ranks.
-        momentum: of whole blocks.
-        rate: gain over all samples in turn.
-        nesterov: ranks go on from where the momentum leads.
-    """
+    """Block momentum."""
 
     def __init__(
         self, weights: list[Flat], size: int, momentum: float, rate: float, nesterov: bool
@@ -102,14 +87,7 @@ class BlockFormula:
     def block(
         self, weights: OfRanks, counts: Sequence[float], share: float = 1.0, flush: bool = False
     ) -> list[Flat]:
-        """Return the weights from which ranks go on.
-
-        Args:
-            weights: of the ranks.
-            counts: samples of each in this block.
-            share: part of a whole block that it is.
-            flush: it is ended to have the model.
-        """
+        """Return the weights from which ranks go on."""
         kept = self._momentum**share
         gain = self._rate * self._size * (1 - kept) / share
         lead = self._momentum if self._nesterov and not flush else 0.0
@@ -122,13 +100,7 @@ class BlockFormula:
 
 
 class DiLoCoFormula:
-    """SGD with Nesterov momentum on what ranks have changed.
-
-    Args:
-        weights: at the start, by parameter.
-        rate: learning rate.
-        momentum: of the outer optimizer.
-    """
+    """SGD with Nesterov momentum on what ranks have changed."""
 
     def __init__(self, weights: list[Flat], rate: float, momentum: float) -> None:
         self.start = list(weights)

@@ -17,22 +17,6 @@ from hvdtrain.core.gradients.exchange import StepInfo
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
-__all__ = [
-    "BITS",
-    "COUNTS",
-    "LIMITS",
-    "TOLERANCE",
-    "check",
-    "close",
-    "communicators_of",
-    "exchanged",
-    "kinds",
-    "layouts",
-    "of_ranks",
-    "values",
-    "weighed",
-]
-
 COUNTS = [int(np.prod(shape)) for shape in SHAPES]
 LIMITS = (1 << 20, 300)
 # Up to four ranks, on one node, on nodes of their own, side by side and mixed, evenly and not.

@@ -20,8 +20,6 @@ from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
-__all__ = ["SHAPES", "Driven", "plan_of", "together"]
-
 # One has its rows as columns in memory, as a convolution's weights may have.
 SHAPES = {(5, 7): (1, 5), (11,): (1,), (): (), (3, 2, 4): (8, 4, 1), (64,): (1,)}
 
@@ -51,13 +49,7 @@ def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
 
 
 class Driven:
-    """An exchange, and the buckets that it is given.
-
-    Args:
-        exchange: it.
-        plan: of the buckets.
-        tensors: buckets are torch tensors, not numpy's memory.
-    """
+    """An exchange, and the buckets that it is given."""
 
     def __init__(self, exchange: Exchange, plan: BucketPlan, tensors: bool) -> None:
         self.exchange, self._tensors = exchange, tensors

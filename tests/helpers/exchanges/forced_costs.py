@@ -13,20 +13,12 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.prediction.costs import GradientCost, Measured, Method
 from hvdtrain.core.prediction.measure import Measurement
 
-__all__ = ["SLOW", "force_choice", "forced_costs"]
-
 # Bytes per second of a link that is worth any compression.
 SLOW = 1e3
 
 
 def forced_costs(plan: BucketPlan, largest: Mapping[str, int], bandwidth: float = SLOW) -> Measured:
-    """Return measurements in which each exchange saves nearly all of one gradient.
-
-    Args:
-        plan: bucket plan.
-        largest: index of that gradient, by name of the exchange as `allow` has it.
-        bandwidth: bytes per second between nodes.
-    """
+    """Return measurements in which each exchange saves nearly all of one gradient."""
     sizes = [float(spec.nbytes) for spec in plan.specs]
     methods = [Method("average", 1, 0.0, tuple(GradientCost(0.0, size) for size in sizes))]
     for name, index in largest.items():

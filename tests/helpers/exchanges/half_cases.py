@@ -18,8 +18,6 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, StepInfo
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["half_types_cross_the_network"]
-
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 # Of the result and of each node: at most half a unit in the last place.
 _PRECISION = {"fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -52,12 +50,7 @@ def _sum(values: OfRanks, nodes: Sequence[int], kind: str) -> list[Flat]:
 
 
 def half_types_cross_the_network(nodes: Sequence[int], communicators: Communicators) -> int:
-    """Exchange sums and averages between nodes; return the number of cases.
-
-    Args:
-        nodes: node of each rank.
-        communicators: communicators of these nodes.
-    """
+    """Exchange sums and averages between nodes; return the number of cases."""
     size, cases = hvd.size(), 0
     for kind, dtype, tensors in product(_HALF, (DType.FLOAT32, DType.FLOAT64), (False, True)):
         everybody = [_values(rank, dtype) for rank in range(size)]

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from hvdtrain.core import context
 
-__all__ = ["nodes_of_their_own"]
-
 
 @contextmanager
 def nodes_of_their_own() -> Iterator[None]:

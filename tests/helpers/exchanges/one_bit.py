@@ -17,16 +17,9 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
-__all__ = ["OneBit"]
-
 
 class OneBit(Exchange):
-    """Send signs, and keep what they lose for the next step.
-
-    Args:
-        hierarchical: add the gradients of a node as they are; else each rank counts as a node.
-        feedback: False plants an error: what was sent is not subtracted from the residual.
-    """
+    """Send signs, and keep what they lose for the next step."""
 
     spec = "onebit"
     exactness = "One bit per element; what it loses is added to the next step's gradient."

@@ -28,8 +28,6 @@ from hvdtrain.core.agreement.decision import (
 )
 from hvdtrain.core.agreement.lifecycle import transition
 
-__all__ = ["ChannelModel", "World"]
-
 
 class World(NamedTuple):
     """All ranks, whether something has happened that ends the job, and whether one is lost."""
@@ -41,17 +39,7 @@ class World(NamedTuple):
 
 
 class ChannelModel:
-    """The ranks of a channel, each with a program.
-
-    Args:
-        programs: of the ranks.
-        threads: whether channels have a thread; else only a rank that waits takes part in rounds.
-        failing: the rank of which any one engine call may fail.
-        dying: the rank that may die at any time.
-        survives: whether the others then go on, in whose engine calls errors say so.
-        deserts: whether a rank may find that others leave while it waits.
-        rules: instead of `transition`, to see that a wrong one is found.
-    """
+    """The ranks of a channel, each with a program."""
 
     def __init__(
         self,

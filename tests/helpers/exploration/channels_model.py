@@ -15,8 +15,6 @@ from model_rank import Rank, end_pass, names_of
 
 from hvdtrain.core.agreement.decision import ChannelState
 
-__all__ = ["ChannelsModel"]
-
 # What there is on each rank, in each channel; a rank's program is at the same word in all.
 World: TypeAlias = tuple[tuple[Rank, ...], ...]
 
@@ -24,11 +22,7 @@ _OF_ANOTHER = "another channel's"
 
 
 class ChannelsModel:
-    """The ranks of some channels, each with a program.
-
-    Args:
-        programs: of the ranks.
-    """
+    """The ranks of some channels, each with a program."""
 
     def __init__(self, *programs: str) -> None:
         self._one = RankModel()

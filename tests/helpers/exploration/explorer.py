@@ -14,8 +14,6 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Explored", "Fault", "Model", "explore"]
-
 S = TypeVar("S", bound=Hashable)
 
 
@@ -30,28 +28,15 @@ class Model(Protocol[S]):
         """Return the state in which all begins."""
 
     def moves(self, state: S) -> Iterable[tuple[str, S]]:
-        """Return what can happen next, each with the state that it leads to.
-
-        Raises:
-            Fault: in this state, or on the way to the next one, an invariant is broken.
-        """
+        """Return what can happen next, each with the state that it leads to."""
 
     def is_end(self, state: S) -> bool:
-        """Return whether nothing needs to happen any more.
-
-        Raises:
-            Fault: it should not end like this.
-        """
+        """Return whether nothing needs to happen any more."""
 
 
 @dataclass(frozen=True)
 class Explored:
-    """What was found.
-
-    Attributes:
-        states: how many there are.
-        fault: what is wrong, and the moves that lead there; "" for nothing.
-    """
+    """What was found."""
 
     states: int
     fault: str = ""

@@ -35,21 +35,12 @@ from model_stall import is_stalled
 from hvdtrain.core.agreement.decision import ChannelState, Failed
 from hvdtrain.core.agreement.lifecycle import transition
 
-__all__ = ["LossModel"]
-
 _LOSS = Failed("a rank has ended", lost=True)
 _IN_WORLD = (Stage.RUNNING, Stage.ABANDONING)
 
 
 class LossModel:
-    """Ranks of which some die; see the top of this file. Subclasses do something wrong.
-
-    Args:
-        programs: of the ranks.
-        deaths: how many may die, whichever and whenever.
-        threads: whether channels have a thread; else only a rank that waits takes part in rounds.
-        rules: instead of `transition`, to see that a wrong one is found.
-    """
+    """Ranks of which some die; see the top of this file. Subclasses do something wrong."""
 
     def __init__(
         self,

@@ -12,8 +12,6 @@ from model_vote import vote
 from hvdtrain.core.agreement.decision import Report, ReportsExchanged, Vote, Voted
 from hvdtrain.core.agreement.request import Request
 
-__all__ = ["compare_ends", "is_call", "outcomes_of"]
-
 
 def is_call(step: Step | None) -> TypeGuard[Call]:
     """Return whether what a driver does next is an engine call."""
@@ -21,11 +19,7 @@ def is_call(step: Step | None) -> TypeGuard[Call]:
 
 
 def outcomes_of(ranks: Sequence[Rank], calls: Sequence[Call]) -> Sequence[Outcome] | None:
-    """Return what a call of all members ends with on each; None if it cannot end yet.
-
-    Raises:
-        Fault: they are in different ones.
-    """
+    """Return what a call of all members ends with on each; None if it cannot end yet."""
     first = calls[0]
     if any(_kind(call) != _kind(first) for call in calls):
         raise Fault(f"members are in different primitives: {calls}")
@@ -50,12 +44,7 @@ def _kind(call: Call) -> object:
 
 
 def compare_ends(ranks: Iterable[Rank], late: Collection[str]) -> None:
-    """See that an operation has ended alike on all ranks that submitted it.
-
-    Args:
-        ranks: the ranks.
-        late: names of operations that may end in different ways.
-    """
+    """See that an operation has ended alike on all ranks that submitted it."""
     ends: dict[str, set[str]] = {}
     for rank in ranks:
         for name, how in rank.ended:

@@ -12,19 +12,6 @@ from model_rank import FAILED, REFUSED, Call, Heard, Ran, Rank, progress_of
 from hvdtrain.core.agreement.decision import ReportsExchanged, Voted
 from hvdtrain.core.agreement.request import Request
 
-__all__ = [
-    "Process",
-    "Processes",
-    "Stage",
-    "break_world",
-    "call_of",
-    "end",
-    "has_outcome",
-    "is_left",
-    "is_told",
-    "put",
-]
-
 
 class Stage(Enum):
     """What a process does.
@@ -42,16 +29,7 @@ class Stage(Enum):
 
 
 class Process(NamedTuple):
-    """A process.
-
-    Attributes:
-        stage: what it does.
-        group: members of its world, as numbered at the start.
-        rank: its channel and its program in this world.
-        world: how many worlds there were before.
-        part: which part of its program it runs.
-        broken: whether calls of this world fail: a member has ended, or has abandoned it.
-    """
+    """A process."""
 
     stage: Stage
     group: tuple[int, ...]
@@ -96,11 +74,7 @@ def has_outcome(process: Process) -> bool:
 
 
 def is_told(before: Rank, after: Rank) -> bool:
-    """Return whether a program is told by its last word that ranks are lost.
-
-    Raises:
-        Fault: it is told of something else.
-    """
+    """Return whether a program is told by its last word that ranks are lost."""
     news = dict(set(after.ended) - set(before.ended))
     refused = [name for name, how in news.items() if how == REFUSED]
     if not (refused or after.over):

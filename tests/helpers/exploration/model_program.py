@@ -79,19 +79,12 @@ from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, Request
 from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
 
-__all__ = ["RankModel", "Transition", "Words", "awaited", "late_names"]
-
 Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, ...]]]
 Words = Sequence[str]
 
 
 class RankModel:
-    """What a rank's program and its driver do; see the top of this file.
-
-    Args:
-        threads: whether channels have a thread; else only a rank that waits takes part in rounds.
-        rules: instead of `transition`, to see that a wrong one is found.
-    """
+    """What a rank's program and its driver do; see the top of this file."""
 
     def __init__(self, threads: bool = True, rules: Transition = transition) -> None:
         self._threads, self._rules = threads, rules

@@ -23,40 +23,6 @@ from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.core.gradients.step import BucketProgress
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = [
-    "BUCKETS",
-    "DESERTED",
-    "DIFFERS",
-    "DONE",
-    "FAILED",
-    "REFUSED",
-    "UNMET",
-    "WORDS",
-    "Bucket",
-    "BucketVote",
-    "Call",
-    "Heard",
-    "Outcome",
-    "Ran",
-    "Rank",
-    "Step",
-    "abandon",
-    "end_pass",
-    "fill",
-    "finish",
-    "finish_all",
-    "hashable",
-    "hear",
-    "is_pending",
-    "name_of",
-    "names_of",
-    "progress_of",
-    "repeats",
-    "request_of",
-    "run_here",
-    "takes_part",
-]
-
 # How many buckets a step has.
 BUCKETS = 2
 
@@ -71,12 +37,7 @@ DONE, DIFFERS, UNMET, DESERTED, FAILED, REFUSED = (
 
 
 class Ran(NamedTuple):
-    """What an engine call has done that has run an operation on all ranks.
-
-    Attributes:
-        request: the operation.
-        again: whether it has another bucket.
-    """
+    """What an engine call has done that has run an operation on all ranks."""
 
     request: Request
     again: bool
@@ -114,22 +75,7 @@ Step = Action | Call | Outcome | Bucket
 
 
 class Rank(NamedTuple):
-    """What there is on one rank.
-
-    Attributes:
-        place: how many words of its program are done.
-        life: the state of the channel.
-        pending: requests, in the order of submission.
-        steps: the progress of those that are pending, by name.
-        actions: what the driver does next; empty between rounds.
-        ended: how operations ended, by name.
-        told: what the driver has last proposed or reported.
-        listening: whether it takes part in rounds with nothing submitted.
-        called: whether it has learned that another rank waits for it.
-        at_end: whether its program waits at the end of a backward pass.
-        freed: whether the communicator was given back.
-        over: whether the process has ended, in whatever way.
-    """
+    """What there is on one rank."""
 
     place: int = 0
     life: ChannelState = ChannelState(0)

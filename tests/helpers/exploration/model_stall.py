@@ -9,18 +9,12 @@ from model_rank import WORDS, Rank, is_pending, name_of
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE
 
-__all__ = ["is_stalled"]
-
 
 def is_stalled(programs: Sequence[Words], ranks: Sequence[Rank]) -> bool:
     """Return whether every rank waits for one that never comes, which the stall watch reports.
 
     Their programs are to blame where each rank waits for something that another one, which waits as
     well, has not submitted and cannot be without.
-
-    Args:
-        programs: programs of the ranks.
-        ranks: all members of a channel.
     """
     waits = list(map(awaited, programs, ranks))
     if not all(waits):

@@ -12,8 +12,6 @@ from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.agreement.votes import agree_on_one, unanimous
 from hvdtrain.engines.local import LocalCommunicator, _Done
 
-__all__ = ["vote"]
-
 
 class _Ballots(LocalCommunicator):
     """Takes the votes of one member; gives it the highest of all members' when these are known."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-__all__ = ["END", "may_desert", "programs", "short"]
-
 # What a program does with one operation; those of one name are never in one program.
 PARTS = (
     *("a", "a a?", "a~", "b b?", "G", "G G?"),

@@ -13,8 +13,6 @@ from model_rank import DONE, Rank
 from hvdtrain.core.agreement.decision import Action, ChannelState, Event, Failed, Phase, Voted
 from hvdtrain.core.agreement.lifecycle import transition
 
-__all__ = ["WRONG_MODELS", "WRONG_RULES"]
-
 
 class KeepsWhatIsPending(LossModel):
     """Abandon the channel without failing what is pending."""

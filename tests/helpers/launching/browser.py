@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-__all__ = ["REQUIRED", "Opened", "chromium", "low_contrasts", "open_page"]
-
 REQUIRED = "HVDTRAIN_TEST_CHROMIUM"
 _LEAST_CONTRAST = 4.5
 _PATIENCE_MILLISECONDS = 180_000  # of playwright, which would give up after 30 seconds
@@ -50,12 +48,7 @@ _CONTRASTS = """() => {
 
 @dataclass
 class Opened:
-    """A page in the browser.
-
-    Attributes:
-        faults: what it wrote to the console as a warning or an error, and what it raised.
-        requests: the addresses that it asked for, its own file excepted.
-    """
+    """A page in the browser."""
 
     page: Page
     faults: list[str] = field(default_factory=list)
@@ -84,14 +77,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -> Iterator[Opened]:
-    """Open a file in a window of its own.
-
-    Args:
-        browser: as chromium() gives it.
-        path: of the file.
-        width: of the window, in pixels.
-        options: of playwright's Browser.new_context.
-    """
+    """Open a file in a window of its own."""
     context = browser.new_context(viewport={"width": width, "height": 900}, **options)
     context.set_default_timeout(_PATIENCE_MILLISECONDS)
     try:

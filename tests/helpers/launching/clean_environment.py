@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from job import Completed
 from paths import ROOT
-from ranks import Completed, start
-
-__all__ = ["CleanEnvironment", "newest_python"]
+from ranks import start
 
 _COMPILER = re.compile(r"(.+-)?(cc|c89|c99|gcc|c\+\+|g\+\+|cpp|clang|clang\+\+)(-[\d.]+)?")
 _OLDEST = sys.version_info[:2]
@@ -24,21 +23,10 @@ _RUNS_VENV = (
 
 
 class CleanEnvironment:
-    """An environment of one wheel and its dependencies, and a PATH on which no compiler is.
-
-    Attributes:
-        python: its interpreter.
-        path: the folder that is all of PATH.
-    """
+    """An environment of one wheel and its dependencies, and a PATH on which no compiler is."""
 
     def __init__(self, base: Path, folder: Path, requirement: str) -> None:
-        """Make an environment and install into it.
-
-        Args:
-            base: interpreter to make it with.
-            folder: folder for all of it.
-            requirement: what pip installs.
-        """
+        """Make an environment and install into it."""
         self.python = folder / "environment/bin/python"
         self.path = folder / "path"
         self._cache = folder / "cache"

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from environments import named_python
 
-__all__ = ["cluster_python"]
-
 
 def cluster_python() -> Path:
     """Return the interpreter whose environment holds Spark and Ray; skip the test without one."""

@@ -11,17 +11,6 @@ import pytest
 
 import hvdtrain
 
-__all__ = [
-    "COMMON",
-    "LEVELS",
-    "ONCE",
-    "compile_library",
-    "copy_kernel",
-    "gcc",
-    "run_watched",
-    "supports",
-]
-
 COMMON = (
     *("-std=c11", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing"),
 )
@@ -62,23 +51,13 @@ def supports(level: str) -> bool:
 
 
 def compile_library(source: Path, level: str, path: Path) -> None:
-    """Compile a kernel for one instruction set.
-
-    Args:
-        source: the kernel.
-        level: one of LEVELS.
-        path: file of the library.
-    """
+    """Compile a kernel for one instruction set."""
     flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
     subprocess.run([gcc(), *flags, str(source), "-lm", "-o", str(path)], check=True, timeout=300)
 
 
 def copy_kernel(source: Path, folder: Path) -> Path:
-    """Copy a kernel and its headers, placed as in the package, for a test that changes them.
-
-    Returns:
-        The copy of the kernel.
-    """
+    """Copy a kernel and its headers, placed as in the package, for a test that changes them."""
     package = Path(hvdtrain.__file__).parent
     for file in (package / "compiled/kernel.h", source, *source.parent.glob("*/*.h")):
         target = folder / file.relative_to(package)
@@ -88,13 +67,7 @@ def copy_kernel(source: Path, folder: Path) -> Path:
 
 
 def run_watched(driver: Path, source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Compile a driver, which includes a kernel, with sanitizers, and run it.
-
-    Args:
-        driver: C file with main().
-        source: the kernel.
-        folder: folder for the program.
-    """
+    """Compile a driver, which includes a kernel, with sanitizers, and run it."""
     program = folder / "driver"
     command = [gcc(), *COMMON, *WATCHED, f"-I{source.parent}", str(driver), "-lm", "-o"]
     subprocess.run([*command, str(program)], check=True, timeout=300)

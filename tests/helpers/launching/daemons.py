@@ -10,19 +10,12 @@ from contextlib import ExitStack
 from typing import NoReturn, Self
 
 import pytest
-from ranks import Job, start
-
-__all__ = ["Daemons", "find_program", "require_programs"]
+from job import Job
+from ranks import start
 
 
 def require_programs(programs: Sequence[str], package: str, required: str) -> None:
-    """Skip the test where daemons cannot be started; fail it where a variable is set to 1.
-
-    Args:
-        programs: names or paths of all that is needed.
-        package: of Debian, that brings them.
-        required: name of the variable.
-    """
+    """Skip the test where daemons cannot be started; fail it where a variable is set to 1."""
     missing = [name for name in programs if find_program(name) is None]
     reason = f"no {', '.join(missing)} here: apt-get install {package}" if missing else ""
     if not reason and os.geteuid() != 0:
@@ -39,12 +32,7 @@ def find_program(name: str) -> str | None:
 
 
 class Daemons:
-    """Daemons that end, the last one first, with the `with` block.
-
-    Args:
-        env: variables for all of them.
-        fail: fails the test, with what the daemons have said.
-    """
+    """Daemons that end, the last one first, with the `with` block."""
 
     def __init__(self, env: Mapping[str, str], fail: Callable[[str], NoReturn]) -> None:
         self._env, self._fail = env, fail

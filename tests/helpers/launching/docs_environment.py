@@ -8,8 +8,6 @@ from pathlib import Path
 
 from environments import named_python
 
-__all__ = ["build_site", "docs_python"]
-
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -19,14 +17,7 @@ def docs_python() -> Path:
 
 
 def build_site(folder: Path) -> None:
-    """Build the documentation as `make docs` does.
-
-    Args:
-        folder: where the pages are written.
-
-    Raises:
-        AssertionError: something is wrong with a page.
-    """
+    """Build the documentation as `make docs` does."""
     done = subprocess.run(
         [docs_python(), "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
         cwd=_ROOT,

@@ -7,16 +7,9 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["named_python"]
-
 
 def named_python(variable: str, packages: str) -> Path:
-    """Return the interpreter of an environment; skip the test without one.
-
-    Args:
-        variable: environment variable with its path.
-        packages: what the environment holds, for the reason.
-    """
+    """Return the interpreter of an environment; skip the test without one."""
     named = os.environ.get(variable)
     if not named:
         pytest.skip(f"{variable} names no environment with {packages}, as 'make test-all' makes it")

@@ -25,8 +25,6 @@ import torch
 from job import RESULTS, rank_of
 from ranks import report
 
-__all__ = ["FIGURES", "run_cases", "take_device"]
-
 _CASE_SECONDS = 100.0  # the longest of them compiles a model
 _FAILED_SECONDS = 20.0  # how long a rank that has failed waits for those that have not, yet
 # What a case measures, for the record: by name.

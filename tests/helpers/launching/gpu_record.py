@@ -12,18 +12,11 @@ from typing import Any
 
 import pytest
 
-__all__ = ["GpuRecord"]
-
 _DRIVER = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
 
 
 class GpuRecord:
-    """A plugin of pytest that writes how each test ended, and on what; nothing about the host.
-
-    Args:
-        path: the file.
-        versions: of the packages that were tested, by name.
-    """
+    """A plugin of pytest that writes how each test ended, and on what; nothing about the host."""
 
     def __init__(self, path: Path, versions: dict[str, str]) -> None:
         self._path, self._versions = path.absolute(), versions

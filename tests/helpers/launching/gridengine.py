@@ -14,8 +14,6 @@ from daemons import Daemons, require_programs
 
 from hvdtrain.launch.cluster_environment import free_ports
 
-__all__ = ["REQUIRED", "GridEngine", "require_grid_engine"]
-
 REQUIRED = "HVDTRAIN_TEST_GRIDENGINE"
 _PROGRAMS = Path("/usr/lib/gridengine")
 _SHARED = Path("/usr/share/gridengine")
@@ -60,9 +58,6 @@ class GridEngine:
     """A master, and a host with eight slots and a parallel environment `mpi`.
 
     Ports and files are their own, and the queue is otherwise what Grid Engine proposes.
-
-    Args:
-        directory: an empty one, for all of them.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -13,8 +13,6 @@ from ranks import packages_of
 
 from hvdtrain.compiled.compiler import COMPILERS
 
-__all__ = ["beside_horovod", "horovod_python", "require_compiler"]
-
 
 def horovod_python() -> Path:
     """Return the interpreter whose environment holds Horovod; skip the test without one."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["AGENT", "AGENT_ARGS", "require_hosts", "write_hostfile"]
-
 AGENT = Path(__file__).resolve().with_name("agent.sh")
 
 # How each MPI is told by arguments to use another remote shell.

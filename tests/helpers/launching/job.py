@@ -19,8 +19,6 @@ from typing import Any, NoReturn, Self
 from own_time import OwnTime
 from paths import HELPERS
 
-__all__ = ["RESULTS", "Completed", "Job", "python_path", "rank_of"]
-
 RESULTS = "HVDTRAIN_TEST_RESULTS"
 _MARK = "HVDTRAIN_TEST_JOB"
 _GRACE_SECONDS = 5.0
@@ -43,9 +41,6 @@ class Job:
 
     Descendants are found by a mark in their environment: mpirun puts ranks into process groups
     of their own, and a daemon can outlive its parent.
-
-    Attributes:
-        patience_seconds: how long they may take to end after the command.
     """
 
     patience_seconds = 20.0

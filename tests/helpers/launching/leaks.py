@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MARK", "Snapshot", "leaks", "restore"]
-
 # In the environment of all that a test starts, so that it is found whoever its parent is by now.
 MARK = "HVDTRAIN_TEST_SESSION"
 
@@ -33,14 +31,7 @@ _TOLERATED_PROCESSES = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there is at one moment.
-
-    Attributes:
-        environment: the environment variables of this process.
-        directory: its working directory.
-        threads: its threads.
-        processes: the command line of every live process that descends from it, by its id.
-    """
+    """What there is at one moment."""
 
     environment: Mapping[str, str]
     directory: str

@@ -6,8 +6,6 @@ import os
 
 import pytest
 
-__all__ = ["MPICH", "OPEN_MPI_4"]
-
 # As launch() names them.
 MPICH = pytest.param("mpich", marks=pytest.mark.mpich)
 # Debian's, for which make builds an environment where it is installed.

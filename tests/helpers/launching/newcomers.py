@@ -7,8 +7,6 @@ import time
 
 from hvdtrain.core import context
 
-__all__ = ["JOINED", "await_newcomer"]
-
 # Whether this process has joined ranks at work: what it reports would have the number of another.
 JOINED = "hvdtrain.probes.newcomer" in sys.orig_argv
 

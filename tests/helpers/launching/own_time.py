@@ -8,18 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["OwnTime"]
-
 
 @dataclass(frozen=True)
 class _Thread:
-    """What the kernel counts of a thread; `waited` begins to grow when the wait is over.
-
-    Attributes:
-        ran: for how long it had a core.
-        waited: how long it could have run and had none.
-        wants: whether it could run now, or waits for a disk.
-    """
+    """What the kernel counts of a thread; `waited` begins to grow when the wait is over."""
 
     ran: float = 0.0
     waited: float = 0.0
@@ -36,10 +28,6 @@ class OwnTime:
 
     Where tests share the cores, a rank that is told to end may need a second of a core for it and
     get that second in ten.
-
-    Attributes:
-        seconds: counted so far.
-        wall_seconds: passed so far.
     """
 
     def __init__(self) -> None:

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from ranks import start
 
-__all__ = ["INSTALLS", "Step", "steps_of", "work_through"]
-
 INSTALLS = ("python3 -m venv ", ". ", "pip install ", "export PIP_EXTRA_INDEX_URL=")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"[Ss]ave this as `([\w.-]+)`[^\n]*:\s*$")
@@ -37,13 +35,7 @@ _END = "== end of step"
 
 @dataclass
 class Step:
-    """A block of a page that is written to a file, or run.
-
-    Attributes:
-        code: what stands in it.
-        file: its name, or empty for commands.
-        output: the block that shows what the commands print.
-    """
+    """A block of a page that is written to a file, or run."""
 
     code: str
     file: str = ""
@@ -76,18 +68,7 @@ def work_through(
     env: Mapping[str, object] | None = None,
     timeout_seconds: float = 240,
 ) -> None:
-    """Run steps of a page in a directory, and compare what they print with what the page says.
-
-    Args:
-        steps: those of the page.
-        directory: where the shell starts; what the page leaves behind is there.
-        python: the interpreter whose folder comes first on PATH.
-        env: variables of the session; a PATH in it comes before all else.
-        timeout_seconds: for all of them.
-
-    Raises:
-        AssertionError: a command fails, a line is not in the output, or a process is left.
-    """
+    """Run steps of a page in a directory, and compare what they print with what the page says."""
     env = dict(env or {})
     folders = [str(env.pop("PATH", "")), str(python.parent), os.environ["PATH"]]
     variables = {"PATH": os.pathsep.join(filter(None, folders)), **env}

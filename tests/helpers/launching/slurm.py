@@ -15,8 +15,6 @@ from daemons import Daemons, require_programs
 
 from hvdtrain.launch.cluster_environment import free_ports
 
-__all__ = ["REQUIRED", "Slurm", "require_slurm"]
-
 REQUIRED = "HVDTRAIN_TEST_SLURM"
 _NODES = ("n1", "n2")
 _START_SECONDS = 120
@@ -57,11 +55,7 @@ def require_slurm() -> None:
 
 
 class Slurm:
-    """A controller and two nodes of four cores, with ports and files of their own.
-
-    Args:
-        directory: an empty one, for all of them.
-    """
+    """A controller and two nodes of four cores, with ports and files of their own."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

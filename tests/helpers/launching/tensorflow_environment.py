@@ -9,8 +9,6 @@ from pathlib import Path
 
 from environments import named_python
 
-__all__ = ["keras_variables", "tensorflow_python"]
-
 
 def tensorflow_python() -> Path:
     """Return the interpreter whose environment holds TensorFlow; skip the test without one."""
@@ -21,11 +19,7 @@ def tensorflow_python() -> Path:
 
 
 def keras_variables(backend: str = "tensorflow") -> dict[str, str]:
-    """Return variables for ranks with Keras or TensorFlow, which then write nothing of their own.
-
-    Args:
-        backend: that of Keras: "tensorflow", "torch" or "jax".
-    """
+    """Return variables with which Keras or TensorFlow write nothing of their own."""
     return {
         "KERAS_BACKEND": backend,
         "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -19,8 +19,6 @@ import subprocess
 import uuid
 from pathlib import Path
 
-__all__ = ["warm_prefix"]
-
 _FOLDER = Path(__file__).parent
 # For the environment of a rank, which /proc shall show in place of that of the warm process.
 _ROOM_BYTES = 1 << 16
@@ -31,10 +29,6 @@ def warm_prefix(python: Path, modules: str) -> list[str]:
     """Return what precedes a script and its arguments on the command line of a rank.
 
     The first call starts the warm process, which lives as long as this one.
-
-    Args:
-        python: the interpreter of the ranks.
-        modules: names of what it imports, separated by blanks.
     """
     return [str(python), "-I", "-S", str(_RANK), _start(python, modules)[0]]
 

@@ -27,11 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Server:
-    """Forks ranks, and tells those who have asked for them how they end.
-
-    Args:
-        listener: on which a request comes with each connection.
-    """
+    """Forks ranks, and tells those who have asked for them how they end."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener

@@ -24,8 +24,6 @@ sys.path[:0] = [str(p) for p in (Path(__file__).parent, Path(__file__).parents[1
 
 from program_serving import WARM, Ranks  # noqa: E402
 
-__all__ = ["FAULTS", "script", "shrink", "signature"]
-
 Program = dict[str, Any]
 FAULTS = ("different", "error", "hang", "crash")
 

@@ -8,8 +8,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["KNOWN", "allowed", "draw", "known"]
-
 Spec = dict[str, Any]
 LAYERS = ["dense", "dense", "embedding", "embedding", "norm", "shared", "frozen"]
 EMA = ("use_ema", "ema_momentum", "ema_overwrite_frequency")

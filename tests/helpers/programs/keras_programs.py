@@ -18,8 +18,6 @@ from program_values import compare, digest, failure
 import hvdtrain.keras as hvd
 from hvdtrain.keras.callbacks.learning_rate import warmup_multiplier
 
-__all__ = ["run"]
-
 Spec = dict[str, Any]
 WIDTH, TIMES, TOKENS, CLASSES, RATE = 4, 3, 5, 3, 0.01
 # eps is far above what rounding leaves of a gradient that is 0.
@@ -47,14 +45,7 @@ class Batches(keras.utils.PyDataset):
 
 
 class Training:
-    """One run of a program.
-
-    Args:
-        program: the program.
-        parts: ranks whose rows this process computes.
-        members: ranks that train together.
-        process_set: that of the members; None if this process trains alone.
-    """
+    """One run of a program."""
 
     def __init__(
         self, program: Spec, parts: list[int], members: list[int], process_set: Any = None

@@ -13,9 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
-from ranks import Job, launch
-
-__all__ = ["WARM", "Ranks"]
+from job import Job
+from ranks import launch
 
 # What programs import only when they use it, too: on a loaded machine that looks like a hang.
 WARM = "torch torch._dynamo.config"
@@ -25,14 +24,7 @@ _START_SECONDS = 300.0
 
 
 class Ranks:
-    """Ranks of one launch, which is started again after a program that ends it.
-
-    Args:
-        module: module with a function run(program, rank, size) that returns {"outcome": ...}.
-        np: number of ranks.
-        patience_seconds: after which a program that has not ended on all ranks hangs.
-        how: further arguments of ranks.launch().
-    """
+    """Ranks of one launch, which is started again after a program that ends it."""
 
     def __init__(self, module: str, np: int, patience_seconds: float = 120, **how: Any) -> None:
         self._module, self.np, self._patience, self._how = module, np, patience_seconds, how

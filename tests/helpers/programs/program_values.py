@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["compare", "digest", "failure"]
-
 Values = Mapping[str, Any]  # by name: an array, or None where there is none
 
 

@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["KNOWN", "draw", "known"]
-
 Spec = dict[str, Any]
 PLAIN = ["sgd", "momentum", "decay", "adam", "amsgrad", "adamw", "rmsprop", "adagrad", "asgd"]
 KINDS = [

@@ -20,8 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 import hvdtrain.torch as hvd
 
-__all__ = ["run"]
-
 Spec = dict[str, Any]
 WIDTH, TOKENS = 8, 6
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -133,14 +131,7 @@ class Net(nn.Module):
 
 
 class Training:
-    """One run of a program.
-
-    Args:
-        program: the program.
-        parts: ranks whose rows this process computes.
-        members: ranks that train together.
-        process_set: that of the members; None if this process trains alone.
-    """
+    """One run of a program."""
 
     def __init__(
         self, program: Spec, parts: list[int], members: list[int], process_set: Any = None

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["idx", "write_cifar10", "write_images", "write_mnist"]
-
 Bytes = npt.NDArray[np.uint8]
 CIFAR10_BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from hvdtrain.data.sampling.sharding import epoch_permutation
 
-__all__ = ["check_keras_loop", "run_block", "trained"]
-
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 
 

@@ -10,8 +10,6 @@ import subprocess
 import sys
 from contextlib import suppress
 
-__all__ = ["PAUSES", "disturb"]
-
 # Ways that leave the rank alive, for longer than it takes to notice one that has ended.
 PAUSES = ("stop", "hold")
 PAUSE_SECONDS = 1.5

@@ -31,8 +31,6 @@ from ranks import start
 from run_files import summary_of
 from segments import no_new_segments
 
-__all__ = ["KINDS", "LOSS", "Outcome", "end_host", "ledger_is_exact", "sweep_case"]
-
 RECIPE = ROOT / "tests" / "failure" / "killed_recipe.py"
 SAMPLES, BATCH, EPOCHS = 100, 12, 12
 OPTIONS = (
@@ -46,12 +44,7 @@ _LIMIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
-
-    Attributes:
-        kills, restarts: how many ranks were killed, and how often the job was started again.
-        loss, seconds: loss of the last evaluation, and duration.
-    """
+    """How a run ended."""
 
     kills: int
     restarts: int
@@ -103,16 +96,7 @@ ON_HOSTS = ("ranks of a host", "host with daemon", "connections closed")
 
 
 def sweep_case(kind: str, seed: int, folder: Path) -> Outcome:
-    """Run a job, kill ranks of it, and check its end.
-
-    Args:
-        kind: one of KINDS.
-        seed: draws the rest.
-        folder: empty directory for the run.
-
-    Raises:
-        AssertionError: the job did not end as it must.
-    """
+    """Run a job, kill ranks of it, and check its end."""
     draw, inner = random.Random(f"{kind} {seed}"), KINDS[kind]
     on_hosts = kind in ON_HOSTS or draw.random() < 0.3
     if on_hosts:
@@ -178,12 +162,7 @@ def _from_outside(kind: str, draw: random.Random, job: Job, ranks: int, out: Pat
 
 
 def end_host(pid: int, answers: bool) -> int:
-    """End all processes of a stand-in host; return how many were killed by this (1 or 0).
-
-    Args:
-        pid: one of the processes.
-        answers: whether processes can be started there from then on.
-    """
+    """End all processes of a stand-in host; return how many were killed by this (1 or 0)."""
     environ = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     folder = next(word for word in environ if word.startswith("TMPDIR="))
     if not answers:  # see agent.sh
@@ -211,11 +190,7 @@ def _kill(pids: list[int]) -> int:
 
 
 def ledger_is_exact(ledger: Path) -> None:
-    """Check that steps before that with which the next world goes on have used each sample once.
-
-    Raises:
-        AssertionError: a sample was used more or less often.
-    """
+    """Check that steps before that with which the next world goes on have used each sample once."""
     worlds: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for path in ledger.parent.glob(f"{ledger.name}.*"):
         for line in map(json.loads, path.read_text().splitlines()):

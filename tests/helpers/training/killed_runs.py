@@ -13,19 +13,6 @@ from ranks import launch
 from run_files import metrics_of, summary_of
 from segments import no_new_segments
 
-__all__ = [
-    "BATCH",
-    "EPOCHS",
-    "RECIPE",
-    "SAMPLES",
-    "STEPS",
-    "TOLERATE",
-    "ledger_lines",
-    "losses",
-    "survive",
-    "words",
-]
-
 RECIPE = Path(__file__).parents[2] / "failure" / "killed_recipe.py"
 SAMPLES, BATCH, EPOCHS = 100, 12, 3
 STEPS = 9  # of each epoch
@@ -51,17 +38,7 @@ def survive(
     recipe: object = RECIPE,
     python: Path | None = None,
 ) -> dict[str, Any]:
-    """Train while ranks kill themselves, check the files, and return the summary.
-
-    Args:
-        folder: directory for the run and its ledger.
-        ranks: number of ranks at the start.
-        kills: what the recipe takes: "RANK:NUMBER..." for each rank.
-        more: further options.
-        variables: environment variables of the ranks.
-        recipe: recipe with 100 training samples.
-        python: interpreter of the ranks; None: that of the test.
-    """
+    """Train while ranks kill themselves, check the files, and return the summary."""
     out, ledger = folder / "out", folder / "ledger"
     env = {"KILLS": kills, "HVDTRAIN_LEDGER": ledger, **(variables or {})}
     # Servers take no steps, and some ranks may have no virtual shards.

@@ -10,24 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MadeRun", "make_run"]
-
 _CLASSES = 10
 
 
 @dataclass(frozen=True)
 class MadeRun:
-    """What kind of run it shall be.
-
-    Attributes:
-        steps: in each epoch.
-        log_every: steps between two lines of the split "step".
-        slow_rank: computes half as long again as the others; None: all are alike.
-        not_finite_from: from this step on the loss is null.
-        options: more of config.yaml.
-        joins: step and ranks of each joining.
-        losses: step and ranks of each loss, after which the others went on; the last ones left.
-    """
+    """What kind of run it shall be."""
 
     epochs: int = 6
     steps: int = 200

@@ -7,17 +7,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["assert_lists_are_refused"]
-
 
 def assert_lists_are_refused(module: ModuleType, arguments: Mapping[str, Any], least: int) -> None:
-    """Fail unless every public function with a `process_set` refuses [0], and says what to pass.
-
-    Args:
-        module: the interface for a framework.
-        arguments: by name, for parameters that have no default; by function for one that differs.
-        least: how many such functions there are at least.
-    """
+    """Fail unless every public function with a `process_set` refuses [0], and says what to pass."""
     answers = {
         name: _answer(getattr(module, name), {**arguments, **arguments.get(name, {})})
         for name in module.__all__

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SUMMARY_FIELDS", "both_splits", "epochs_of", "metrics_of", "summary_of"]
-
 SUMMARY_FIELDS = [
     "world_size",
     "hosts",

@@ -23,8 +23,6 @@ from typing import Any
 from hvdtrain.train.checkpoint import file as checkpoint_file
 from hvdtrain.train.checkpoint.file import BEST, CHECKPOINT, CheckpointName
 
-__all__ = ["LEAST_BYTES", "arrange"]
-
 # The files that a start writes are smaller, and each checkpoint is larger.
 LEAST_BYTES = 100_000
 

@@ -11,8 +11,6 @@ import pytest
 from hvdtrain.core import context
 from hvdtrain.train.loop import heartbeat
 
-__all__ = ["stop_in_step"]
-
 
 def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Have rank 1 get a signal after this step."""

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Slice", "Trace"]
-
 FIELDS = {
     "M": {"name", "ph", "pid", "tid", "args"},
     "X": {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"},

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 import stream_engine
 import stream_record
 import torch
-from hidden_device import DEVICE, allow_staging
+from hidden_device import allow_staging
+from hidden_memory import DEVICE
 from stream_record import Record
 
 import hvdtrain.torch as hvd

@@ -13,14 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from hidden_device import (
-    DEVICE,
-    HiddenMemoryError,
-    allowed,
-    elements_behind,
-    install,
-    refusals,
-)
+from hidden_device import HiddenMemoryError, allowed, install, refusals
+from hidden_memory import DEVICE, elements_behind
 from torch.autograd.graph import get_gradient_edge
 
 import hvdtrain

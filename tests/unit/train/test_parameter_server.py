@@ -67,12 +67,7 @@ def test_the_pieces_of_all_shards_are_all_parameters(sizes: list[int], servers: 
 
 
 class Workers:
-    """Workers that act in any order, and what they have seen of one server.
-
-    Args:
-        protocol: protocol of the server.
-        samples: samples of each worker in each round, [rounds][workers].
-    """
+    """Workers that act in any order, and what they have seen of one server."""
 
     def __init__(self, protocol: Protocol, samples: Sequence[Sequence[int]]) -> None:
         self._protocol, self._samples = protocol, samples

@@ -49,12 +49,7 @@ class Filled(Operation):
 
 
 class Pair:
-    """The channels of two ranks, of which the second can be lost.
-
-    Attributes:
-        channels: the channels; the program of a rank is the test.
-        revoked: how often one has had all calls fail.
-    """
+    """The channels of two ranks, of which the second can be lost."""
 
     def __init__(self, with_threads: bool) -> None:
         self._referee = Referee(lenient=True)

@@ -19,12 +19,7 @@ Filled = tuple[int, int]
 
 
 def program(*passes: Filled, ends: str = "AB") -> str:
-    """Return the program of a rank.
-
-    Args:
-        passes: backward passes, after which both steps are completed and waited for.
-        ends: the order in which the end of a pass waits for A and B, which may be any.
-    """
+    """Return the program of a rank."""
     words = []
     for counts in passes:
         for channel, number in enumerate(counts):
