@@ -97,8 +97,8 @@ def no_leaks(outside_the_checkout: Path) -> Iterator[None]:
     before = Snapshot.take()
     yield
     found = leaks(before, _PATIENCE_SECONDS)
-    restore(before)
     if found:
+        restore(before)
         pytest.fail("left behind:\n  " + "\n  ".join(found), pytrace=False)
 
 

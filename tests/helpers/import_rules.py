@@ -76,7 +76,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("figures", "turns", "results", ""),
     ],
     "hvdtrain_bench": [
-        *("harness", "scaling", "analysis", "cases", "exchanges", "elastic", "", "cli"),
+        *("harness", "scaling", "analysis", "cases", "exchanges", "elastic", "", "cli")
     ],
 }
 # All that other layers may know of engines: the contract, and how to find one by name.
@@ -105,10 +105,7 @@ _FOREIGN: Mapping[str, set[str]] = {
 }
 # It runs in a process of its own, and others do not import it.
 _KNOW_FRAMEWORKS = {"hvdtrain_lint.running.rank"}
-_FOREIGN_AT_TOP: Mapping[str, set[str]] = {
-    "data": _FRAMEWORKS | _MPI,
-    "cli": _FRAMEWORKS,
-}
+_FOREIGN_AT_TOP: Mapping[str, set[str]] = {"data": _FRAMEWORKS | _MPI, "cli": _FRAMEWORKS}
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,296 @@
-"""Plays the program of one rank on a real channel."""
+"""What goes wrong in a trial of a channel, and what happens in it."""
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from channel_actor import Actor, OverError
-from channel_program import Program
-from channel_record import GAVE_UP, Fault, Record
-from meeting_engine import EngineFaultError, MeetingCommunicator
-from meeting_group import Group
+from channel_operations import Made, Value, make
+from channel_program import NEVER, Act, Planned, Program
+from meeting_engine import EngineFault, EngineFaultError, Group, MeetingCommunicator
 
 from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.membership.world import answer_with_zeros
-from hvdtrain.errors import ConnectionLostError
+from hvdtrain.errors import ConnectionLostError, HvdtrainError, MismatchError
+from hvdtrain.polling import poll_until
+
+# In place of a section: the leave of a program that ends before its time.
+GAVE_UP = -1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in a trial."""
+
+    rank: int
+    engine: EngineFault | None = None
+    stops: int | None = None
+    closes: bool = False
+
+    @property
+    def deserts(self) -> bool:
+        """Whether the engine does what it should, and a rank only leaves early."""
+        return self.engine is None and not self.closes
+
+    def __str__(self) -> str:
+        end = "closes" if self.closes else "leaves"
+        if self.engine is None:
+            return f"rank {self.rank} {end} before act {self.stops}"
+        return f"rank {self.rank}: {self.engine}, and then {end}"
+
+
+@dataclass
+class Outcome:
+    """How an operation ended on one rank."""
+
+    value: Value | None = None
+    error: BaseException | None = None
+    refused: bool = False
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"done with {self.value}"
+        kind = "refused" if self.refused else "failed"
+        return f"{kind} with {type(self.error).__name__}: {self.error}"
+
+
+@dataclass
+class Record:
+    """What happened on one rank."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    ends: dict[int, Outcome] = field(default_factory=dict)
+    filled: Counter[int] = field(default_factory=Counter)
+    submitted: set[int] = field(default_factory=set)
+    left_over: list[str] = field(default_factory=list)
+    joined: set[int] = field(default_factory=set)
+    complete: bool = False
+
+
+class OverError(Exception):
+    """The rest of a program is not played."""
+
+
+class Actor:
+    """Does the acts of one rank's program."""
+
+    def __init__(self, program: Program, rank: int, channel: Channel, record: Record) -> None:
+        self._program, self._rank, self._channel, self._record = program, rank, channel, record
+        self._made: dict[int, Made] = {}
+        self._section = 0
+        self._end: Operation | None = None
+        self._leaves = False
+        self._failed = False
+        self._called = threading.Event()
+        self._beside: list[threading.Thread] = []  # other threads of the program
+        self._chance = random.Random(program.seed * 8 + rank)
+
+    def do(self, act: Act) -> None:
+        """Do one act."""
+        method = getattr(self, f"_{act.kind}")
+        if act.number < 0:
+            method()
+        else:
+            method(self._program.operations[act.number])
+
+    def leave_now(self, section: int) -> None:
+        """Leave, and close, whatever is under way; a failure is noted under this section."""
+        self._leaves, self._section = True, section
+        self._deafen()
+        self._leave()
+        self._finish()
+        self._close()
+
+    def conclude(self) -> None:
+        """Note how all operations have ended, after the channel is closed."""
+        for thread in self._beside:
+            thread.join()
+        self._leaves = True
+        for number, made in self._made.items():
+            if made.operation.done:  # else a wait would be one for ever
+                self._wait(self._program.operations[number])
+
+    def note_failure(self) -> None:
+        """Note that the channel is closed for good: nobody will call a listener (any thread)."""
+        self._failed = True
+        self._called.set()
+
+    def _make(self, planned: Planned) -> Made:
+        if planned.number not in self._made:
+            name: Callable[[str, str | None], str] = self._channel.name
+            made = make(planned, self._rank, self._program.size, name)
+            if made.prepare is not None and self._chance.random() < 0.5:
+                prepared, data = made.prepare(self._channel.communicator)
+                made.operation = prepared.new_operation(data)
+            self._made[planned.number] = made
+        return self._made[planned.number]
+
+    def _submit(self, planned: Planned, at_once: bool = False) -> None:
+        made = self._make(planned)
+        try:
+            self._channel.submit(made.operation, at_once=at_once)
+        except HvdtrainError as error:
+            self._note(planned, Outcome(error=error, refused=True))
+        else:
+            self._record.submitted.add(planned.number)
+
+    def _hurry(self, planned: Planned) -> None:
+        self._submit(planned, at_once=True)
+
+    def _fill(self, planned: Planned) -> None:
+        step = self._make(planned).step
+        assert step is not None
+        step.launch()
+        number = planned.number
+        self._record.filled[number] += 1
+        first = self._record.filled[number] == 1
+        if first if self._channel.has_thread else step.complete:
+            self._submit(planned, at_once=True)
+
+    def _run(self, planned: Planned) -> None:
+        made = self._make(planned)
+        self._record.submitted.add(planned.number)
+        if made.prepare is not None and self._chance.random() < 0.5:
+            self._note_result(planned, lambda: self._run_prepared(made))
+        else:
+            self._note_result(planned, lambda: self._channel.run(made.operation))
+
+    def _run_prepared(self, made: Made) -> object:
+        """Run an operation by a plan, if the channel takes it now."""
+        assert made.prepare is not None
+        prepared, data = made.prepare(self._channel.communicator)
+        try:
+            if self._channel.run_prepared(prepared, data):
+                return None
+        except BaseException:
+            made.was_run = True
+            raise
+        return self._channel.run(made.operation)
+
+    def _wait(self, planned: Planned) -> None:
+        number = planned.number
+        if number not in self._record.submitted or number in self._record.outcomes:
+            return
+        made = self._made[number]
+        if made.step is not None and self._channel.has_thread and self._chance.random() < 0.5:
+            self._note_result(planned, lambda: self._wait_for_buckets(made))
+        else:
+            self._note_result(planned, lambda: self._channel.wait(made.operation))
+
+    def _wait_beside(self, planned: Planned) -> None:
+        """Have another thread of the program wait."""
+        thread = threading.Thread(target=self._wait_quietly, args=[planned], daemon=True)
+        self._beside.append(thread)
+        thread.start()
+
+    def _wait_quietly(self, planned: Planned) -> None:
+        try:
+            self._wait(planned)
+        except OverError:
+            pass  # the main thread will meet an error of its own
+
+    def _wait_for_buckets(self, made: Made) -> None:
+        """Wait as an optimizer does, for the buckets themselves."""
+        assert made.step is not None
+        with self._channel.waiting(made.operation):
+            for reduced in made.step.reduced:
+                reduced.result()
+            made.step.added.result()
+
+    def _note_result(self, planned: Planned, wait: Callable[[], object]) -> None:
+        try:
+            value = self._made[planned.number].read(wait())
+        except BaseException as error:
+            made = self._made[planned.number]
+            refused = not made.operation.done and not made.was_run
+            if refused:
+                self._record.submitted.discard(planned.number)
+            self._note(planned, Outcome(error=error, refused=refused))
+        else:
+            self._note(planned, Outcome(value))
+
+    def _note(self, planned: Planned, outcome: Outcome) -> None:
+        self._record.outcomes[planned.number] = outcome
+        if outcome.error is not None and not isinstance(outcome.error, MismatchError):
+            self._stop()
+
+    def _stop(self) -> None:
+        """End a program that has met an error which no program could go on after."""
+        if not self._leaves:
+            raise OverError
+
+    def _poll(self) -> None:
+        open_ = [n for n in list(self._record.submitted) if n not in self._record.outcomes]
+        # To ask for what never comes is to wait for it; without a thread it blocks at once.
+        open_ = [n for n in open_ if self._program.operations[n].ready < NEVER]
+        if open_ and self._channel.has_thread:
+            self._channel.poll(self._made[self._chance.choice(sorted(open_))].operation)
+
+    def _rest(self) -> None:
+        time.sleep(self._chance.choice((0.0, 1e-4, 1e-3)))
+
+    def _listen(self) -> None:
+        self._channel.listen(self._hear)
+
+    def _hear(self) -> None:
+        """Be told that another rank is blocked."""
+
+    def _deafen(self) -> None:
+        self.stop_listening()
+
+    def stop_listening(self) -> None:
+        """Take part in rounds only with what is submitted."""
+        for listener in (self._hear, self._hear, self._called.set):
+            self._channel.unlisten(listener)
+
+    def _attend(self) -> None:
+        """Be busy elsewhere until another rank is blocked in what this one has not submitted."""
+        self._called.clear()
+        if self._channel.has_thread and not self._failed:
+            self._channel.listen(self._called.set)
+            self._called.wait()
+            self._channel.unlisten(self._called.set)
+
+    def _join(self) -> None:
+        self._record.joined.add(self._section)
+        self._begin_end(self._channel.join)
+
+    def _leave(self) -> None:
+        self._leaves = True
+        self._begin_end(self._channel.leave)
+
+    def _begin_end(self, begin: Callable[[], Operation]) -> None:
+        try:
+            self._end = begin()
+        except HvdtrainError as error:
+            self._end = None
+            self._record.ends[self._section] = Outcome(error=error, refused=True)
+            self._stop()
+
+    def _finish(self) -> None:
+        end, self._end = self._end, None
+        if end is None:
+            return
+        try:
+            if self._leaves and self._chance.random() < 0.5:
+                poll_until(lambda: self._channel.poll(end))
+            last = self._channel.wait(end)
+        except BaseException as error:
+            self._record.ends[self._section] = Outcome(error=error)
+            self._stop()
+        else:
+            self._record.ends[self._section] = Outcome([] if last is None else [[last]])
+        self._section += 1
+
+    def _close(self) -> None:
+        self._channel.close()
+
 
 # After one of these no call of the engine can come to a good end.
 _LOST = (ConnectionLostError, EngineFaultError, KeyboardInterrupt)

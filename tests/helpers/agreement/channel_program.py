@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hvdtrain.types import DType, ReduceOp
@@ -52,3 +54,209 @@ class Program:
     plans: dict[str, tuple[int, ...]]
     operations: list[Planned]
     acts: list[list[Act]]
+
+
+_KINDS = (
+    *("allreduce",) * 6,
+    *("step",) * 3,
+    *("broadcast", "allgather", "alltoall", "reducescatter", "barrier", "spread"),
+    *("sum slices", "put"),
+)
+_RUN_KINDS = (*_KINDS, "split", "memory", "gather")
+_NAMED = ("split", "memory", "spread", "sum slices", "gather", "put")
+
+
+def make_program(seed: int) -> Program:
+    """Return the program of this number."""
+    chance = random.Random(seed)
+    size, threaded = chance.choice((2, 2, 3, 3, 4)), chance.random() < 0.75
+    plans = {
+        name: tuple(chance.randint(1, 4) for _ in range(chance.randint(1, 3)))
+        for name in ("plan a", "plan b")
+    }
+    program = Program(seed, size, threaded, plans, [], [[] for _ in range(size)])
+    joins = chance.choice((0, 0, 1, 1, 2))
+    for number in range(joins + 1):
+        _Section(program, number, "join" if number < joins else "leave", chance).write()
+    for acts in program.acts:
+        acts.append(Act("close"))
+    return program
+
+
+class _Section:
+    """Plans the operations of one section, and writes what the ranks do."""
+
+    def __init__(self, program: Program, number: int, ends: str, chance: random.Random) -> None:
+        self._program, self._number, self._ends, self._chance = program, number, ends, chance
+        self._phases = chance.choice((1, 1, 2, 3))
+        last = self._phases - 1
+        self._last = [
+            chance.randint(0, last) if ends == "join" else last for _ in range(program.size)
+        ]
+        self._last[chance.randrange(program.size)] = last
+        self._plans = set(program.plans)  # those that are not left half-done
+        self._stepped = set[tuple[int, str]]()  # in a phase each is used once
+        # For each phase and rank what is submitted, and what all run in one order.
+        self._begun: list[list[list[Planned]]] = [
+            [[] for _ in range(program.size)] for _ in range(self._phases)
+        ]
+        self._run: list[list[Planned]] = [[] for _ in range(self._phases)]
+        self._listens = False
+
+    def write(self) -> None:
+        """Plan all operations, and extend every rank's program."""
+        for phase in range(self._phases):
+            for _ in range(self._chance.choice((0, 1, 2, 3, 4))):
+                self._plan(phase)
+            if phase < self._phases - 1:
+                for _ in range(self._chance.choice((0, 0, 1, 2))):
+                    self._plan_run(phase)
+        for rank in range(self._program.size):
+            self._write(rank)
+
+    def _plan(self, phase: int) -> None:
+        """Plan an operation that ranks submit in any order, some of them not at all perhaps."""
+        planned = self._new(self._chance.choice(_KINDS))
+        active = [rank for rank, last in enumerate(self._last) if last >= phase]
+        everywhere = self._chance.random() < 0.65
+        if not everywhere:
+            active = self._chance.sample(active, self._chance.randint(1, len(active)))
+        if planned.kind == "step":
+            self._plan_step(planned, phase, active)
+            return
+        phases = {rank: self._delayed(phase, rank) for rank in active}
+        for rank, when in phases.items():
+            self._begun[when][rank].append(planned)
+        self._vary(planned, active, (OTHER, BARRIER))
+        if BARRIER not in planned.variants.values():
+            planned.ready = self._readiness(phases)
+
+    def _delayed(self, phase: int, rank: int) -> int:
+        late = self._chance.random() < 0.2
+        return self._chance.randint(phase, self._last[rank]) if late else phase
+
+    def _plan_step(self, planned: Planned, phase: int, active: list[int]) -> None:
+        chance, size = self._chance, self._program.size
+        planned.name = chance.choice(list(self._program.plans))
+        if planned.name not in self._plans or (phase, planned.name) in self._stepped:
+            self._program.operations.remove(planned)
+            return
+        self._stepped.add((phase, planned.name))
+        planned.counts = self._program.plans[planned.name]
+        planned.op = chance.choice((ReduceOp.SUM, ReduceOp.AVERAGE))
+        weighs = chance.random() < 0.3
+        buckets = len(planned.counts)
+        for rank in active:
+            abandoned = self._last[rank] == phase and chance.random() < 0.3
+            planned.filled[rank] = chance.randint(1, buckets) if abandoned else buckets
+            planned.weights[rank] = chance.choice((None, 1.0, 2.5)) if weighs else None
+        # Without a thread of the channel's, a step is submitted when it is complete.
+        if not self._program.threaded:
+            active = [rank for rank in active if planned.filled[rank] == buckets]
+        for rank in planned.filled:
+            self._begun[phase][rank].append(planned)
+        self._vary(planned, active, (OTHER,))
+        planned.ready = self._readiness(dict.fromkeys(active, phase))
+        expected = [rank for rank in range(size) if self._last[rank] >= phase]
+        if active != expected or planned.ready > phase:
+            self._plans.discard(planned.name)
+
+    def _plan_run(self, phase: int) -> None:
+        """Plan an operation that every rank runs which has not joined."""
+        planned = self._new(self._chance.choice(_RUN_KINDS))
+        if planned.kind == "step":
+            planned.kind = "allreduce"
+        if planned.kind not in _NAMED and self._chance.random() < 0.4:
+            planned.name = ""
+        active = [rank for rank, last in enumerate(self._last) if last > phase]
+        planned.members = tuple(
+            self._chance.sample(range(len(self._last)), self._chance.randint(1, len(self._last)))
+        )
+        kinds = (OTHER, BARRIER) if planned.name and len(active) == len(self._last) else (OTHER,)
+        self._vary(planned, active, kinds)
+        if self._chance.random() < 0.3:  # somebody comes at once
+            others = self._chance.randint(0, len(active) - 1)
+            planned.attending = tuple(self._chance.sample(active, others))
+        self._run[phase].append(planned)
+
+    def _new(self, kind: str) -> Planned:
+        chance, number = self._chance, len(self._program.operations)
+        planned = Planned(number, kind, f"{kind} {number}", self._ends, self._number)
+        planned.op = chance.choice((ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MAX))
+        planned.dtype = chance.choice((DType.FLOAT64, DType.INT64))
+        planned.counts = tuple(chance.randint(1, 4) for _ in range(chance.choice((1, 1, 2))))
+        planned.prescale = chance.choice((1.0, 1.0, 2.0))
+        self._program.operations.append(planned)
+        return planned
+
+    def _vary(self, planned: Planned, ranks: Sequence[int], kinds: Sequence[int]) -> None:
+        """Have all ranks submit the same, or some of them something else."""
+        planned.variants = dict.fromkeys(ranks, 0)
+        if (
+            ranks
+            and planned.kind not in ("barrier", "split", "put")
+            and self._chance.random() < 0.12
+        ):
+            variant = self._chance.choice(kinds)
+            for rank in self._chance.sample(list(ranks), self._chance.randint(1, len(ranks))):
+                planned.variants[rank] = variant
+
+    def _readiness(self, phases: dict[int, int]) -> int:
+        """Return the phase after whose submissions an operation can be complete."""
+        if self._ends == "leave" and len(phases) < self._program.size:
+            return NEVER
+        return max(phases.get(rank, last) for rank, last in enumerate(self._last))
+
+    def _write(self, rank: int) -> None:
+        acts, open_ = self._program.acts[rank], list[Planned]()
+        for phase in range(self._last[rank] + 1):
+            ends = phase == self._last[rank]
+            begun = self._begun[phase][rank]
+            open_ += [planned for planned in begun if rank in planned.variants]
+            acts += self._submissions(rank, begun)
+            waits = self._waits(open_, phase, ends)
+            if ends:
+                acts += [Act("deafen"), Act(self._ends)]
+                waits.insert(self._chance.randint(0, len(waits)), Act("finish"))
+            acts += waits
+            done = {act.number for act in waits}
+            open_ = [planned for planned in open_ if planned.number not in done]
+            if not ends:
+                for planned in self._run[phase]:
+                    acts += [Act("attend")] * (rank in planned.attending)
+                    acts.append(Act("run", planned.number))
+
+    def _waits(self, open_: list[Planned], phase: int, ends: bool) -> list[Act]:
+        """Choose what to wait for in this phase: all of it at the end of a section."""
+        chance = self._chance
+        chosen = [
+            planned
+            for planned in open_
+            if ends
+            or (planned.ready <= phase and (planned.kind == "step" or chance.random() < 0.6))
+        ]
+        chance.shuffle(chosen)
+        return [Act(self._way_to_wait(planned, phase), planned.number) for planned in chosen]
+
+    def _way_to_wait(self, planned: Planned, phase: int) -> str:
+        # The next step of a plan begins when this one is done.
+        may = planned.ready <= phase and planned.kind != "step"
+        return "wait_beside" if may and self._chance.random() < 0.2 else "wait"
+
+    def _submissions(self, rank: int, begun: list[Planned]) -> list[Act]:
+        """Put what a rank submits in an order of its own, with other things in between."""
+        acts: list[Act] = []
+        chance = self._chance
+        for planned in begun:
+            if planned.kind != "step":
+                kind = chance.choice(("submit", "submit", "hurry"))
+                acts.insert(chance.randint(0, len(acts)), Act(kind, planned.number))
+                continue
+            place = 0
+            for _ in range(planned.filled[rank]):
+                place = chance.randint(place, len(acts)) + 1
+                acts.insert(place - 1, Act("fill", planned.number))
+        for kind in ("listen", "deafen", "poll", "poll", "rest", "rest"):
+            if chance.random() < 0.15:
+                acts.insert(chance.randint(0, len(acts)), Act(kind))
+        return acts

@@ -1,4 +1,4 @@
-"""Random trials of the channel: each is a program that is played on all ranks, and judged."""
+"""What must come of an operation, by formula from what the ranks contributed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,302 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from channel_judge import judge
-from channel_player import Player
-from channel_program import Program
-from channel_random import make_program
-from channel_record import Fault
-from meeting_engine import PROGRAM, EngineFault
-from meeting_group import Group, Referee
+import numpy as np
+import numpy.typing as npt
+from channel_operations import Value, data, long, rows
+from channel_player import Fault, Outcome, Player, Record
+from channel_program import BARRIER, OTHER, Planned, Program, make_program
+from meeting_engine import PROGRAM, EngineFault, EngineFaultError, Group, Referee
+
+from hvdtrain.core.collectives.gathers import rows_of_rank
+from hvdtrain.errors import HvdtrainError, MismatchError, PeerFailureError
+from hvdtrain.types import ReduceOp
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What the ranks did for one operation."""
+
+    planned: Planned
+    size: int
+    ranks: frozenset[int]
+    variant: int
+    filled: Mapping[int, int]
+
+
+def expected(given: Contribution, rank: int) -> Value:
+    """Return the value that a rank gets."""
+    return _FORMULAS[given.planned.kind](given, rank)
+
+
+def _counts(given: Contribution) -> list[int]:
+    return [count + (given.variant == OTHER) for count in given.planned.counts]
+
+
+def _reduced(given: Contribution, part: int, count: int) -> npt.NDArray[np.float64]:
+    planned = given.planned
+    terms = np.zeros((given.size, count))
+    for rank in given.ranks:
+        terms[rank] = data(planned, rank, part, count).astype(np.float64) * planned.prescale
+    if planned.op is ReduceOp.MAX:
+        return terms.max(axis=0)
+    total = terms.sum(axis=0)
+    if planned.op is ReduceOp.SUM:
+        return total
+    average = total / given.size
+    return np.trunc(average) if planned.dtype.is_integer else average
+
+
+def _allreduce(given: Contribution, rank: int) -> Value:
+    return [_reduced(given, *part).tolist() for part in enumerate(_counts(given))]
+
+
+def _reducescatter(given: Contribution, rank: int) -> Value:
+    parts = []
+    for part, count in enumerate(_counts(given)):
+        kept = [rows_of_rank(count, other, given.size) for other in range(given.size)]
+        start = sum(kept[:rank])
+        parts.append(_reduced(given, part, count)[start : start + kept[rank]].tolist())
+    return parts
+
+
+def _broadcast(given: Contribution, rank: int) -> Value:
+    root = given.planned.number % given.size
+    return [data(given.planned, root, 0, _counts(given)[0]).tolist()]
+
+
+def _allgather(given: Contribution, rank: int) -> Value:
+    planned, width = given.planned, _counts(given)[0]
+    every = [rows(planned, other) for other in range(given.size)]
+    parts = [data(planned, other, 0, own * width) for other, own in enumerate(every)]
+    return [np.concatenate(parts).tolist(), every]
+
+
+def _alltoall(given: Contribution, rank: int) -> Value:
+    planned, width = given.planned, _counts(given)[0]
+    parts, incoming = [], []
+    for other in range(given.size):
+        splits = [rows(planned, other, to) for to in range(given.size)]
+        sent = data(planned, other, 0, sum(splits) * width)
+        start = sum(splits[:rank])
+        parts.append(sent[start * width : (start + splits[rank]) * width])
+        incoming.append(splits[rank])
+    return [np.concatenate(parts).tolist(), incoming]
+
+
+def _barrier(given: Contribution, rank: int) -> Value:
+    return []
+
+
+def _split(given: Contribution, rank: int) -> Value:
+    members = given.planned.members
+    return [[members.index(rank), len(members)]] if rank in members else []
+
+
+def _memory(given: Contribution, rank: int) -> Value:
+    return [[64 * _counts(given)[0]]]
+
+
+def _spread(given: Contribution, rank: int) -> Value:
+    planned, size, parts = given.planned, given.size, 1 + (given.variant == OTHER)
+    every = [[long(planned, other, size, part) for other in range(size)] for part in range(parts)]
+    slices = [[a[64 * other :][:64] for other, a in enumerate(arrays)] for arrays in every]
+    return [np.concatenate(of_ranks).tolist() for of_ranks in slices]
+
+
+def _sum(given: Contribution, rank: int) -> Value:
+    planned, size, parts = given.planned, given.size, 1 + (given.variant == OTHER)
+    every = [[long(planned, other, size, part) for other in range(size)] for part in range(parts)]
+    own = slice(64 * rank, 64 * rank + 64)
+    for arrays in every:
+        arrays[rank][own] = 2.0 * sum(array[own].astype(np.float64) for array in arrays)
+    return [arrays[rank].tolist() for arrays in every]
+
+
+def _gather(given: Contribution, rank: int) -> Value:
+    planned = given.planned
+    counts = planned.counts * (1 + (given.variant == OTHER))
+    return [
+        np.concatenate([data(planned, r, part, count) for r in range(given.size)]).tolist()
+        for part, count in enumerate(counts)
+    ]
+
+
+def _put(given: Contribution, rank: int) -> Value:
+    return [data(given.planned, rank, 0, given.planned.counts[0]).tolist()]
+
+
+def _step(given: Contribution, rank: int) -> Value:
+    planned = given.planned
+    weights = {r: planned.weights[r] for r in given.ranks}
+    weighted = any(weight is not None for weight in weights.values())
+    share = {r: 1.0 if weight is None else weight for r, weight in weights.items()}
+    divisor = sum(share.values()) if weighted else float(given.size)
+    if planned.op is ReduceOp.SUM:
+        share, divisor = dict.fromkeys(share, 1.0), 1.0
+    parts = []
+    for part, count in enumerate(planned.counts):
+        total = np.zeros(count)
+        for r in given.ranks:
+            if part < given.filled[r]:
+                total += share[r] * data(planned, r, part, count).astype(np.float64)
+        parts.append((total / divisor).tolist())
+    return [*parts, [planned.number * len(given.ranks), sum(r + 1 for r in given.ranks)]]
+
+
+_FORMULAS: Mapping[str, Callable[[Contribution, int], Value]] = {
+    "allreduce": _allreduce,
+    "reducescatter": _reducescatter,
+    "broadcast": _broadcast,
+    "allgather": _allgather,
+    "alltoall": _alltoall,
+    "barrier": _barrier,
+    "split": _split,
+    "memory": _memory,
+    "spread": _spread,
+    "sum slices": _sum,
+    "gather": _gather,
+    "put": _put,
+    "step": _step,
+}
+
+
+_ZEROS = ("allreduce", "step")
+
+# What a rank may say whose engine fails, or that is in the middle of something with one that goes.
+_OF_A_FAULT = (HvdtrainError, EngineFaultError, KeyboardInterrupt)
+
+Errors = tuple[type[BaseException], ...]
+
+
+def judge(program: Program, records: Sequence[Record], fault: Fault | None) -> list[str]:
+    """Return what is wrong, one line each."""
+    judgement = _Judgement(program, records, fault)
+    lines = [line for planned in program.operations for line in judgement.operation(planned)]
+    lines += judgement.ends()
+    for rank, record in enumerate(records):
+        if record.left_over:
+            lines.append(f"rank {rank}: {record.left_over} pending after close()")
+        if fault is None and not record.complete:
+            lines.append(f"rank {rank}: the program ended early")
+    return lines
+
+
+class _Judgement:
+    """Judges one trial."""
+
+    def __init__(self, program: Program, records: Sequence[Record], fault: Fault | None) -> None:
+        self._program, self._records, self._fault = program, records, fault
+
+    def operation(self, planned: Planned) -> Iterator[str]:
+        """Judge how one operation ended."""
+        number = planned.number
+        submitted = [r for r, record in enumerate(self._records) if number in record.submitted]
+        outcomes = {rank: self._records[rank].outcomes.get(number) for rank in submitted}
+        what = f"operation {number} ({planned.name or planned.kind})"
+        for rank, outcome in outcomes.items():
+            if outcome is None:
+                yield f"{what}, rank {rank}: no outcome"
+            elif outcome.error is None:
+                yield from self._done(planned, rank, submitted, outcome)
+            elif not isinstance(outcome.error, self._allowed(planned, submitted)):
+                yield f"{what}, rank {rank}: {outcome}"
+        yield from self._alike(what, planned, outcomes)
+
+    def _done(
+        self, planned: Planned, rank: int, submitted: list[int], outcome: Outcome
+    ) -> Iterator[str]:
+        what = f"operation {planned.number} ({planned.name or planned.kind}), rank {rank}"
+        variant = planned.variants[rank]
+        alike = frozenset(r for r in submitted if planned.variants[r] == variant)
+        others = set(range(self._program.size)) - alike
+        if any(r in submitted and BARRIER not in (variant, planned.variants[r]) for r in others):
+            yield f"{what}: done, though ranks submitted different things"
+        elif others and (planned.kind not in _ZEROS or variant == BARRIER):
+            yield f"{what}: done without ranks {sorted(others)}"
+        elif not all(self._joined(r, planned.section) for r in others):
+            yield f"{what}: done, though ranks {sorted(others)} did not all submit it or join"
+        elif variant != BARRIER:
+            filled = {r: self._records[r].filled[planned.number] for r in alike}
+            size = self._program.size
+            right = expected(Contribution(planned, size, alike, variant, filled), rank)
+            if not _equal(outcome.value, right):
+                yield f"{what}: {outcome.value}, not {right}"
+
+    def _joined(self, rank: int, section: int) -> bool:
+        """Return whether a rank has called join() in a section."""
+        return section in self._records[rank].joined
+
+    def _allowed(self, planned: Planned, submitted: list[int]) -> Errors:
+        """Return what an operation may fail with on any rank."""
+        own = self._own_errors(planned, submitted)
+        if self._fault is None:
+            return own
+        if self._fault.deserts:
+            return (MismatchError, PeerFailureError)
+        return _OF_A_FAULT
+
+    def _own_errors(self, planned: Planned, submitted: list[int]) -> Errors:
+        """Return what it fails with as the program has it; nothing where it must be done."""
+        variants = {planned.variants[rank] for rank in submitted}
+        everywhere = len(submitted) == self._program.size
+        if len(variants) > 1:
+            leaves = planned.ends == "leave" and not everywhere
+            return (MismatchError, PeerFailureError) if leaves else (MismatchError,)
+        if everywhere:
+            return ()
+        if planned.ends == "leave":
+            return (PeerFailureError,)
+        return () if planned.kind in _ZEROS and variants == {0} else (MismatchError,)
+
+    def _alike(
+        self, what: str, planned: Planned, outcomes: dict[int, Outcome | None]
+    ) -> Iterator[str]:
+        """Compare the ranks, where no engine was at fault and all submitted one thing."""
+        if self._fault is not None and not self._fault.deserts:
+            return
+        if BARRIER in planned.variants.values():
+            return
+        errors = {rank: outcome.error for rank, outcome in outcomes.items() if outcome}
+        kinds = {None if error is None else type(error) for error in errors.values()}
+        if len(kinds) > 1 and (self._fault is None or None in kinds):
+            yield f"{what}: not alike on all ranks: {errors}"
+
+    def ends(self) -> Iterator[str]:
+        """Judge the joins and leaves."""
+        results: dict[int, list[Value]] = {}
+        for rank, record in enumerate(self._records):
+            for section, outcome in record.ends.items():
+                if outcome.error is None:
+                    results.setdefault(section, []).append(outcome.value or [])
+                elif not isinstance(outcome.error, self._allowed_at_end(outcome)):
+                    yield f"rank {rank}, end of section {section}: {outcome}"
+        for section, values in results.items():
+            if any(value != values[0] for value in values):
+                yield f"end of section {section}: not alike on all ranks: {values}"
+
+    def _allowed_at_end(self, outcome: Outcome) -> Errors:
+        """Return what a wish to join or to leave may fail with."""
+        if self._fault is None:
+            return ()
+        # A rank that deserts may have closed by the time at which others go on.
+        return (PeerFailureError,) if self._fault.deserts and not outcome.refused else _OF_A_FAULT
+
+
+def _equal(got: Value | None, right: Value) -> bool:
+    return (
+        got is not None
+        and len(got) == len(right)
+        and all(
+            len(a) == len(b) and np.allclose(a, b, rtol=1e-12, atol=1e-12)
+            for a, b in zip(got, right, strict=True)
+        )
+    )
+
 
 # How long a trial may take, of milliseconds, before it counts as one that hangs.
 HANG_SECONDS = 120.0

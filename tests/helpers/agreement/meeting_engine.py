@@ -1,19 +1,16 @@
-"""An engine whose ranks are threads of one process: every primitive is a meeting in memory.
-
-It is made to find mistakes: members in different primitives, or in one with different arguments,
-calls after close(), two threads in one communicator, and memory that is used after close().
-"""
+"""What the primitives of an engine compute, from the arguments of all members at once."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from meeting_data import Call, Carried
-from meeting_group import Group, Meeting
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.engines.communicator import Communicator, Pending, Pieces, Verdict, VotedReduction
@@ -21,6 +18,294 @@ from hvdtrain.engines.features import Slices
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
+
+_REDUCE: Mapping[ReduceOp, Any] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One member's call of a primitive."""
+
+    primitive: str
+    equal: tuple[object, ...] = ()
+    own: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.primitive}({', '.join(map(str, self.equal))})"
+
+
+@dataclass(slots=True)
+class Carried:
+    """The elements of an allreduce beside a vote, and whether they were reduced."""
+
+    source: Buffer
+    target: Buffer
+    equal: tuple[ReduceOp, float]
+    prescale: float
+    done: bool = False
+
+
+def _max(calls: Sequence[Call]) -> None:
+    values = [call.own[0] for call in calls]
+    alike = all(np.array_equal(own[-2:], values[0][-2:]) for own in values)
+    highest = np.maximum.reduce(values)
+    for own in values:
+        own[:] = highest
+    if alike and all(len(call.own) == 2 for call in calls):
+        for carried in zip(*(call.own[1] for call in calls), strict=True):
+            _reduce_carried(carried)
+
+
+def _reduce_carried(carried: Sequence[Carried]) -> None:
+    for one in carried:
+        one.target.copy_from(one.source)
+        one.done = True
+    _allreduce([Call("allreduce", c.equal, (c.target, c.prescale)) for c in carried])
+
+
+def _reduced(calls: Sequence[Call], op: ReduceOp) -> npt.NDArray[np.generic]:
+    scaled = []
+    for call in calls:
+        buffer, prescale = call.own[0], call.own[1]
+        copy = Buffer.from_array(buffer.array().copy(), buffer.dtype)
+        copy.scale(prescale)
+        scaled.append(copy.array())
+    result: npt.NDArray[np.generic] = _REDUCE[op].reduce(scaled)
+    return result
+
+
+def _allreduce(calls: Sequence[Call]) -> None:
+    op, postscale = calls[0].equal[:2]
+    assert isinstance(op, ReduceOp)
+    result = _reduced(calls, op)
+    for call in calls:
+        call.own[0].array()[:] = result
+        call.own[0].scale(postscale)
+
+
+def _reduce_scatter(calls: Sequence[Call]) -> None:
+    op, postscale, counts = calls[0].equal[:3]
+    assert isinstance(op, ReduceOp)
+    assert isinstance(counts, tuple)
+    result = _reduced(calls, op)
+    for call, count, end in zip(calls, counts, accumulate(counts), strict=True):
+        receive = call.own[2]
+        receive.array()[:] = result[end - count : end]
+        receive.scale(postscale)
+
+
+def _broadcast(calls: Sequence[Call]) -> None:
+    root = calls[0].equal[0]
+    assert isinstance(root, int)
+    content = calls[root].own[0].array().copy()
+    for call in calls:
+        call.own[0].array()[:] = content
+
+
+def _allgather(calls: Sequence[Call]) -> None:
+    content = np.concatenate([call.own[0].array() for call in calls])
+    for call in calls:
+        call.own[1].array()[:] = content
+
+
+def _alltoall(calls: Sequence[Call]) -> None:
+    parts = []
+    for call in calls:
+        send, _, send_counts, _ = call.own
+        parts.append(np.split(send.array().copy(), list(accumulate(send_counts))[:-1]))
+    for rank, call in enumerate(calls):
+        _, receive, _, receive_counts = call.own
+        received = [theirs[rank] for theirs in parts]
+        if [part.size for part in received] != list(receive_counts):
+            raise ValueError(
+                f"rank {rank} expects parts of {list(receive_counts)} elements in alltoall, and "
+                f"was sent {[part.size for part in received]}"
+            )
+        receive.array()[:] = np.concatenate(received)
+
+
+def _nothing(calls: Sequence[Call]) -> None:
+    pass
+
+
+COMBINE: Mapping[str, Callable[[Sequence[Call]], None]] = {
+    "start_max": _max,
+    "allreduce": _allreduce,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "allgather": _allgather,
+    "alltoall": _alltoall,
+    "barrier": _nothing,
+    "split": _nothing,
+    "empty": _nothing,
+}
+
+
+# What memory holds that is given back, as far as it is looked at.
+_POISON, _POISONED_BYTES = 0xA5, 4096
+
+
+class Referee:
+    """Notes the faults of one trial, and breaks it off at the first."""
+
+    def __init__(self, lenient: bool = False) -> None:
+        self.faults: list[str] = []
+        self.lenient = lenient
+        self.news = threading.Condition(threading.Lock())
+        self.over = False
+        self._released: list[npt.NDArray[np.uint8]] = []
+
+    def blame(self, fault: str) -> None:
+        """Note a fault, and wake whoever waits (the lock is held)."""
+        if not self.over:
+            self.faults.append(fault)
+        self._end()
+
+    def blame_aloud(self, fault: str) -> None:
+        """Note a fault that somebody else has found."""
+        with self.news:
+            self.blame(fault)
+
+    def release(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Take memory back, which nobody may use from now on."""
+        memory[:_POISONED_BYTES] = _POISON
+        self._released.append(memory)
+
+    def refuse_released(self, who: str, buffer: Buffer) -> None:
+        """Blame a member for a buffer in memory that was given back (the lock is held)."""
+        for memory in self._released:
+            if 0 <= buffer.pointer - memory.ctypes.data < memory.size:
+                self.blame(f"{who}: a buffer in memory of a communicator that is closed")
+
+    def check_released(self) -> None:
+        """Note whether memory was written to after it was given back."""
+        with self.news:
+            if any(np.any(memory[:_POISONED_BYTES] != _POISON) for memory in self._released):
+                self.blame("memory was written to after its communicator was closed")
+
+    def _end(self) -> None:
+        self.over = True
+        self.news.notify_all()
+
+
+class Meeting:
+    """The calls of all members that belong together, in the order of their ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.calls: list[Call | None] = [None] * size
+        self.missing = size
+        self.done = False
+        self.child: Group | None = None
+
+
+class Group:
+    """An ordered set of members, whose n-th calls must be the same."""
+
+    def __init__(self, referee: Referee, size: int, name: str) -> None:
+        self.referee, self.size, self.name = referee, size, name
+        self._entered = [0] * size
+        self._meetings: dict[int, Meeting] = {}
+        self._closed: set[int] = set()
+        self._gone: set[int] = set()
+        self._users: dict[int, tuple[int, str]] = {}
+
+    @contextmanager
+    def using(self, rank: int, what: str) -> Iterator[None]:
+        """Blame a member whose threads are here at once, or that has closed its communicator."""
+        thread = threading.get_ident()
+        with self.referee.news:
+            user, doing = self._users.get(rank, (thread, ""))
+            if user != thread:
+                self.referee.blame(f"{self._who(rank)}: {what} beside {doing} in another thread")
+            elif rank in self._closed:
+                self.referee.blame(f"{self._who(rank)}: {what} after close()")
+            outermost = rank not in self._users
+            self._users.setdefault(rank, (thread, what))
+        try:
+            yield
+        finally:
+            if outermost:
+                with self.referee.news:
+                    self._users.pop(rank, None)
+
+    def enter(self, rank: int, call: Call) -> Meeting:
+        """Make a member's next call, which others wait for; the last one does the work."""
+        with self.referee.news:
+            self._refuse(rank, None)
+            number = self._entered[rank]
+            self._entered[rank] += 1
+            meeting = self._meetings.setdefault(number, Meeting(self.size))
+            self._compare(meeting, rank, call)
+            meeting.calls[rank] = call
+            meeting.missing -= 1
+            if not meeting.missing:
+                del self._meetings[number]
+                self._do(meeting)
+            return meeting
+
+    def leave(self, rank: int, meeting: Meeting) -> None:
+        """Block until all members have made the call."""
+        with self.referee.news:
+            while not meeting.done:
+                self._refuse(rank, meeting)
+                self.referee.news.wait()
+
+    def close(self, rank: int) -> None:
+        """Have a member take part no more, and blame it if it calls again."""
+        self.cut_off(rank)
+        with self.referee.news:
+            self._closed.add(rank)
+
+    def cut_off(self, rank: int) -> None:
+        """Have nothing come of a member's calls, and of those that others make with it."""
+        with self.referee.news:
+            self._gone.add(rank)
+            self.referee.news.notify_all()
+
+    def _refuse(self, rank: int, meeting: Meeting | None) -> None:
+        """Raise if nothing can come of a call."""
+        if self.referee.over:
+            raise ConnectionLostError("the trial is over")
+        if rank in self._gone:
+            raise ConnectionLostError(f"{self._who(rank)} is cut off")
+        missing = [r for r in sorted(self._gone) if meeting is not None and not meeting.calls[r]]
+        if meeting is not None and missing:
+            if not self.referee.lenient:
+                own = meeting.calls[rank]
+                self.referee.blame(f"{self._who(rank)}: {own}, when {missing} had closed")
+            raise ConnectionLostError(f"{self._who(rank)}: {missing} have gone")
+
+    def _compare(self, meeting: Meeting, rank: int, call: Call) -> None:
+        for other, theirs in enumerate(meeting.calls):
+            if theirs is None:
+                continue
+            if (theirs.primitive, theirs.equal) != (call.primitive, call.equal):
+                self.referee.blame(f"{self._who(rank)}: {call} where rank {other} is in {theirs}")
+                raise ConnectionLostError("the trial is over")
+            return
+
+    def _do(self, meeting: Meeting) -> None:
+        calls: Sequence[Call] = [call for call in meeting.calls if call is not None]
+        try:
+            COMBINE[calls[0].primitive](calls)
+        except ValueError as error:
+            self.referee.blame(f"{self.name}: {calls[0]}: {error}")
+            raise ConnectionLostError("the trial is over") from error
+        if calls[0].primitive == "split" and calls[0].equal[0]:
+            ranks = calls[0].equal[0]
+            assert isinstance(ranks, tuple)
+            meeting.child = Group(self.referee, len(ranks), f"{self.name}/{list(ranks)}")
+        meeting.done = True
+        self.referee.news.notify_all()
+
+    def _who(self, rank: int) -> str:
+        return f"{self.name} rank {rank}"
+
 
 # The name of a rank's main thread, which alone handles signals.
 PROGRAM = "program"

@@ -12,20 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from explorer import Fault
-from model_meeting import compare_ends, is_call
-from model_program import RankModel, Transition, late_names
-from model_rank import (
-    DESERTED,
-    Rank,
-    names_of,
-)
-from model_stall import is_stalled
+from model_program import RankModel, Transition, compare_ends, is_call, is_stalled, late_names
+from model_rank import DESERTED, Fault, Rank, names_of
 
-from hvdtrain.core.agreement.decision import (
-    ChannelState,
-    Failed,
-)
+from hvdtrain.core.agreement.decision import ChannelState, Failed
 from hvdtrain.core.agreement.lifecycle import transition
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from explorer import Fault
 from model_program import RankModel
-from model_rank import Rank, end_pass, names_of
+from model_rank import Fault, Rank, end_pass, names_of
 
 from hvdtrain.core.agreement.decision import ChannelState
 

@@ -1,39 +1,124 @@
-"""A model of ranks of which some die, while the others go on in a world of their own.
-
-Who is told that ranks are lost abandons its channel, waits for all that are left, opens a new
-channel with them, and runs its program again. A program may have parts, divided by "|": then that
-is the next part, and the last one again and again. An engine call in which all ranks have met may
-end on some of them, and fail on others.
-
-    leave close  ends a process when all that are left have left, or go on without it
-
-The rules are those of production; see model_program.py for the other words.
-"""
+"""A process of a model in which the ranks that are left go on, and how far it has got. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from enum import Enum, auto
+from typing import NamedTuple
 
-from explorer import Fault
-from model_meeting import compare_ends, outcomes_of
-from model_process import (
-    Process,
-    Processes,
-    Stage,
-    break_world,
-    call_of,
-    end,
-    has_outcome,
-    is_left,
-    is_told,
-    put,
+from model_program import (
+    RankModel,
+    Transition,
+    Words,
+    compare_ends,
+    is_call,
+    is_stalled,
+    late_names,
+    outcomes_of,
 )
-from model_program import RankModel, Transition, Words, late_names
-from model_rank import DONE, Rank, names_of
-from model_stall import is_stalled
+from model_rank import DONE, FAILED, REFUSED, Call, Fault, Heard, Ran, Rank, names_of, progress_of
 
-from hvdtrain.core.agreement.decision import ChannelState, Failed
+from hvdtrain.core.agreement.decision import (
+    Action,
+    ChannelState,
+    Event,
+    Failed,
+    Phase,
+    ReportsExchanged,
+    Voted,
+)
 from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.agreement.request import Request
+
+
+class Stage(Enum):
+    """What a process does.
+
+    RUNNING its program; ABANDONING its channel, whose driver may be in an engine call; WAITING for
+    all ranks that are left; OPENING the next world; OVER in order; DEAD.
+    """
+
+    RUNNING = auto()
+    ABANDONING = auto()
+    WAITING = auto()
+    OPENING = auto()
+    OVER = auto()
+    DEAD = auto()
+
+
+class Process(NamedTuple):
+    """A process."""
+
+    stage: Stage
+    group: tuple[int, ...]
+    rank: Rank
+    world: int = 0
+    part: int = 0
+    broken: bool = False
+
+
+class Processes(NamedTuple):
+    """All processes, and how many may still die."""
+
+    all: tuple[Process, ...]
+    deaths_left: int
+
+
+def is_left(process: Process) -> bool:
+    """Return whether a process has not ended."""
+    return process.stage not in (Stage.OVER, Stage.DEAD)
+
+
+def end(process: Process, stage: Stage) -> Process:
+    """Return a process that has ended, of which nothing is left but how operations ended."""
+    rank = Rank(ended=process.rank.ended if stage is Stage.OVER else ())
+    return Process(stage, process.group, rank, process.world)
+
+
+def call_of(process: Process) -> Call | None:
+    """Return the engine call that the driver of a process is in."""
+    head = process.rank.actions[0] if process.rank.actions else None
+    if isinstance(head, Request):
+        progress = progress_of(process.rank, head)
+        # Otherwise it waits for the program to fill a bucket.
+        return head if progress is None or progress.ready else None
+    return head if is_call(head) else None
+
+
+def has_outcome(process: Process) -> bool:
+    """Return whether the engine call is done, and the driver has not gone on yet."""
+    actions = process.rank.actions
+    return bool(actions) and isinstance(actions[0], Voted | ReportsExchanged | Ran | Heard)
+
+
+def is_told(before: Rank, after: Rank) -> bool:
+    """Return whether a program is told by its last word that ranks are lost."""
+    news = dict(set(after.ended) - set(before.ended))
+    refused = [name for name, how in news.items() if how == REFUSED]
+    if not (refused or after.over):
+        return False
+    if not after.life.lost:
+        raise Fault(f"{refused or sorted(after.ended)}: an error does not say that ranks are lost")
+    if not refused and FAILED not in dict(after.ended).values():
+        raise Fault(f"the program ends with {sorted(after.ended)}")
+    return True
+
+
+def put(state: Processes, number: int, process: Process) -> Processes:
+    """Return the processes with one of them changed."""
+    return state._replace(all=(*state.all[:number], process, *state.all[number + 1 :]))
+
+
+def break_world(state: Processes, of: Process) -> Processes:
+    """Have the calls fail that are made in the world of a process."""
+    return state._replace(
+        all=tuple(
+            other._replace(broken=True) if is_left(other) and other.world == of.world else other
+            for other in state.all
+        )
+    )
+
 
 _LOSS = Failed("a rank has ended", lost=True)
 _IN_WORLD = (Stage.RUNNING, Stage.ABANDONING)
@@ -43,11 +128,7 @@ class LossModel:
     """Ranks of which some die; see the top of this file. Subclasses do something wrong."""
 
     def __init__(
-        self,
-        *programs: str,
-        deaths: int = 1,
-        threads: bool = True,
-        rules: Transition = transition,
+        self, *programs: str, deaths: int = 1, threads: bool = True, rules: Transition = transition
     ) -> None:
         self._programs = [[part.split() for part in program.split("|")] for program in programs]
         self._deaths, self._one = deaths, RankModel(threads, rules)
@@ -251,3 +332,153 @@ class LossModel:
         for number, other in enumerate(state.all):
             if is_left(other) and (number not in process.group or other.group != process.group):
                 raise Fault(f"{process.group} go on without {number}, which is left")
+
+
+class KeepsWhatIsPending(LossModel):
+    """Abandon the channel without failing what is pending."""
+
+    def _end_pending(self, rank: Rank) -> Rank:
+        return rank
+
+
+class LeavesItsDriver(LossModel):
+    """Go on to the next world while the driver is in an engine call of this one."""
+
+    def _is_at_rest(self, process: Process) -> bool:
+        return True
+
+
+class FillsNothing(LossModel):
+    """Abandon the channel without completing steps for whose buckets the driver waits."""
+
+    def _abandon(self, process: Process) -> Process:
+        after = super()._abandon(process)
+        return after._replace(rank=after.rank._replace(steps=process.rank.steps))
+
+
+class LeavesOthersInCalls(LossModel):
+    """Abandon the channel without having calls of others fail."""
+
+    def _abandon(self, process: Process) -> Process:
+        return super()._abandon(process)._replace(broken=process.broken)
+
+
+class TakesOverTheChannel(LossModel):
+    """Open the channel of the next world as this one was closed."""
+
+    def _next_life(self, life: ChannelState, size: int) -> ChannelState:
+        return replace(life, size=size)
+
+
+class TakesOverWhoIsBehind(LossModel):
+    """Open it with the members that were behind."""
+
+    def _next_life(self, life: ChannelState, size: int) -> ChannelState:
+        return ChannelState(size, behind=life.behind)
+
+
+class KeepsItsSize(LossModel):
+    """Open it with as many members as before."""
+
+    def _next_life(self, life: ChannelState, size: int) -> ChannelState:
+        return ChannelState(life.size)
+
+
+class WaitsForTheDead(LossModel):
+    """Go on when all members are there."""
+
+    def _goes_on(self, state: Processes, members: Sequence[int]) -> Sequence[int]:
+        there = all(state.all[number].stage is Stage.WAITING for number in members)
+        return members if there else ()
+
+
+class WaitsForNobody(LossModel):
+    """Go on with those that are there."""
+
+    def _goes_on(self, state: Processes, members: Sequence[int]) -> Sequence[int]:
+        return [number for number in members if state.all[number].stage is Stage.WAITING]
+
+
+class WaitsForNobodyUnseen(WaitsForNobody):
+    """The same, found by what comes of it: calls in two worlds at once."""
+
+    def _see_that_it_is_new(self, state: Processes, process: Process) -> None:
+        pass
+
+
+class LeavesWithAllOnly(LossModel):
+    """End in order only when all members have left, though some die or go on without this one."""
+
+    def _all_are_through(self, state: Processes, process: Process) -> bool:
+        members = [state.all[number] for number in process.group]
+        return all(
+            member.stage is Stage.OVER or dict(member.rank.ended).get("leave") == DONE
+            for member in members
+        )
+
+
+class TellsWhoHasLeft(LossModel):
+    """Tell a program of a loss after it has left in order."""
+
+    def _program(
+        self, state: Processes, number: int, process: Process
+    ) -> Iterator[tuple[str, Process]]:
+        if process.broken and dict(process.rank.ended).get("leave") == DONE:
+            yield "is told", self._abandon(process)
+        yield from super()._program(state, number, process)
+
+
+WRONG_MODELS: Sequence[type[LossModel]] = (
+    KeepsWhatIsPending,
+    LeavesItsDriver,
+    FillsNothing,
+    LeavesOthersInCalls,
+    TakesOverTheChannel,
+    TakesOverWhoIsBehind,
+    KeepsItsSize,
+    WaitsForTheDead,
+    WaitsForNobody,
+    WaitsForNobodyUnseen,
+    LeavesWithAllOnly,
+    TellsWhoHasLeft,
+)
+
+
+def forgets_that_ranks_are_lost(
+    state: ChannelState, event: Event
+) -> tuple[ChannelState, tuple[Action, ...]]:
+    """Close as after any other failure."""
+    return transition(state, replace(event, lost=False) if isinstance(event, Failed) else event)
+
+
+def goes_on_after_a_loss(
+    state: ChannelState, event: Event
+) -> tuple[ChannelState, tuple[Action, ...]]:
+    """Fail what is pending, and stay open."""
+    after, actions = transition(state, event)
+    return (replace(after, phase=state.phase) if isinstance(event, Failed) else after), actions
+
+
+def keeps_what_is_pending(
+    state: ChannelState, event: Event
+) -> tuple[ChannelState, tuple[Action, ...]]:
+    """Close without failing what is pending."""
+    after, actions = transition(state, event)
+    return after, () if isinstance(event, Failed) else actions
+
+
+def obeys_votes_when_closed(
+    state: ChannelState, event: Event
+) -> tuple[ChannelState, tuple[Action, ...]]:
+    """Run what was agreed in a call that ended after the channel was abandoned."""
+    if state.phase is Phase.CLOSED and isinstance(event, Voted):
+        return state, transition(replace(state, phase=Phase.OPEN), event)[1]
+    return transition(state, event)
+
+
+WRONG_RULES: Sequence[Transition] = (
+    forgets_that_ranks_are_lost,
+    goes_on_after_a_loss,
+    keeps_what_is_pending,
+    obeys_votes_when_closed,
+)

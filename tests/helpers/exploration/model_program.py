@@ -1,28 +1,10 @@
-"""What can happen on one rank of a model: what its program and its driver do. Pure.
-
-A program is a line of words:
-
-    a        submit a reduction of this name and go on
-    a?       wait until it has ended
-    s(       submit a step of two buckets, of which none is filled
-    s+       fill one of them
-    s)       fill all of them
-    s^       end a backward pass: wait until what is filled is reduced, or others wait for this rank
-    G        (upper case) an operation in which a joined rank cannot take part
-    a~       submit a reduction of that name with another shape
-    listen   take part in rounds with nothing submitted; `deaf` ends that
-    join, leave, close
-    recover  go on in the next world without being told of a loss (model_losses.py only)
-    leaving, joining
-             submit the wish and go on, as another thread may; `leave`, `join` then wait for it
-"""
+"""What the members of a model's channel come to where all of them have met. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TypeGuard
 
-from explorer import Fault
-from model_meeting import is_call, outcomes_of
 from model_rank import (
     BUCKETS,
     DESERTED,
@@ -34,7 +16,10 @@ from model_rank import (
     WORDS,
     Bucket,
     BucketVote,
+    Call,
+    Fault,
     Heard,
+    Outcome,
     Ran,
     Rank,
     Step,
@@ -49,8 +34,10 @@ from model_rank import (
     name_of,
     names_of,
     progress_of,
+    repeats,
     request_of,
     run_here,
+    vote,
 )
 
 from hvdtrain.core.agreement.decision import (
@@ -72,12 +59,57 @@ from hvdtrain.core.agreement.decision import (
     RoundBegan,
     RunRequests,
     Submitted,
+    Vote,
     Voted,
     last_to_join,
 )
 from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.request import JOIN, Request
+from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
 from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
+
+
+def is_call(step: Step | None) -> TypeGuard[Call]:
+    """Return whether what a driver does next is an engine call."""
+    return isinstance(step, Vote | Report | Request | BucketVote)
+
+
+def outcomes_of(ranks: Sequence[Rank], calls: Sequence[Call]) -> Sequence[Outcome] | None:
+    """Return what a call of all members ends with on each; None if it cannot end yet."""
+    first = calls[0]
+    if any(_kind(call) != _kind(first) for call in calls):
+        raise Fault(f"members are in different primitives: {calls}")
+    if len(calls) < len(ranks):
+        return None
+    if isinstance(first, Request):
+        again = repeats(ranks, first)
+        return None if again is None else [Ran(first, again)] * len(ranks)
+    if isinstance(first, BucketVote):
+        votes = [call.votes for call in calls if isinstance(call, BucketVote)]
+        highest = (max(v[0] for v in votes), max(v[1] for v in votes), max(v[2] for v in votes))
+        return [Heard(first.request, highest)] * len(ranks)
+    if isinstance(first, Vote):
+        proposed = tuple(call.requests for call in calls if isinstance(call, Vote))
+        return [Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
+    reports = tuple(call for call in calls if isinstance(call, Report))
+    return [ReportsExchanged(reports, tuple(range(len(reports))), own) for own in reports]
+
+
+def _kind(call: Call) -> object:
+    return type(call), call if isinstance(call, Request) else getattr(call, "request", None)
+
+
+def compare_ends(ranks: Iterable[Rank], late: Collection[str]) -> None:
+    """See that an operation has ended alike on all ranks that submitted it."""
+    ends: dict[str, set[str]] = {}
+    for rank in ranks:
+        for name, how in rank.ended:
+            ends.setdefault(name, set()).add(how)
+    for name, different in ends.items():
+        if len(different) > 1 and name not in late:
+            raise Fault(f"{name} ended in different ways: {sorted(different)}")
+    if DONE in ends.get("join", ()):
+        raise Fault("a join ended without the rank that was the last")
+
 
 Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, ...]]]
 Words = Sequence[str]
@@ -292,3 +324,24 @@ def late_names(programs: Iterable[Words]) -> set[str]:
 def _report(words: Words, rank: Rank) -> Report:
     name = awaited(words, rank)
     return Report(rank.pending, frozenset(own.key for own in rank.pending if name_of(own) == name))
+
+
+def is_stalled(programs: Sequence[Words], ranks: Sequence[Rank]) -> bool:
+    """Return whether every rank waits for one that never comes, which the stall watch reports.
+
+    Their programs are to blame where each rank waits for something that another one, which waits as
+    well, has not submitted and cannot be without.
+    """
+    waits = list(map(awaited, programs, ranks))
+    if not all(waits):
+        return False
+    return all(any(_is_missing(name, other) for other in ranks) for name in waits)
+
+
+def _is_missing(name: str, rank: Rank) -> bool:
+    if name in dict(rank.steps) and not dict(rank.steps)[name].complete:
+        return True
+    submitted = name in dict(rank.ended) or any(name_of(own) == name for own in rank.pending)
+    joined = is_pending(rank, JOIN) and not name.isupper() and name not in WORDS
+    left = is_pending(rank, LEAVE)
+    return not (submitted or joined or left)

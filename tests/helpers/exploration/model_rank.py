@@ -1,13 +1,22 @@
-"""What there is on one rank of a model, and what becomes of it. Pure."""
+"""Visits every state that a model can reach, whatever happens in which order.
+
+In a test:
+
+    seen = explore(model)       # of class Model
+    seen.states                 # how many there are
+    seen.fault                  # "" or what is wrong, and the moves that lead there
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from explorer import Fault
+import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.core.agreement.decision import (
     Action,
@@ -20,8 +29,99 @@ from hvdtrain.core.agreement.decision import (
     Voted,
 )
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
+from hvdtrain.core.agreement.votes import agree_on_one, unanimous
 from hvdtrain.core.gradients.step import BucketProgress
+from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import DType, ReduceOp
+
+S = TypeVar("S", bound=Hashable)
+
+
+class Fault(Exception):
+    """An invariant is broken; the message says which."""
+
+
+class Model(Protocol[S]):
+    """What is explored."""
+
+    def first(self) -> S:
+        """Return the state in which all begins."""
+
+    def moves(self, state: S) -> Iterable[tuple[str, S]]:
+        """Return what can happen next, each with the state that it leads to."""
+
+    def is_end(self, state: S) -> bool:
+        """Return whether nothing needs to happen any more."""
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What was found."""
+
+    states: int
+    fault: str = ""
+
+
+class _Visited(Generic[S]):
+    """The states that have been reached, and how."""
+
+    def __init__(self, first: S) -> None:
+        self.came_from: dict[S, tuple[S, str] | None] = {first: None}
+        self.followers: dict[S, list[S]] = {}
+
+    def path(self, state: S) -> str:
+        moves: list[str] = []
+        step = self.came_from[state]
+        while step is not None:
+            before, move = step
+            moves.append(move)
+            step = self.came_from[before]
+        return " -> ".join(reversed(moves)) or "at the start"
+
+
+def explore(model: Model[S], most: int = 2_000_000) -> Explored:
+    """Visit every state, breadth first, so that a fault comes with one of the shortest ways to it.
+
+    Beside what the model itself objects to, it is a fault that an end cannot be reached from some
+    state: the ranks hang there, or go round for ever.
+    """
+    visited: _Visited[S] = _Visited(model.first())
+    todo, ends = deque(visited.came_from), []
+    while todo:
+        state = todo.popleft()
+        try:
+            if model.is_end(state):
+                ends.append(state)
+                continue
+            following = list(model.moves(state))
+        except Fault as fault:
+            return Explored(len(visited.came_from), f"{fault}: {visited.path(state)}")
+        visited.followers[state] = [after for _, after in following]
+        for move, after in following:
+            if after not in visited.came_from:
+                visited.came_from[after] = state, move
+                todo.append(after)
+        if len(visited.came_from) > most:
+            raise AssertionError(f"more than {most} states")
+    stuck = _cannot_end(visited, ends)
+    lost = "" if stuck is None else f"no end can be reached: {visited.path(stuck)}"
+    return Explored(len(visited.came_from), lost)
+
+
+def _cannot_end(visited: _Visited[S], ends: list[S]) -> S | None:
+    """Return the first state from which no end can be reached."""
+    before: dict[S, list[S]] = {}
+    for state, following in visited.followers.items():
+        for after in following:
+            before.setdefault(after, []).append(state)
+    ending, todo = set(ends), list(ends)
+    while todo:
+        for state in before.get(todo.pop(), ()):
+            if state not in ending:
+                ending.add(state)
+                todo.append(state)
+    return next((state for state in visited.came_from if state not in ending), None)
+
 
 # How many buckets a step has.
 BUCKETS = 2
@@ -210,3 +310,41 @@ def hashable(action: Action) -> Action:
         case Leave(unmet):
             return Leave(Reasons(unmet))
     return action
+
+
+class _Ballots(LocalCommunicator):
+    """Takes the votes of one member; gives it the highest of all members' when these are known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.highest: npt.NDArray[np.uint64] | None = None
+
+    def start_max(self, values: npt.NDArray[np.uint64]) -> _Done:
+        self.own = values.copy()
+        if self.highest is not None:
+            values[:] = self.highest
+        return _Done()
+
+
+@cache
+def vote(proposed: tuple[tuple[Request, ...], ...]) -> list[tuple[Request, ...]]:
+    """Return what production's vote tells each member about these proposals."""
+    members = [_Ballots() for _ in proposed]
+    for member, requests in zip(members, proposed, strict=True):
+        unanimous(member, requests)
+    highest = np.maximum.reduce([member.own for member in members])
+    results = []
+    for member, requests in zip(members, proposed, strict=True):
+        member.highest = highest
+        results.append(tuple(requests[place] for place in unanimous(member, requests)))
+        if len(requests) == 1:
+            _compare_with_prepared(member, requests[0], bool(results[-1]))
+    return results
+
+
+def _compare_with_prepared(member: _Ballots, request: Request, agreed: bool) -> None:
+    """Require of a prepared vote that it sends the same, and comes to the same result."""
+    sent = member.own.copy()
+    if agree_on_one(member, request.ballot) != agreed or not np.array_equal(member.own, sent):
+        raise Fault(f"a prepared vote on {request} differs from the usual one")

@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 # What a program does with one operation; those of one name are never in one program.
-PARTS = (
-    *("a", "a a?", "a~", "b b?", "G", "G G?"),
-    *("s( s)", "s( s) s?", "s(", "join", "listen"),
-)
+PARTS = (*("a", "a a?", "a~", "b b?", "G", "G G?"), *("s( s)", "s( s) s?", "s(", "join", "listen"))
 END = "leave close"
 NAMES = set("abcGs")
 

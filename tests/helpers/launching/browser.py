@@ -91,8 +91,7 @@ def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -
         opened.page.on("request", lambda request: asked(request.url))
         opened.page.on("pageerror", lambda error: opened.faults.append(str(error)))
         opened.page.on(
-            "console",
-            lambda said: opened.faults.append(said.text) if said.type != "log" else None,
+            "console", lambda said: opened.faults.append(said.text) if said.type != "log" else None
         )
         opened.page.goto(address)
         yield opened

@@ -27,6 +27,9 @@ _TOLERATED_PROCESSES = (
     "multiprocessing.forkserver",
     "warm_server.py",
 )
+# Processes that are none of ours and never will be: a machine may have hundreds, and they are
+# looked at several times a test.
+_OTHERS: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,16 @@ def restore(before: Snapshot) -> None:
 def _processes() -> dict[int, str]:
     """Return the command line, by process id, of live children and of all that bear the mark."""
     found: dict[int, str] = {}
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdecimal() and int(directory.name) != os.getpid():
-            # It may end while it is looked at, or belong to another user.
-            with contextlib.suppress(OSError):
-                if _is_ours(directory):
-                    command = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
-                    found[int(directory.name)] = command.decode(errors="replace").strip()
+    alive = {int(entry.name) for entry in os.scandir("/proc") if entry.name.isdecimal()}
+    _OTHERS.intersection_update(alive)
+    for pid in alive - _OTHERS - {os.getpid()}:
+        # It may end while it is looked at, or belong to another user.
+        with contextlib.suppress(OSError):
+            if _is_ours(directory := Path("/proc", str(pid))):
+                command = (directory / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[pid] = command.decode(errors="replace").strip()
+            else:
+                _OTHERS.add(pid)
     return {
         pid: command
         for pid, command in found.items()

@@ -104,10 +104,7 @@ def launch(
 
 
 def start(
-    command: Sequence[object],
-    *,
-    env: Mapping[str, object] | None = None,
-    cwd: Path | None = None,
+    command: Sequence[object], *, env: Mapping[str, object] | None = None, cwd: Path | None = None
 ) -> Job:
     """Start any command line, with the environment that ranks get, and return at once."""
     return Job([str(word) for word in command], env or {}, cwd)

@@ -11,11 +11,7 @@ import sys
 
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
     connection.connect("\0" + sys.argv[1])
-    request = {
-        "arguments": sys.argv[2:],
-        "directory": os.getcwd(),
-        "environment": dict(os.environ),
-    }
+    request = {"arguments": sys.argv[2:], "directory": os.getcwd(), "environment": dict(os.environ)}
     socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
     for number in range(3):
         os.close(number)

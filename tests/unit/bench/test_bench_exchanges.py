@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hvdtrain_bench.analysis.losses import Curve, compare_losses, loss_after
+from hvdtrain_bench.analysis.losses import Curve, compare_losses
 from hvdtrain_bench.harness.periods import period_of, turn_steps
-from hvdtrain_bench.harness.settings import QUICK, Settings, estimated_seconds
 
 
 @pytest.mark.parametrize(
@@ -25,16 +24,7 @@ def test_turns_are_whole_periods(exchange: str, period: int, of_at_least_ten: in
     assert turn_steps(exchange, 10) == of_at_least_ten
 
 
-def test_the_estimate_counts_the_steps_of_long_turns() -> None:
-    def seconds(exchange: str) -> float:
-        settings = {**vars(QUICK), "exchanges": (exchange,), "steps_per_turn": 1}
-        return estimated_seconds("exchange", Settings(**settings))
-
-    assert seconds("local:steps=100") > 20 * seconds("nbit:bits=1")
-
-
 def curve(seconds: float, *losses: float) -> Curve:
-    """Return a curve whose points are as many steps and seconds apart."""
     return [(10 * number, seconds * number, loss) for number, loss in enumerate(losses)]
 
 
@@ -54,8 +44,3 @@ def test_losses_are_compared_with_those_of_the_base() -> None:
     assert [summary.equal_time for summary in found] == pytest.approx([3.0, 1.7, 4.5, 4.5])
     assert [summary.seconds for summary in found] == [4.0, 2.0, 8.0, 8.0]
     assert (found[1].low, found[1].high) == (1.2, 2.2)
-
-
-def test_losses_between_points_are_on_the_line_between_them() -> None:
-    found = [loss_after(curve(2.0, 5.0, 3.0, 2.0), seconds) for seconds in (0.0, 1.0, 3.0, 9.0)]
-    assert found == pytest.approx([5.0, 4.0, 2.5, 2.0])

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
-from hvdtrain_bench.cli.commands import command
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result, read_result, write_json
-from hvdtrain_bench.harness.settings import DEFAULT, MODELS, QUICK, Settings, estimated_seconds
-from paths import ROOT
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 
 REPEATS = 9
 NOISE = [1.01, 0.99, 1.02, 0.98, 1.0, 1.03, 0.97, 1.01, 0.99]
@@ -26,12 +20,10 @@ def measured(**factors: float) -> dict[str, list[float]]:
 
 
 def case(**factors: float) -> Case:
-    """Return a case whose base is "A"."""
     return Case("made", {"bytes": 8}, "seconds", measured(**factors), "A", "A again")
 
 
 def result(kind: str, *cases: Case) -> Result:
-    """Return a result of two ranks."""
     peers = [PeerFacts("A", "hvdtrain 1", 1, 7, "all 2, not bound")]
     return Result(kind, 2, 1, peers, {"Horovod": "not installed"}, list(cases))
 
@@ -87,45 +79,3 @@ def test_the_target_of_a_named_sum(seconds: float, met: bool) -> None:
     assert (named.unit, named.met) == ("us", met)
     assert horovod.number == pytest.approx(1e-3 / seconds)
     assert horovod.label == "1 KiB: Horovod allreduce / hvd.allreduce"
-
-
-def test_the_target_of_a_rank_that_waits() -> None:
-    values = {"hvdtrain, idle": [0.5], "hvdtrain, joined": [3.5], "Horovod, idle": [99.0]}
-    found = figures(result("idle", Case("waiting 10 s", {}, "percent", values)))
-    assert [figure.met for figure in found] == [True, False, None]
-
-
-def test_a_result_survives_its_file(tmp_path: Path) -> None:
-    made = result("collectives", case(A_again=1.0, B=2.0))
-    write_json(tmp_path / "result.json", made)
-    assert read_result(tmp_path / "result.json") == made
-
-
-def test_settings_survive_the_command_line() -> None:
-    assert Settings.from_json(DEFAULT.to_json()) == DEFAULT
-    assert Settings.from_json(QUICK.to_json()) == QUICK
-
-
-def seconds_of_all(settings: Settings) -> float:
-    """Return how long the benchmarks of `bench all` take on two ranks."""
-    usual = replace(settings, exchanges=())  # of those only the average is predicted
-    kinds = ("collectives", "steps", "idle", "profile")
-    return sum(estimated_seconds(kind, usual) for kind in kinds)
-
-
-def test_the_usual_settings_can_tell_a_difference_and_end_in_time() -> None:
-    assert min(DEFAULT.repeats, QUICK.repeats) >= 12
-    assert DEFAULT.sizes_bytes[0] == 1 << 10
-    assert DEFAULT.sizes_bytes[-1] == 256 << 20
-    assert DEFAULT.models == MODELS
-    assert seconds_of_all(DEFAULT) < 14 * 60
-    assert seconds_of_all(QUICK) < 90
-
-
-def test_the_help_and_the_page_say_how_long_it_takes() -> None:
-    minutes = round(seconds_of_all(DEFAULT) / 60)
-    assert f"about {minutes} minutes for all" in " ".join((command.help or "").split())
-    assert (
-        f"in about {minutes} minutes on two cores"
-        in (ROOT / "benchmarks" / "README.md").read_text()
-    )

@@ -43,7 +43,6 @@ def predicted(work: Work, ranks: Sequence[int], link: Link) -> list[Prediction]:
 
 @st.composite
 def works(draw: st.DrawFn) -> Work:
-    """Return a step whose buckets are ready one after the other."""
     phases = draw(st.tuples(*[st.floats(1e-4, 10.0)] * 3))
     work = even_work("any", phases, draw(st.integers(1, 10**9)), 25 << 20, 1 << 20)
     few = st.sampled_from([0.0, 1e-3])
@@ -92,29 +91,12 @@ def test_more_ranks_never_help_a_rank(work: Work, link: Link) -> None:
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(efficiencies))
 
 
-def test_one_bucket_hides_nothing() -> None:
-    work = Work("one", 0.03, 0.06, 0.01, ((100 * MB, 0.06),))
-    assert step_seconds(work, 4, lambda _: 0.5) == pytest.approx(0.6)
-
-
 def test_early_buckets_are_hidden_behind_backward() -> None:
     work = Work("two", 0.03, 0.06, 0.01, ((1, 0.01), (2, 0.06)))
     # The first is done 0.01 + 0.02 after the start of backward, the second 0.06 + 0.02.
     assert step_seconds(work, 4, lambda _: 0.02) == pytest.approx(0.03 + 0.08 + 0.01)
     # A channel that is still busy holds the second one up: 0.01 + 2 * 0.07.
     assert step_seconds(work, 4, lambda _: 0.07) == pytest.approx(0.03 + 0.15 + 0.01)
-
-
-def test_gradients_are_copied_before_they_are_reduced() -> None:
-    work = Work("two", 0.03, 0.06, 0.01, ((1, 0.01), (3, 0.06)), copy_seconds=0.04)
-    # A quarter of the copies is done before the first bucket goes, all of them before the second.
-    assert step_seconds(work, 4, lambda _: 0.02) == pytest.approx(0.03 + 0.10 + 0.02 + 0.01)
-    assert step_seconds(work, 4, lambda _: 0.09) == pytest.approx(0.03 + 0.02 + 0.18 + 0.01)
-
-
-def test_a_core_that_adds_does_not_compute() -> None:
-    work = Work("two", 0.03, 0.06, 0.01, ((1, 0.01), (2, 0.06)))
-    assert step_seconds(work, 4, lambda _: 0.02, core_share=1.0) == pytest.approx(0.1 + 2 * 0.02)
 
 
 @pytest.mark.parametrize(("ranks", "deviations"), [(1, 0.0), (8, 1.42), (64, 2.34)])
@@ -177,12 +159,6 @@ def test_trees_have_no_powers_of_two_to_prefer(ranks: int, milliseconds: float) 
     assert 1e3 * allreduce_seconds(ranks, 100 * MB, trees) == pytest.approx(milliseconds)
 
 
-def test_trees_win_where_latency_counts() -> None:
-    """2 lg 1024 messages instead of 2 * 1023, for twice the bytes."""
-    trees = replace(LINK, trees=True)
-    assert allreduce_seconds(1024, MB, trees) == pytest.approx(20 * 5e-6 + 2e-4)
-
-
 def test_an_exchange_sends_less_and_computes_more() -> None:
     scheme = Scheme("made", 0.1, 0.05, calls=2, bucket_seconds=1e-3, seconds_per_byte=1e-9)
     found = backward_seconds(Cluster(LINK), scheme, 4, 100 * MB)
@@ -215,16 +191,3 @@ def test_ranks_that_share_the_optimizer_gather_weights_after_it() -> None:
     early = Work("early", 0.0, 10.0, 0.0, ((100 * MB, 0.0),))
     spent = allreduce_seconds(4, 100 * MB, LINK)
     assert seconds_on(early, 4, Cluster(LINK), scheme) == pytest.approx(10 + spent / 2)
-
-
-@given(works())
-def test_even_buckets_hold_all_gradients(work: Work) -> None:
-    assert [ready for _, ready in work.buckets] == sorted(ready for _, ready in work.buckets)
-    assert work.buckets[-1][1] == pytest.approx(work.backward_seconds)
-    assert all(0 < nbytes <= 25 << 20 for nbytes, _ in work.buckets)
-    assert work.buckets[0][0] <= 1 << 20
-
-
-def test_presets_are_what_they_are_called() -> None:
-    gigabits = {name: 8e-9 * link.bytes_per_second for name, link in PRESETS.items()}
-    assert gigabits == pytest.approx({"25gbe": 25, "hdr": 200, "nvlink": 2400})

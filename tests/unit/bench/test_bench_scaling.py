@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.interval import DRAWS, drawn, interval_of
+from hvdtrain_bench.scaling.interval import interval_of
 from hvdtrain_bench.scaling.link import Link, allreduce_seconds
 from hvdtrain_bench.scaling.paper import Work, seconds_on
-from hvdtrain_bench.scaling.predictions import check_predictions, links_of, predictions, steps_of
+from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
 from hvdtrain_bench.scaling.report import check_line
 from hvdtrain_bench.scaling.scheme import Cluster
 
@@ -55,20 +55,6 @@ def test_an_interval_leaves_out_five_percent_on_each_side() -> None:
     assert found.contains(5.0)
     assert not found.contains(4.9)
     assert set(vars(interval_of([2.0])).values()) == {2.0}
-
-
-def test_quantities_are_drawn_independently_and_the_same_each_time() -> None:
-    values = [float(n) for n in range(10)]
-    assert drawn(values, 1) == drawn(values, 1)
-    assert drawn(values, 1) != drawn(values, 2)
-    assert len(drawn(values, 1)) == DRAWS
-    assert list(drawn([1.0], 1)) == [1.0]
-
-
-def test_a_link_is_fitted_in_each_repeat() -> None:
-    base = profile(2, 1, [0.2] * 3, points(Cluster(NODE), 2, [1.0, 2.0, 0.5]))
-    assert [link.latency_seconds for link in links_of(base)] == pytest.approx([5e-6, 1e-5, 2.5e-6])
-    assert [1e-9 * link.bytes_per_second for link in links_of(base)] == pytest.approx([10, 5, 20])
 
 
 def test_computing_while_communicating_is_as_slow_as_every_other_turn_tells() -> None:
@@ -146,18 +132,3 @@ def test_intervals_contain_what_follows_from_the_same_spread() -> None:
     (check,) = check_predictions([base])
     assert check.predicted.contains(check.seconds)
     assert 16 <= check.turns_inside <= 20
-
-
-def test_given_figures_have_no_spread_and_measured_ones_have() -> None:
-    turns = [0.1 + SPENT, 0.1, 0.12 + SPENT, 0.1]
-    base = profile(2, 1, turns, points(Cluster(NODE), 2, [1.0, 1.1, 1.2, 1.3]))
-    (steps,) = steps_of(base)
-    quiet = replace(steps, works=steps.alone[:1], alone=steps.alone[:1])
-    given = predictions([quiet], [[NETWORK]], [], 1)["made"]["network"]
-    assert all(row.seconds.low == row.seconds.high for row in given)
-    assert all(row.efficiency.low == row.efficiency.high for row in given)
-    of_works = predictions([steps], [[NETWORK]], [], 1)["made"]["network"]
-    assert of_works[1].seconds.high - of_works[1].seconds.low == pytest.approx(0.02)
-    of_links = predictions([quiet], [links_of(base)], [], 1)["made"]["this machine"]
-    exposed = of_links[1].exposed_seconds
-    assert exposed.high == pytest.approx(1.3 * exposed.low)

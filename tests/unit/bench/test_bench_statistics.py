@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from math import comb
-from statistics import median
 
 import pytest
-from hvdtrain_bench.analysis.statistics import compare, median_interval, spread
+from hvdtrain_bench.analysis.statistics import compare, median_interval
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,17 +29,6 @@ def test_a_constant_factor_differs_whatever_the_spread(values: list[float], fact
     assert compare(slower, values).size == pytest.approx(factor)
 
 
-@given(st.lists(times, min_size=1, max_size=7), st.floats(1.05, 100.0))
-def test_seven_repeats_cannot_tell(values: list[float], factor: float) -> None:
-    found = compare(values, [factor * value for value in values])
-    assert (found.interval, found.differs) == (None, False)
-
-
-@given(enough, st.floats(0.981, 1.019))
-def test_two_percent_are_no_difference(values: list[float], factor: float) -> None:
-    assert not compare(values, [factor * value for value in values]).differs
-
-
 @given(st.lists(st.tuples(times, times), min_size=8, max_size=30))
 def test_numbers_are_in_order_and_turn_round(pairs: list[tuple[float, float]]) -> None:
     base, other = zip(*pairs, strict=True)
@@ -50,13 +38,6 @@ def test_numbers_are_in_order_and_turn_round(pairs: list[tuple[float, float]]) -
     assert there.interval is not None
     assert back.interval is not None
     assert there.interval[0] == pytest.approx(1 / back.interval[1])
-
-
-def test_noise_around_one_is_no_difference() -> None:
-    base = [1.0] * 9
-    other = [1.10, 0.93, 1.07, 0.95, 1.12, 0.91, 1.06, 0.97, 1.08]
-    assert median(other) > 1.02
-    assert not compare(base, other).differs
 
 
 def test_what_the_same_code_shows_is_noise() -> None:
@@ -81,19 +62,8 @@ def test_the_interval_is_the_tightest_with_its_confidence(count: int) -> None:
         assert confidence(left_out + 1) < 0.99
 
 
-def test_one_outlier_in_twelve_hides_nothing() -> None:
-    base, other = [1.0] * 12, [1.5] * 11 + [0.5]
-    assert compare(base, other).differs
-    assert not compare(base[1:], other[1:]).differs
-
-
 def test_repeats_come_in_pairs() -> None:
     with pytest.raises(ValueError, match="got 2 and 1"):
         compare([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="got 0 and 0"):
         compare([], [])
-
-
-def test_the_spread_of_one_repeat_is_that_repeat() -> None:
-    assert spread([3.0]) == (3.0, 3.0)
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 4.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,12 +16,6 @@ from hvdtrain_compare.turns.turn import failure
 
 from hvdtrain.cli.main import main
 from hvdtrain.errors import UsageError
-
-
-def test_a_name_given_twice_is_two_contenders() -> None:
-    found = parse_contenders(["hvdtrain,hvdtrain", "ddp"], {}, "torch")
-    assert [one.label for one in found] == ["hvdtrain", "hvdtrain (2)", "ddp"]
-    assert found[0].title == found[1].title
 
 
 def test_commas_between_options_of_an_exchange() -> None:
@@ -84,14 +77,6 @@ def test_wrong_words_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_the_command_loads_neither_a_framework_nor_mpi() -> None:
-    program = (
-        "import sys; import hvdtrain_compare.session, hvdtrain_compare.strategies.table\n"
-        "assert not {'torch', 'keras', 'tensorflow', 'mpi4py'} & sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", program], timeout=300, check=True)
 
 
 def test_the_cause_of_a_failure_in_one_line(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from hvdtrain_compare.figures.accounting import SampleCount, count_samples, largest_difference
 from hvdtrain_compare.figures.judge import (
     TOO_FEW_REPEATS,
     WITHIN_THE_NOISE,
@@ -16,15 +19,11 @@ from hvdtrain_compare.figures.judge import (
     time_steps,
     without_start,
 )
-from hvdtrain_compare.figures.texts import (
-    bytes_text,
-    difference_text,
-    interval_text,
-    noise_text,
-    ratio_text,
-    score_text,
-    time_text,
-)
+from hvdtrain_compare.figures.texts import noise_text, ratio_text
+from hvdtrain_compare.protocol.task import Place
+from hvdtrain_compare.torch.division import Division, ExactDivision, PaddedDivision
+from hypothesis import given
+from hypothesis import strategies as st
 
 NO_NOISE = noise_of([])
 
@@ -41,7 +40,6 @@ def measured(middle: float, seed: int, repeats: int = 5, drift: float = 0.0) -> 
 
 
 def ratio(*repeats: float) -> Ratio:
-    """Return the ratio of repeats whose base takes a second."""
     return ratio_to(time_steps([[1.0]] * len(repeats)), time_steps([[one] for one in repeats]))
 
 
@@ -116,16 +114,48 @@ def test_ratios_are_those_of_the_same_repeat() -> None:
     assert ratio_text(Ratio(2.0, 2.0, 2.0, (2.0,))) == "2.00"
 
 
-def test_figures_have_units() -> None:
-    assert [time_text(s) for s in (None, 8.12e-5, 3.412e-3, 2.5)] == [
-        "-",
-        "81.2 us",
-        "3.41 ms",
-        "2.5 s",
-    ]
-    assert interval_text(9e-4, 1.2e-3) == "0.9 to 1.2 ms"
-    assert [bytes_text(n) for n in (None, 0, 312e3, 1.5e9)] == ["-", "0 B", "312 kB", "1.5 GB"]
-    assert [difference_text(d) for d in (None, 0.0, 2.98e-8)] == ["-", "0", "3.0e-08"]
-    assert score_text("loss", 0.5) == "0.5000"
-    assert score_text("accuracy", 0.5) == "50.00 %"
-    assert score_text("loss", float("nan")) == "not finite"
+def of(*parts: list[int]) -> list[np.ndarray]:
+    return [np.array(part, np.int64) for part in parts]
+
+
+def test_duplicates_and_losses() -> None:
+    assert count_samples(of([0, 2], [1, 3]), 4) == SampleCount(4, 4, 0, 0)
+    assert count_samples(of([0, 2, 0], [1, 0]), 4) == SampleCount(4, 5, 2, 1)
+    assert count_samples(of([], []), 2) == SampleCount(2, 0, 0, 2)
+    assert count_samples(of([0, 2, 0], [1, 0]), 4).text == "5, 2 twice, 1 never"
+    assert count_samples(of([1], [0]), 2).text == "2"
+    with pytest.raises(ValueError, match="from 0 to 1, got 2"):
+        count_samples(of([0], [2]), 2)
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.sampled_from([ExactDivision, PaddedDivision]),
+)
+def test_divisions(samples: int, size: int, each: int, kind: type) -> None:
+    """All processes together take in each step what one process would take."""
+    order = np.random.default_rng(samples).permutation(samples).astype(np.int64)
+    ranks: list[Division] = [kind(Place(rank, size), size * each) for rank in range(size)]
+    shares = [rank.train_shares(order) for rank in ranks]
+    alone = ExactDivision(Place(0, 1), size * each).train_shares(order)
+    assert {len(share) for share in shares} == {len(alone)}
+    for step, whole in enumerate(alone[:-1]):
+        together = np.concatenate([share[step] for share in shares])
+        assert sorted(together) == sorted(whole)
+    seen = count_samples([np.concatenate(share) for share in shares], samples)
+    tested = count_samples([rank.test_share(samples) for rank in ranks], samples)
+    padding = 0 if kind is ExactDivision else -samples % size
+    assert (seen.lost, seen.duplicates) == (0, padding)
+    assert (tested.lost, tested.duplicates) == (0, padding)
+
+
+def test_the_largest_difference() -> None:
+    one = {"a": np.array([1.0, 2.0]), "b": np.array([[3.0]])}
+    other = {"a": np.array([1.0, 2.5]), "b": np.array([[2.75]])}
+    assert largest_difference(one, other) == 0.5
+    assert largest_difference(one, one) == 0
+    assert math.isnan(largest_difference(one, {**other, "b": np.array([[np.nan]])}))
+    with pytest.raises(ValueError, match="differ in b"):
+        largest_difference(one, {**one, "b": np.zeros(2)})

@@ -12,10 +12,8 @@ from browser import chromium, low_contrasts, open_page
 from hvdtrain_compare.figures.judge import WITHIN_THE_NOISE
 from hvdtrain_compare.protocol.rank_file import RankResult
 from hvdtrain_compare.results.cells import time_cells
-from hvdtrain_compare.results.charts import Mark, chart, linear_ticks, log_ticks
 from hvdtrain_compare.results.page import write_page
 from hvdtrain_compare.results.row import make_rows
-from hvdtrain_compare.results.table import print_tables
 from hvdtrain_compare.turns.contenders import parse_contenders, reference
 from hvdtrain_compare.turns.outcome import Difference, Outcome
 from hvdtrain_compare.turns.turn import Turn
@@ -56,17 +54,6 @@ def outcomes() -> list[Outcome]:
         Outcome(ddp, (), failure="ValueError: <no>"),
         Outcome(reference("torch"), (alone, alone, alone), difference=Difference(0.0, 2, 0.0)),
     ]
-
-
-def test_a_file_of_a_rank_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = result(0, 1.0, notes=["a note"])
-    written.write(tmp_path / "rank.0.npz")
-    read = RankResult.read(tmp_path / "rank.0.npz")
-    assert read.notes == ["a note"]
-    assert (read.library, read.scores["loss"][0]) == ("library 1.0", 4.0)
-    assert [part.tolist() for part in read.trained] == [[0, 2]]
-    assert read.checked_weights["a/b"].tolist() == [1.0]
-    assert read.step_seconds.tolist() == written.step_seconds.tolist()
 
 
 def test_rows() -> None:
@@ -117,28 +104,6 @@ def test_without_the_first_contender_nothing_is_compared() -> None:
     assert [time_cells(row, rows[0])[3:5] for row in ran] == [["-", ""]] * 2
 
 
-def test_only_the_first_contender_is_1() -> None:
-    rows = make_rows(outcomes(), 2)
-    ran = [row for row in rows if not row.failure]
-    assert [time_cells(row, rows[0])[3] for row in ran] == ["1", "1.01", "1.90"]
-
-
-def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    print_tables(make_rows(outcomes(), 2))
-    said = capsys.readouterr().out
-    assert "hvdtrain (2)" in said
-    assert "4, 1 twice" in said
-    assert "1.0e-08" in said
-    assert said.endswith("ddp: ValueError: <no>\n")
-    assert max(map(len, said.splitlines())) <= 120
-
-
-def test_tables_without_anything_that_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = [replace(one, failure="gone", turns=()) for one in outcomes()]
-    print_tables(make_rows(failed, 2))
-    assert capsys.readouterr().out.splitlines()[0] == "hvdtrain: gone"
-
-
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     size = write_page(tmp_path / "compare.html", ABOUT, make_rows(outcomes(), 2))
     page = (tmp_path / "compare.html").read_text()
@@ -164,29 +129,3 @@ def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
         assert not opened.page.evaluate(wide)
         opened.page.get_by_text("ddp: 10 lines").click()
         assert opened.page.get_by_text("DistributedDataParallel(model)").is_visible()
-
-
-def test_the_page_without_anything_that_ran(tmp_path: Path) -> None:
-    failed = [replace(one, failure="gone", turns=()) for one in outcomes()]
-    write_page(tmp_path / "compare.html", ABOUT, make_rows(failed, 2))
-    assert "No contender has run" in (tmp_path / "compare.html").read_text()
-
-
-def test_ticks() -> None:
-    assert linear_ticks([0.9, 3.1]) == [0, 1, 2, 3, 4]
-    assert linear_ticks([0.0]) == [0, 0.25, 0.5, 0.75, 1]
-    assert linear_ticks([]) == [0, 0.25, 0.5, 0.75, 1]
-    assert [f"{tick:.0e}" for tick in log_ticks([0.0, 3e-8, 2e-7])] == [
-        "1e-09",
-        "1e-08",
-        "1e-07",
-        "1e-06",
-    ]
-    assert log_ticks([0.0])[0] < log_ticks([0.0])[-1]
-
-
-def test_a_chart_names_what_it_shows() -> None:
-    made = chart("a & b", [Mark("<one>", 2.0, "2 s", 1.0, 3.0, (2.0, 2.5))], str)
-    assert 'aria-label="a &amp; b"' in made
-    assert "&lt;one&gt;" in made
-    assert made.count("<circle") == 2

@@ -29,7 +29,6 @@ Case = Callable[[], None]
 
 
 def filled(number: float = 1.0) -> torch.Tensor:
-    """Return a tensor that the current stream fills."""
     return torch.full((4, 3), number, device=DEVICE)
 
 
@@ -400,7 +399,6 @@ REFUSAL = (
 
 
 def refusal(call: Callable[..., object], *arguments: object) -> str:
-    """Return how a call is refused."""
     try:
         call(*arguments)
     except UnsupportedError as error:

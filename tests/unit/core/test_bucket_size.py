@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
-from hvdtrain.core.gradients.bucket_size import choose_bucket_size, fit_cost, size_text
+from hvdtrain.core.gradients.bucket_size import choose_bucket_size, fit_cost
 
 MIB = 1 << 20
 
 
 def measured(latency_us: float, gigabytes: float) -> list[tuple[int, float]]:
-    """Return what all-reduces of 0, 1 and 4 MiB take on such a link."""
     return [(n, latency_us * 1e-6 + n / gigabytes / 1e9) for n in (0, MIB, 4 * MIB)]
 
 
@@ -51,8 +50,3 @@ def test_a_fit_follows_the_largest_sizes() -> None:
     cost = fit_cost([(1000, 1e-5), (10**6, 1e-3 + 1e-5), (10**7, 5e-3 + 1e-5)])
     assert cost.latency_seconds == 1e-5
     assert cost.bytes_per_second == pytest.approx(2e9, rel=0.02)
-
-
-def test_sizes_for_people() -> None:
-    texts = [size_text(nbytes) for nbytes in (600, 1536, 4 * MIB, 100 * 10**6)]
-    assert texts == ["600 bytes", "1.5 KiB", "4 MiB", "95.37 MiB"]

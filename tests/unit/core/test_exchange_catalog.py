@@ -48,10 +48,7 @@ def test_steps_are_whole_numbers() -> None:
     ("text", "message"),
     [
         ("averag", "exchange 'averag': the name must be one of average, half, adasum"),
-        (
-            "average:bits=1",
-            "one of predivide, warmup, distributed_after, got 'bits=1'",
-        ),
+        ("average:bits=1", "one of predivide, warmup, distributed_after, got 'bits=1'"),
         ("average:predivide", "got 'predivide'"),
         ("average:predivide=x", "exchange 'average:predivide=x': predivide must be a number"),
         ("average:predivide=0", "predivide must be a positive number, got 0.0"),
@@ -81,10 +78,7 @@ def test_steps_are_whole_numbers() -> None:
         ("diloco:momentum=1", "momentum must be at least 0 and less than 1"),
         ("diloco:type=fp8", "type must be one of float32, bf16, int8, int4, got fp8"),
         ("diloco:fragments=3", "steps must be a multiple of fragments, got steps=500 and"),
-        (
-            "nbit:warmup=1,distributed_after=9",
-            "in steps or samples (distributed_after), not both",
-        ),
+        ("nbit:warmup=1,distributed_after=9", "in steps or samples (distributed_after), not both"),
         ("nbit:distributed_after=-1", "warm-up samples must be at least 0, got -1"),
         ("adasum:warmup=-1", "exchange 'adasum:warmup=-1': warm-up steps must be at least 0"),
     ],

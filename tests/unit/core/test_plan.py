@@ -33,21 +33,8 @@ def test_reverse_order_small_first_bucket_and_caps() -> None:
     assert cut == [[0.25], [0.5, 10], [20, 3]]
 
 
-def test_a_gradient_above_the_cap_gets_its_own_bucket() -> None:
-    assert sizes([spec("a", MIB), spec("b", 90 * MIB), spec("c", MIB)], 25 * MIB, MIB) == [
-        [1],
-        [90],
-        [1],
-    ]
-
-
 def test_one_type_and_device_per_bucket() -> None:
-    specs = [
-        spec("a", 8),
-        spec("b", 8, DType.FLOAT64),
-        spec("c", 8, device="cuda"),
-        spec("d", 8),
-    ]
+    specs = [spec("a", 8), spec("b", 8, DType.FLOAT64), spec("c", 8, device="cuda"), spec("d", 8)]
     plan = make_plan(specs, MIB, MIB)
     assert [bucket.parameters for bucket in plan.buckets] == [(2,), (1,), (3, 0)]
     assert [bucket.dtype for bucket in plan.buckets][1] is DType.FLOAT64

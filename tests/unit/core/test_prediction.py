@@ -34,7 +34,7 @@ from hvdtrain.core.prediction.costs import (
     prediction_lines,
     predictions,
 )
-from hvdtrain.core.prediction.measure import StepTimes, core_share, rehearse
+from hvdtrain.core.prediction.measure import StepTimes, rehearse
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 
@@ -127,20 +127,6 @@ def test_the_average_takes_as_long_as_in_the_steps() -> None:
     assert as_in_steps(alone, plan, 0.001, 0.005) == alone  # on a device it takes no time to begin
 
 
-def test_a_link_that_cannot_be_measured_makes_no_prediction() -> None:
-    plan = plan_of([8], 1 << 10)
-    noisy = AllreduceCost(float("inf"), float("inf"))
-    for network, node, valid in ((FREE, FREE, True), (noisy, FREE, False), (FREE, noisy, False)):
-        assert Measured(2, 1, network, node, (0.0,), (average(plan),)).valid == valid
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_share_of_the_cores_is_between_none_and_all(threads: int) -> None:
-    met = []
-    assert 0 <= core_share(threads, lambda: met.append(1)) <= 1
-    assert len(met) == 3
-
-
 def test_no_other_choice_is_shorter() -> None:
     """Of all choices among three methods for six gradients in two buckets."""
     generator = np.random.default_rng(0)
@@ -190,7 +176,7 @@ def test_each_gradient_may_have_another_method() -> None:
     lines = prediction_lines(measured, found, None)
     assert "an all-reduce starts in 100 us and runs at 0.01 GB/s; predictions" in lines[0]
     assert [line.split("  ")[1] for line in lines[2:]] == [
-        *("average", "a and average", "b and average", "b and a"),
+        *("average", "a and average", "b and average", "b and a")
     ]
     assert choice_line(["average", "a", "b"], plan, (1, 2)) == (
         "chosen: a for 1 gradient with 50.0 % of the elements, b for 1 gradient with 50.0 % of the "
@@ -217,12 +203,6 @@ def test_rehearsals_count_what_would_be_sent(nodes: int) -> None:
         assert found.calls == calls
         assert found.nbytes == pytest.approx(nbytes, rel=0.02)
         assert found.seconds > 0
-
-
-def test_a_rehearsed_exchange_is_not_used() -> None:
-    exchange = make_exchange("nbit")
-    rehearse(exchange, spec_of("p", 640), Buffer.from_array(np.empty(0, np.float32)), 2)
-    assert not exchange.state().own
 
 
 def test_buckets_are_timed_from_the_end_of_the_step_before() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
@@ -70,29 +68,3 @@ def test_no_owner_has_more_than_its_share(owners: int) -> None:
     for segments in segments_of(plan, owners):
         own = StateLayout(segments, [adam] * len(specs)).nbytes
         assert own < whole * (1 / owners + 0.02)
-
-
-def test_no_state_overlaps() -> None:
-    plan = make_plan(SPECS, 1 << 20, 1 << 20)
-    quantities = [
-        {
-            "mean": Quantity("mean", DType.FLOAT64, elementwise=True),
-            "step": Quantity("step", DType.FLOAT32, elementwise=False),
-        }
-        if index % 2
-        else {}
-        for index in range(len(SPECS))
-    ]
-    for segments in segments_of(plan, 3):
-        layout = StateLayout(segments, quantities)
-        extents = [(0, len(segments))]
-        for segment in segments:
-            for name, quantity in quantities[segment.parameter].items():
-                start = layout.offsets[segment.parameter, name]
-                assert start % 64 == 0
-                count = quantity.count(segment.count)
-                extents.append((start, start + count * quantity.dtype.itemsize))
-        extents.sort()
-        assert all(end <= start for (_, end), (start, _) in pairwise(extents))
-        assert layout.nbytes == extents[-1][1]
-        assert layout.numbers == {s.parameter: number for number, s in enumerate(segments)}

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain.config import Config
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.events import bucket_phases, operation_phases
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
@@ -163,16 +162,6 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
     assert usable_path(str(link)) == str(path.resolve())
     assert path.read_text() == "old"
     assert written(path, times_of(Records()))
-
-
-def test_variables() -> None:
-    assert Config.from_environ({}).timeline == "DYNAMIC"
-    assert Config.from_environ({"HOROVOD_TIMELINE": "a"}).timeline == "a"
-    both = {"HOROVOD_TIMELINE": "a", "HVDTRAIN_TIMELINE": "b"}
-    assert Config.from_environ(both).timeline == "b"
-    for text, marks in (("1", True), ("0", False), ("", False)):
-        config = Config.from_environ({"HOROVOD_TIMELINE_MARK_CYCLES": text})
-        assert config.timeline_mark_cycles is marks
 
 
 def test_losses_and_joinings_of_ranks_are_marked(tmp_path: Path) -> None:

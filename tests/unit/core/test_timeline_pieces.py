@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hvdtrain.core import context
 from hvdtrain.core.timeline.piece import GrowingFile, PieceWriter, earlier_path, piece_path
 from hvdtrain.core.timeline.start_stop import begin
 from hvdtrain.core.timeline.times import RankRecords, Reading
@@ -64,19 +62,6 @@ def test_whatever_a_write_raises_is_said_once(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_piece_for_which_the_disk_is_full_goes_at_a_good_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "piece"
-    path.symlink_to("/dev/full")
-    piece = begun(GrowingFile(str(path), {}))
-    piece.close()
-    message = f"{TITLE} timeline: {path} ends here: No space left on device\n"
-    assert capsys.readouterr().err == message
-    piece.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_each_rank_removes_its_own_old_pieces(tmp_path: Path, beginning: Any) -> None:
     path = tmp_path / "it.json"
     own, other = (piece_path(str(path), rank) for rank in (1, 2))
@@ -94,22 +79,3 @@ def test_files_that_others_write_stay(tmp_path: Path, beginning: Any) -> None:
     Path(profile).write_text('{\n  "schemaVersion": 1, "displayTimeUnit": "ms"}')
     beginning(LocalCommunicator(), path)
     assert {str(each) for each in tmp_path.iterdir()} == {piece_path(str(path), 0), profile}
-
-
-def test_a_timeline_that_cannot_be_saved_does_not_keep_a_job_from_ending(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def save() -> None:
-        raise MemoryError
-
-    codes: list[int] = []
-
-    class Aborted(LocalCommunicator):
-        def abort(self, code: int) -> None:
-            codes.append(code)
-
-    recording = SimpleNamespace(recording=SimpleNamespace(save=save))
-    monkeypatch.setattr(context, "_context", recording)
-    with pytest.raises(MemoryError):
-        context._abort(Aborted(), 3)
-    assert codes == [3]

@@ -54,11 +54,7 @@ IMAGES = np.zeros((2, 28, 28), np.uint8)
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
-        (
-            IMAGES_FILE,
-            idx(IMAGES)[:-5],
-            "is truncated: got 1579 bytes, expected 1584",
-        ),
+        (IMAGES_FILE, idx(IMAGES)[:-5], "is truncated: got 1579 bytes, expected 1584"),
         (IMAGES_FILE, idx(IMAGES) + b"x", "is longer than its header says: got 1585"),
         (IMAGES_FILE, idx(IMAGES)[:9], "ends after 9 bytes, in its header"),
         (IMAGES_FILE, b"", "with 3 dimensions: it begins with nothing"),

@@ -18,7 +18,6 @@ from hvdtrain.errors import UsageError
 
 
 def red(image: np.ndarray) -> float:
-    """Return the mean red of an image between 0 and 255."""
     return float((image[0].mean() * 0.229 + 0.485) * 255)
 
 
@@ -31,7 +30,7 @@ def test_folders(tmp_path: Path) -> None:
     train, test = load_image_folders(tmp_path, size=16, crop=8)
     assert list(train.classes) == list(test.classes) == ["cat", "dog"]
     assert [str(path.relative_to(tmp_path)) for path in train.paths] == [
-        *("train/cat/a.png", "train/cat/c.png", "train/dog/b.JPG"),
+        *("train/cat/a.png", "train/cat/c.png", "train/dog/b.JPG")
     ]
     assert ([train[i][1] for i in range(len(train))], test[0][1]) == ([0, 0, 1], 1)
     image, _ = train[1]

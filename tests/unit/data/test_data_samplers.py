@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from hvdtrain.data import EvaluationSampler, GlobalBatchSampler
+from hvdtrain.data import (
+    EvaluationSampler,
+    GlobalBatchSampler,
+    StreamBatches,
+    sample_generator,
+    sample_seed,
+    seed_generators,
+    step_seed,
+)
 from hvdtrain.data.sampling.sharding import epoch_permutation
 from hvdtrain.errors import NotInitializedError, UsageError
 
@@ -25,7 +37,6 @@ def world(samples: int, batch: int, size: int, seed: int = 3) -> list[GlobalBatc
 
 
 def real(sampler: GlobalBatchSampler) -> list[list[int]]:
-    """Return a rank's batches without what only fills them up."""
     pairs = zip(sampler, sampler.counts, strict=True)
     return [indices if count else [] for indices, count in pairs]
 
@@ -151,3 +162,126 @@ def test_without_rank_and_size_there_must_be_a_world() -> None:
         EvaluationSampler(5)
     with pytest.raises(ValueError, match="samples must be at least 0, got -1"):
         EvaluationSampler(-1, 0, 1)
+
+
+def test_seeds_are_the_ones_that_checkpoints_rely_on() -> None:
+    numbers = b"".join(number.to_bytes(8, "little") for number in (3, 2, 1))
+    for make, purpose in ((sample_seed, b"sample"), (step_seed, b"step")):
+        digest = hashlib.blake2b(numbers, digest_size=8, person=purpose).digest()
+        assert make(3, 2, 1) == int.from_bytes(digest, "little")
+    assert sample_generator(3, 2, 1).integers(1000, size=4).tolist() == [272, 146, 24, 782]
+    assert epoch_permutation(8, seed=3, epoch=2).tolist() == [1, 7, 4, 0, 2, 6, 3, 5]
+
+
+def test_global_generators() -> None:
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand([]))]
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        draws = []
+        for seed in (2**64 - 1, 5, 2**64 - 1):
+            seed_generators(seed)
+            draws.append(draw())
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+    assert draws[0] == draws[2]
+    assert all(one != other for one, other in zip(draws[0], draws[1], strict=True))
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**64, 0.5])
+def test_wrong_numbers(wrong: int) -> None:
+    with pytest.raises(ValueError, match=r"integers from 0 to 2\^64 - 1, got \(0, "):
+        sample_seed(0, wrong, 0)
+
+
+class Numbers:
+    """Yields epoch * 1000 + 0, 1, 2 ..."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.epoch, self.read = count, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.count):
+            self.read += 1
+            yield self.epoch * 1000 + number
+
+
+class Sharded(Numbers):
+    """Has every so manieth of them in a shard, as tf.data does."""
+
+    def shard(self, num_shards: int, index: int) -> Iterator[int]:
+        return (number for number in self if number % num_shards == index)
+
+
+def steps(
+    stream: Numbers, samples: int, batch: int, size: int, state: dict[str, int] | None = None
+) -> tuple[list[list[int]], list[StreamBatches[int]]]:
+    """Return what all ranks together take in each step, in their order, and their streams."""
+    ranks = [StreamBatches(stream, samples, batch, rank, size) for rank in range(size)]
+    for batches in ranks if state else []:
+        batches.load_state_dict(state or {})
+    lists = [[(items, count) for items, count in batches] for batches in ranks]
+    assert all(items for yielded in lists for items, _ in yielded)
+    assert {len(yielded) for yielded in lists} == {len(ranks[0])}
+    together = zip(*lists, strict=True)
+    return [[n for items, count in step for n in items[:count]] for step in together], ranks
+
+
+@given(st.integers(1, 80), st.integers(1, 30), st.integers(1, 6), st.integers(0, 9))
+def test_the_order_is_that_of_the_stream(samples: int, batch: int, size: int, more: int) -> None:
+    got, ranks = steps(Numbers(samples + more), samples, batch, size)
+    assert ranks[0].exact
+    assert [n for step in got for n in step] == list(range(samples))
+    assert [len(step) for step in got[:-1]] == [batch] * (len(got) - 1)
+
+
+@given(st.integers(1, 80), st.integers(1, 30), st.tuples(st.integers(1, 5), st.integers(1, 5)))
+def test_it_goes_on_with_other_ranks(samples: int, batch: int, sizes: tuple[int, int]) -> None:
+    got, ranks = steps(Numbers(samples), samples, batch, sizes[0])
+    done = len(got) // 2
+    for _ in range(done):
+        ranks[0].advance()
+    rest, _ = steps(Numbers(samples), samples, batch, sizes[1], ranks[0].state_dict())
+    assert [n for step in got[:done] + rest for n in step] == list(range(samples))
+
+
+@given(st.integers(1, 80), st.integers(1, 6), st.integers(1, 6))
+def test_shards_are_used_once(samples: int, rows: int, size: int) -> None:
+    samples = max(samples, size)
+    got, ranks = steps(Sharded(samples), samples, rows * size, size)
+    assert not ranks[0].exact
+    assert sorted(n for step in got for n in step) == list(range(samples))
+
+
+def test_a_shard_goes_on_and_a_long_one_is_cut() -> None:
+    got, ranks = steps(Sharded(20), 12, 4, 2)  # 10 in each shard, 3 steps of 2
+    assert got == [[0, 2, 1, 3], [4, 6, 5, 7], [8, 10, 9, 11]]
+    ranks[0].advance()
+    rest, _ = steps(Sharded(20), 12, 4, 2, ranks[0].state_dict())
+    assert rest == got[1:]
+
+
+def test_a_rank_reads_no_more_than_an_epoch() -> None:
+    stream = Numbers(100)
+    steps(stream, 10, 4, 2)
+    assert stream.read == 2 * 10
+    batches = StreamBatches(stream, 10, 4, 0, 2)
+    batches.set_epoch(3)
+    assert next(iter(batches)) == ([3000, 3001], 2)
+
+
+def test_bad_streams() -> None:
+    with pytest.raises(UsageError, match="ended after 7 of 10 samples: it must yield as many"):
+        list(StreamBatches(Numbers(7), 10, 4, 1, 2))
+    with pytest.raises(UsageError, match="ended after 0 of 10 samples"):
+        list(StreamBatches(iter([]), 10, 4, 0, 2))
+    with pytest.raises(UsageError, match="shard 2 of 3 of the iterable is empty"):
+        list(StreamBatches(Sharded(2), 6, 3, 2, 3))
+    with pytest.raises(UsageError, match="a batch of 2 gives some of 3 ranks nothing"):
+        StreamBatches(Sharded(9), 9, 2, 0, 3)

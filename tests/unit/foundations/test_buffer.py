@@ -12,7 +12,6 @@ import torch
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.collectives.adasum import combine
 from hvdtrain.core.collectives.allreduce import divide_truncating
-from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.engines.torch_distributed.backend import bytes_of
 from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType
@@ -159,14 +158,6 @@ def test_tensors_are_scaled_as_arrays_are(dtype: str) -> None:
     assert tensor.numpy().tobytes() == array.tobytes()
 
 
-def test_a_host_engine_computes_without_torch() -> None:
-    tensor = torch.full((3,), 1.5)
-    plain = Buffer.of(tensor).host()
-    assert isinstance(plain.slice(1, 2).elements(), np.ndarray)
-    plain.scale(2.0)
-    assert tensor.tolist() == [3.0, 3.0, 3.0]
-
-
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_adasum_of_two(make: Callable[..., Any], dtype: str) -> None:
@@ -185,12 +176,3 @@ def test_adasum_of_two(make: Callable[..., Any], dtype: str) -> None:
     assert combined(b, 0 * a) == [0.0, 2.0]
     three = [3 * value for value in combined(a + b / 3, a / 3)]
     assert np.allclose(combined(3 * a + b, a), three)
-
-
-@pytest.mark.parametrize("rows", range(8))
-@pytest.mark.parametrize("size", range(1, 5))
-def test_rows_are_as_even_as_can_be(rows: int, size: int) -> None:
-    parts = [rows_of_rank(rows, rank, size) for rank in range(size)]
-    assert sum(parts) == rows
-    assert parts == sorted(parts, reverse=True)
-    assert max(parts) - min(parts) <= 1

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import ast
+import re
+from collections.abc import Iterator
 
+import pytest
+from paths import ROOT
+
+from hvdtrain.advice import did_you_mean, nearest_name, require_version
 from hvdtrain.config import Config
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
+from hvdtrain.devices import (
+    Device,
+    DeviceWish,
+    device_index,
+    no_gpus,
+    parse_gpu_map,
+    require_own_devices,
+)
 from hvdtrain.errors import UsageError
+from hvdtrain.topology import Topology
 from hvdtrain.types import DType
 
 SIZES = ("BUCKET_BYTES", "FIRST_BUCKET_BYTES", "CHUNK_BYTES")
@@ -24,10 +39,6 @@ def test_a_chunk_fits_into_the_count_of_every_mpi() -> None:
     with pytest.raises(UsageError, match=r"HVDTRAIN_CHUNK_BYTES='2147483648' .*at most 2147483647"):
         Config.from_environ({"HVDTRAIN_CHUNK_BYTES": "2147483648"})
     assert Config.from_environ({"HVDTRAIN_BUCKET_BYTES": "2147483648"}).bucket_bytes == 2**31
-
-
-def test_defaults() -> None:
-    assert Config.from_environ({}) == Config()
 
 
 @pytest.mark.parametrize(("text", "bucket_bytes"), [("67108864", 64 << 20), ("1000", 1000)])
@@ -109,3 +120,115 @@ def test_a_misspelt_name_is_refused(written: str, meant: str) -> None:
 def test_other_names_are_left_alone() -> None:
     names = ("TEST_JOB", "LEDGER", "CALL_KEY", "MY_FOLDER", "DETERMINISTIC_OPS", "ENGINE_2")
     assert Config.from_environ({f"HVDTRAIN_{name}": "1" for name in names}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("oldest", "found"),
+    [
+        ("2.4", ["2.4.0", "2.13.0+cpu", "3.0.0a0+git12"]),
+        ("0.6.1", ["0.6.1", "0.10.2", "0.9.0.1", "1.0.0rc1", "0.7"]),
+        ("3", ["3.0.0", "3.15.1", "10"]),
+    ],
+)
+def test_versions_that_will_do(oldest: str, found: list[str]) -> None:
+    for version in found:
+        require_version("hvdtrain.any needs Any", "any", version, oldest)
+
+
+@pytest.mark.parametrize(
+    ("oldest", "found"), [("2.4", "2.3.1+cpu"), ("0.6.1", "0.6.0"), ("0.6.1", "0.6"), ("3", "2.15")]
+)
+def test_versions_that_are_too_old(oldest: str, found: str) -> None:
+    line = f"hvdtrain.torch needs PyTorch >= {oldest}, found {found}: pip install 'torch>={oldest}'"
+    with pytest.raises(UsageError, match=f"^{re.escape(line)}$"):
+        require_version("hvdtrain.torch needs PyTorch", "torch", found, oldest)
+
+
+def calls() -> Iterator[tuple[str, list[str]]]:
+    """Yield the interface that checks a version, and the texts that it gives."""
+    for path in sorted((ROOT / "hvdtrain").glob("*/__init__.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "require_version":
+                texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+                yield path.parent.name, list(map(str, texts))
+
+
+def test_no_version_is_refused_that_setup_claims() -> None:
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    found = list(calls())
+    assert [interface for interface, _ in found] == ["keras", "keras", "tensorflow", "torch"]
+    for interface, (need, package, oldest) in found:
+        assert need.startswith(f"hvdtrain.{interface} needs ")
+        assert package in need.lower()
+        claimed = re.findall(rf'"{package}(?:-cpu)?>=([\d.]+)"', setup)
+        assert claimed
+        for version in claimed:
+            require_version(need, package, version, oldest)
+
+
+def test_names() -> None:
+    known = ["train", "report", "check"]
+    assert did_you_mean("trian", known) == ": did you mean train?"
+    assert did_you_mean("xyz", known) == ""
+    assert nearest_name("trian", known, 0.9) is None
+
+
+def places(*nodes: int) -> list[Topology]:
+    hosts = [f"host{node}" for node in nodes]
+    return [Topology.from_nodes(rank, nodes, hosts) for rank in range(len(nodes))]
+
+
+@pytest.mark.parametrize(
+    ("visible", "wish", "indices"),
+    [
+        (4, DeviceWish(), [0, 1, 2, 0]),
+        (3, DeviceWish(), [0, 1, 2, 0]),
+        (1, DeviceWish(), [0, 0, 0, 0]),  # the scheduler has given each rank its own
+        (4, DeviceWish(gpu_map=(3, 2, 1, 0)), [3, 2, 1, 3]),
+        (2, DeviceWish(share=True), [0, 1, 0, 0]),
+        (4, DeviceWish(share=True), [0, 1, 2, 0]),
+        (2, DeviceWish(gpu_map=(1, 1, 0), share=True), [1, 1, 0, 1]),
+    ],
+)
+def test_indices(visible: int, wish: DeviceWish, indices: list[int]) -> None:
+    assert [device_index(place, visible, wish) for place in places(0, 0, 0, 1)] == indices
+
+
+@pytest.mark.parametrize(
+    ("visible", "wish", "message"),
+    [
+        (2, DeviceWish(), "3 ranks on host0 but 2 GPUs: start one rank for each GPU, or use --sh"),
+        (4, DeviceWish(gpu_map=(0, 1)), "--gpu-map names 2 GPUs, but host0 has 3 ranks"),
+        (2, DeviceWish(gpu_map=(0, 1, 2)), "gives local rank 2 GPU 2, but host0 has 2 here"),
+    ],
+)
+def test_what_cannot_be(visible: int, wish: DeviceWish, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        device_index(places(0, 0, 0, 1)[2], visible, wish)
+
+
+def test_masks_that_hide_all_gpus() -> None:
+    assert "torch sees no GPU here: use --device cpu" in str(no_gpus("torch", {"PATH": "/bin"}))
+    masks = {"ROCR_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": "3", "ZE_AFFINITY_MASK": ""}
+    said = (
+        "JAX sees no GPU here (CUDA_VISIBLE_DEVICES=3, ROCR_VISIBLE_DEVICES=3, ZE_AFFINITY_MASK=)"
+    )
+    assert said in str(no_gpus("JAX", masks))
+
+
+def test_maps() -> None:
+    assert parse_gpu_map(None) == ()
+    assert parse_gpu_map("3, 2,1,0") == (3, 2, 1, 0)
+    for text in ("", "0,,1", "-1", "a", "0;1", "\u00b2", "9" * 5000):
+        with pytest.raises(UsageError, match="give a GPU's index for each local rank"):
+            parse_gpu_map(text)
+
+
+def test_ranks_with_the_same_gpu() -> None:
+    cpus = [Device("cpu (1 thread)")] * 4
+    require_own_devices(cpus)
+    own = [Device("cuda:0 (H)", f"GPU-{number}") for number in range(3)]
+    require_own_devices(own)
+    # Each sees one GPU, which it calls 0, and a mask that went wrong gave two of them the same.
+    with pytest.raises(UsageError, match=r"ranks 1 and 3 have the same GPU, cuda:0 \(H\), GPU-1:"):
+        require_own_devices([*own, own[1]])

@@ -11,53 +11,28 @@ import pytest
 
 from hvdtrain.world import PromisedWorld, idle_tasks, promised_world, under_launcher
 
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_COMM_WORLD_NODE_RANK": "1",
-    "OMPI_UNIVERSE_SIZE": "8",
-    "PMIX_NAMESPACE": "prterun-host-5@1",
-    "PMIX_RANK": "3",
-}
-HYDRA = {
-    "PMI_FD": "9",
-    "PMI_RANK": "0",
-    "PMI_SIZE": "4",
-    "PMI_HOSTNAME": "host",
-    "MPI_LOCALRANKID": "0",
-    "MPI_LOCALNRANKS": "4",
-}
-BATCH = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_NTASKS": "8",
-    "SLURM_NPROCS": "8",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_TASKS_PER_NODE": "4(x2)",
-}
-STEP = BATCH | {
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-}
+
+def env(text: str) -> dict[str, str]:
+    return dict(word.split("=") for word in text.split())
+
+
+OPEN_MPI = env(
+    "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+    "OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_NODE_RANK=1 OMPI_UNIVERSE_SIZE=8 "
+    "PMIX_NAMESPACE=prterun-host-5@1 PMIX_RANK=3"
+)
+HYDRA = env("PMI_FD=9 PMI_RANK=0 PMI_SIZE=4 PMI_HOSTNAME=host MPI_LOCALRANKID=0 MPI_LOCALNRANKS=4")
+BATCH = env(
+    "SLURM_JOB_ID=7 SLURM_NTASKS=8 SLURM_NPROCS=8 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 "
+    "SLURM_TASKS_PER_NODE=4(x2)"
+)
+STEP = BATCH | env(
+    "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_PROCID=5 SLURM_LOCALID=1 "
+    "SLURM_NODEID=1"
+)
 # mpirun starts one daemon for each node with srun, and ranks inherit what srun told the daemon.
-DAEMON = BATCH | {
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_PROCID": "1",
-    "SLURM_NODEID": "1",
-}
-MVAPICH2 = {
-    "MV2_COMM_WORLD_RANK": "1",
-    "MV2_COMM_WORLD_SIZE": "2",
-    "MV2_COMM_WORLD_LOCAL_RANK": "1",
-}
+DAEMON = BATCH | env("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_NODEID=1")
+MVAPICH2 = env("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=1")
 JSRUN = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "5"}
 PALS = {"PALS_RANKID": "2", "PALS_NODEID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
 FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hvdtrain.check import machine
-from hvdtrain.check.machine import Cores
 from hvdtrain.check.mpi import judge
 from hvdtrain.check.probe import Finished, ProbeError, Section, ask_python, finish, guarded
 from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
@@ -27,103 +26,56 @@ GOOD = {
 }
 
 
+def control_groups(text: str) -> Callable[[Path], str | None]:
+    """Return what reads files, of which each has a line: its path and its content."""
+    pairs = (line.split(maxsplit=1) for line in text.splitlines())
+    return {Path("/sys/fs/cgroup", name): content.replace(";", "\n") for name, content in pairs}.get
+
+
+V1, INF = "4:cpu,cpuacct:/x\n5:memory:/x\n", "9223372036854771712"
+STATED = "memory.max 1000\nmemory.current 700\nmemory.stat anon 400;inactive_file 250"
+NESTED = "a/memory.max 900\na/memory.current 850\na/b/memory.max 800\na/b/memory.current 100"
+OF_V1 = "memory/memory.limit_in_bytes {}\nmemory/memory.usage_in_bytes {}"
+
+
 @pytest.mark.parametrize(
     ("membership", "files", "limit"),
     [
-        pytest.param("0::/\n", {"cpu.max": "150000 100000"}, 1.5, id="container"),
-        pytest.param("0::/\n", {"cpu.max": "max 100000"}, None, id="no limit"),
-        pytest.param("0::/\n", {}, None, id="no file"),
-        pytest.param("", {}, None, id="no control groups"),
+        pytest.param("0::/\n", "cpu.max 150000 100000", 1.5, id="container"),
+        pytest.param("0::/\n", "cpu.max max 100000", None, id="no limit"),
+        pytest.param("0::/\n", "", None, id="no file"),
+        pytest.param("", "", None, id="no control groups"),
         pytest.param(
-            "0::/a/b\n",
-            {"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"},
-            4.0,
-            id="limit of a parent",
+            "0::/a/b\n", "a/cpu.max 400000 100000\na/b/cpu.max max 100000", 4.0, id="of a parent"
         ),
-        pytest.param(
-            "5:memory:/x\n4:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "250000", "cpu/x/cpu.cfs_period_us": "100000"},
-            2.5,
-            id="version 1",
-        ),
-        pytest.param(
-            "4:cpu:/\n",
-            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
-            None,
-            id="version 1 without a limit",
-        ),
+        (V1, "cpu/x/cpu.cfs_quota_us 250000\ncpu/x/cpu.cfs_period_us 100000", 2.5),
+        (V1, "cpu/x/cpu.cfs_quota_us -1\ncpu/x/cpu.cfs_period_us 100000", None),
     ],
 )
-def test_cpu_limit(membership: str, files: dict[str, str], limit: float | None) -> None:
-    paths = {Path("/sys/fs/cgroup") / name: text for name, text in files.items()}
-    assert cpu_limit(membership, paths.get) == limit
+def test_cpu_limit(membership: str, files: str, limit: float | None) -> None:
+    assert cpu_limit(membership, control_groups(files)) == limit
 
 
 @pytest.mark.parametrize(
     ("membership", "files", "limit", "room"),
     [
-        pytest.param("0::/\n", {}, None, None, id="no file"),
-        pytest.param(
-            "0::/\n", {"memory.max": "max", "memory.current": "5"}, None, None, id="no limit"
-        ),
-        pytest.param(
-            "0::/\n",
-            {
-                "memory.max": "1000",
-                "memory.current": "700",
-                "memory.stat": "anon 400\ninactive_file 250",
-            },
-            1000,
-            550,
-            id="container",
-        ),
-        pytest.param(
-            "0::/a/b\n",
-            {
-                "a/memory.max": "900",
-                "a/memory.current": "850",
-                "a/b/memory.max": "800",
-                "a/b/memory.current": "100",
-            },
-            800,
-            50,
-            id="the parent is fuller",
-        ),
+        pytest.param("0::/\n", "", None, None, id="no file"),
+        pytest.param("0::/\n", "memory.max max\nmemory.current 5", None, None, id="no limit"),
+        pytest.param("0::/\n", STATED, 1000, 550, id="container"),
+        pytest.param("0::/a/b\n", NESTED, 800, 50, id="the parent is fuller"),
         pytest.param(
             "5:memory:/host/path\n0::/\n",
-            {
-                "memory/memory.limit_in_bytes": "1000",
-                "memory/memory.usage_in_bytes": "1200",
-                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 100",
-            },
-            1000,
-            0,
+            OF_V1.format(1000, 1200)
+            + "\nmemory/memory.stat inactive_file 7;total_inactive_file 100",
+            *(1000, 0),
             id="version 1, full, with the path of the host",
         ),
-        pytest.param(
-            "5:memory:/\n",
-            {
-                "memory/memory.limit_in_bytes": "9223372036854771712",
-                "memory/memory.usage_in_bytes": "5",
-            },
-            None,
-            None,
-            id="version 1 without a limit",
-        ),
+        pytest.param("5:memory:/\n", OF_V1.format(INF, 5), None, None, id="version 1, no limit"),
     ],
 )
-def test_memory_limit(
-    membership: str, files: dict[str, str], limit: int | None, room: int | None
-) -> None:
-    paths = {Path("/sys/fs/cgroup") / name: text for name, text in files.items()}
-    assert memory_limit(membership, paths.get) == limit
-    assert memory_room(membership, paths.get) == room
-
-
-def test_usable_cores() -> None:
-    assert Cores(machine=64, affinity=8, limit=None).usable == 8
-    assert Cores(machine=64, affinity=8, limit=2.5).usable == 2.5
-    assert Cores(machine=4, affinity=4, limit=16.0).usable == 4
+def test_memory_limit(membership: str, files: str, limit: int | None, room: int | None) -> None:
+    assert memory_limit(membership, control_groups(files)) == limit
+    assert memory_room(membership, control_groups(files)) == room
 
 
 @pytest.mark.parametrize(
@@ -157,14 +109,6 @@ def test_the_complaint_of_a_job_is_the_end_of_a_traceback() -> None:
     assert Finished(1, "", said + "hvdtrain: no\n").complaint == "no"
 
 
-def test_judge_of_silence() -> None:
-    assert "two ranks did not run" in judge(Finished(0, "", ""), Path("/m"), LIBRARY)
-
-
-def test_a_probe_answers_with_its_last_json_line() -> None:
-    assert ask_python("-c", "print('{'); print('{\"a\": 1}'); print('bye')") == {"a": 1}
-
-
 @pytest.mark.parametrize(
     ("code", "seconds", "reason"),
     [
@@ -188,12 +132,6 @@ def test_a_probe_that_fails_says_why(code: str, seconds: float, reason: str) -> 
 def test_a_command_that_is_not_there() -> None:
     with pytest.raises(ProbeError, match="/no/such/mpirun: No such file"):
         finish(["/no/such/mpirun"], 5)
-
-
-def test_a_command_that_ignores_sigterm_is_ended() -> None:
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(600)"
-    with pytest.raises(ProbeError, match="no answer"):
-        finish([sys.executable, "-c", code], 1)
 
 
 def test_a_check_that_breaks_is_a_problem_of_its_own() -> None:

@@ -6,21 +6,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod.build.compiler_wrapper import rewrite, script
-from hvdtrain.horovod.build.plan import find_toolchain, installed_versions
-from hvdtrain.horovod.build.recipe import (
-    Target,
-    cache_folder,
-    choices,
-    runpath,
-    tools,
-    variables,
-)
+from hvdtrain.horovod.build.plan import find_toolchain
+from hvdtrain.horovod.build.recipe import Target, choices, runpath
 from hvdtrain.horovod.build.workshop import BuildFailedError, Log
+from hvdtrain.horovod.names.finder import HorovodFinder
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
 TARGET = Target(
@@ -109,21 +104,9 @@ def test_whatever_decides_about_a_wheel_changes_its_name(change: dict[str, objec
     assert replace(TARGET, **change).key != TARGET.key  # type: ignore[arg-type]
 
 
-def test_equal_targets_have_one_name_that_people_can_read() -> None:
-    assert replace(TARGET).key == TARGET.key
-    assert TARGET.key.startswith("0.28.1-torch2.13.0+cpu-openmpi5-cpython-311-")
-
-
 def test_only_variables_of_the_build_count() -> None:
     environ = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CYCLE_TIME": "1", "PATH": "/bin"}
     assert choices(environ) == {"HOROVOD_GPU_OPERATIONS": "NCCL"}
-
-
-def test_the_cache_is_the_users() -> None:
-    assert cache_folder({"HOME": "/home/u"}) == Path("/home/u/.cache/hvdtrain/horovod")
-    assert cache_folder({"HOME": "/home/u", "XDG_CACHE_HOME": "/x"}) == Path("/x/hvdtrain/horovod")
-    empty = {"HOME": "/home/u", "XDG_CACHE_HOME": ""}
-    assert cache_folder(empty) == Path("/home/u/.cache/hvdtrain/horovod")
 
 
 @pytest.mark.parametrize(
@@ -143,33 +126,9 @@ def test_mpi_in_or_beside_the_environment_may_move_with_it(
     assert runpath(Path(library), packages, prefix, writable) == expected
 
 
-def test_the_system_python_is_no_environment_that_moves() -> None:
-    packages = Path("/usr/lib/python3/dist-packages")
-    assert runpath(Path("/usr/lib/libmpi.so"), packages, Path("/usr"), True) == "/usr/lib"
-
-
-def test_frameworks_are_said_to_be_there_or_not() -> None:
-    said = variables(TARGET, Path("/c++"), Path("/cmake"), 3)
-    assert said["HOROVOD_WITH_PYTORCH"] == said["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
-    assert said["HOROVOD_WITHOUT_MXNET"] == "1"
-    assert "HOROVOD_WITH_TENSORFLOW" not in said
-    assert said["MAKEFLAGS"] == "-j3"
-
-
-def test_cmake_comes_from_pypi_only_where_there_is_none() -> None:
-    assert [name for name in tools(with_cmake=True) if name.startswith("cmake==")]
-    assert not [name for name in tools(with_cmake=False) if name.startswith("cmake==")]
-
-
 def test_headers_of_another_mpi_do_not_count() -> None:
     with pytest.raises(UsageError, match=r"no MPI headers for MPICH 9\.0 .*pip install mpich"):
         find_toolchain(MpiLibrary("mpich", "9.0", None), {"PATH": "/usr/bin:/bin"}, [])
-
-
-def test_versions_are_read_without_an_import() -> None:
-    found = installed_versions(["torch", "no_such_module"])
-    assert list(found) == ["torch"]
-    assert found["torch"].startswith("2.")
 
 
 def test_a_failed_command_shows_its_errors_and_the_log(tmp_path: Path) -> None:
@@ -183,3 +142,28 @@ def test_a_failed_command_shows_its_errors_and_the_log(tmp_path: Path) -> None:
     assert "a.cc:1: error: first" in message
     assert "noise" not in message
     assert path.read_text().count("noise\n") == 50
+
+
+@pytest.fixture
+def finder(monkeypatch: pytest.MonkeyPatch) -> HorovodFinder:
+    package = ModuleType("horovod")
+    monkeypatch.setitem(sys.modules, "horovod", package)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    return HorovodFinder(package)
+
+
+@pytest.mark.parametrize("name", ["horovod.tensorflow.keras", "horovod.tensorflow.keras.callbacks"])
+def test_keras_2_is_refused_where_keras_3_is_meant(
+    name: str, finder: HorovodFinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    with pytest.raises(UsageError, match=f"TF_USE_LEGACY_KERAS=1 .* {name} is for Keras 3"):
+        finder.find_spec(name, None)
+    assert finder.find_spec("horovod.keras", None) is not None  # which is Keras 3 in any case
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "0")
+    assert finder.find_spec(name, None) is not None
+
+
+def test_names_that_nothing_answers_say_what_there_is(finder: HorovodFinder) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"it has .*horovod\.tensorflow\.elastic"):
+        finder.find_spec("horovod.tensorflow.nonsense", None)

@@ -33,24 +33,12 @@ def build(
     )
 
 
-def test_open_mpi_on_this_host() -> None:
-    line = build()
-    assert shlex.join(line.argv) == (
-        "/bin/mpirun --bind-to none --oversubscribe -np 4 python -m hvdtrain"
-    )
-    assert line.variables == QUICK
-
-
 def test_open_mpi_with_a_hostfile_keeps_slots_and_network() -> None:
     line = build(hostfile="hosts")
     assert shlex.join(line.argv) == (
         "/bin/mpirun --bind-to none -hostfile hosts -np 4 python -m hvdtrain"
     )
     assert line.variables == {}
-
-
-def test_open_mpi_without_a_count_takes_every_slot() -> None:
-    assert "-np" not in build(ranks=None, hostfile="hosts").argv
 
 
 def test_open_mpi_forwards_what_decides_about_results() -> None:
@@ -83,14 +71,6 @@ def test_open_mpi_lets_root_run_only_when_it_is_root() -> None:
 
 def test_variables_of_the_user_stay() -> None:
     assert build(environ={"OMPI_MCA_btl": "self,tcp"}).variables == {"OMPI_MCA_mtl": "^ofi"}
-
-
-@pytest.mark.parametrize("vendor", ["mpich", "intelmpi"])
-def test_hydra(vendor: str) -> None:
-    line = build(vendor, hostfile="hosts", root=True, environ={"HVDTRAIN_ENGINE": "mpi"})
-    assert shlex.join(line.argv) == "/bin/mpirun -f hosts -np 4 python -m hvdtrain"
-    assert line.variables == {}
-    assert shlex.join(build(vendor).argv) == "/bin/mpirun -np 4 python -m hvdtrain"
 
 
 def test_the_line_can_be_pasted() -> None:

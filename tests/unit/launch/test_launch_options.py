@@ -56,10 +56,7 @@ def test_what_a_person_writes() -> None:
 def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
     own, two = Launcher("mpirun", "L", open_mpi_5), LaunchRequest(("PROGRAM",), ranks=4)
     (tmp_path / "pe").write_text("a 2 all.q@a UNDEFINED\nb 2 all.q@b UNDEFINED\n")
-    jobs = [
-        {"PE_HOSTFILE": str(tmp_path / "pe")},
-        {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 2"},
-    ]
+    jobs = [{"PE_HOSTFILE": str(tmp_path / "pe")}, {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 2"}]
     for environ in jobs:
         assert with_hosts(two, own, "openmpi", environ).hosts == TWO
         assert with_hosts(two, own, "mpich", environ).hosts == ()

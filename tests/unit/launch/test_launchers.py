@@ -38,7 +38,6 @@ def build(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) ->
 
 
 def options(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) -> str:
-    """Return what stands between the launcher and the program."""
     line = shlex.join(build(name, environ, **wanted).argv)
     assert line.startswith("L ")
     assert line.endswith(" PROGRAM")

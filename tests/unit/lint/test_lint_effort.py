@@ -32,7 +32,7 @@ def calls_in(function: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize("term", ["'a'", "a", "f(a)", "a.b * 2"])
+@pytest.mark.parametrize("term", ["'a'", "a.b * f(a)"])
 @pytest.mark.parametrize("rest", ["x = {}\n", "print({})\n", "for y in z:\n    print(y, {})\n"])
 def test_long_sums(tmp_path: Path, term: str, rest: str) -> None:
     def calls(terms: int) -> int:

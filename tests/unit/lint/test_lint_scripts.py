@@ -114,25 +114,9 @@ saving = keras.callbacks.ModelCheckpoint("model.keras")  # HVD402
 model.fit(images, labels, batch_size=64, callbacks=[saving])  # HVD405
 model.save("last.keras")  # HVD401
 """
-ACCELERATE = """
-from accelerate import Accelerator
-from torch.optim.lr_scheduler import StepLR
-
-accelerator = Accelerator()
-model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-for epoch in range(3):
-    for inputs, labels in loader:
-        optimizer.zero_grad()
-        accelerator.backward(loss_of(model(inputs), labels))
-        optimizer.step()
-    if accelerator.is_main_process:
-        scheduler.step()  # HVD104
-        right = accelerator.gather_for_metrics(hits(model))  # HVD101
-        accelerator.print(right)
-"""
 
 
-@pytest.mark.parametrize("text", [DDP_LOOP, DISTRIBUTOR, KERAS_FIT, ACCELERATE])
+@pytest.mark.parametrize("text", [DDP_LOOP, DISTRIBUTOR, KERAS_FIT])
 def test_the_mistakes_of_a_script_are_found_and_nothing_else(tmp_path: Path, text: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)

@@ -25,7 +25,6 @@ TESTS = {
 
 
 def of(language: str) -> list[object]:
-    """Return the pages with a block in this language."""
     return [
         pytest.param(page, id=str(page.relative_to(ROOT)))
         for page in PAGES
@@ -70,7 +69,6 @@ def test_commands_have_these_options(page: Path) -> None:
 
 
 def objection(line: str) -> str | None:
-    """Return what is wrong with a command line."""
     parts = words(line)
     try:
         if not parts or parse(parts):
@@ -89,7 +87,6 @@ def objection(line: str) -> str | None:
 
 
 def extras() -> set[str]:
-    """Return the extras that setup.py declares."""
     tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     (found,) = [
         node.value
@@ -115,7 +112,3 @@ def extras() -> set[str]:
 def test_a_wrong_command_is_found(line: str, fault: str | None) -> None:
     found = objection(line)
     assert found is None if fault is None else found is not None and fault in found
-
-
-def test_there_are_commands_to_check() -> None:
-    assert sum(1 for page in PAGES for _ in command_lines(page)) > 30

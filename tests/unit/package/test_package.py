@@ -58,7 +58,6 @@ def pins() -> dict[str, str]:
 
 
 def normalised(name: str) -> str:
-    """Return a package's name as packaging tools compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -109,3 +108,11 @@ def test_everything_installed_is_pinned() -> None:
         if pinned.get(name) != version.partition("+")[0]
     }
     assert wrong == {}
+
+
+def test_an_engine_in_the_place_of_ranks_is_refused_before_anything_is_joined() -> None:
+    import hvdtrain.torch as hvd
+
+    with pytest.raises(ValueError, match=r"init\('gloo'\): .*write init\(engine='gloo'\)"):
+        hvd.init("gloo")
+    assert not hvd.is_initialized()

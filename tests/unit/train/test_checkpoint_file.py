@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
+import math
+import os
+from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,17 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.file import (
-    CheckpointName,
-    load_checkpoint,
-    position_of,
-    write_checkpoint,
+from hvdtrain.train.checkpoint.directory import (
+    best_file,
+    checkpoint_files,
+    mark_best,
+    newest_good,
+    remove_old,
 )
-from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, read, write
+from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, read, unflatten, write
 
 TYPES = [
     *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64"),
@@ -35,7 +44,6 @@ CONTENT = {
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two tensors have the same type, shape and bytes."""
     left, right = (torch.as_tensor(tensor).contiguous().reshape(-1) for tensor in (one, other))
     equal = torch.equal(left.view(torch.uint8), right.view(torch.uint8))
     kinds = [(type(tensor), tensor.dtype, tensor.shape) for tensor in (one, other)]
@@ -62,14 +70,6 @@ def test_every_type_and_layout_comes_back(tmp_path: Path, framework: TensorLibra
     assert found.keys() == tensors.keys()
     assert all(same(found[name], tensor) for name, tensor in tensors.items())
     assert list(metadata) == ["about"]
-
-
-def test_types_that_the_format_lacks_are_named(tmp_path: Path) -> None:
-    with (
-        open(tmp_path / "it", "wb") as file,
-        pytest.raises(TypeError, match=r"x has .* complex128"),
-    ):
-        write(file, {"x": np.zeros(2, np.complex128)}, {})
 
 
 def test_what_is_read_outlives_the_file(tmp_path: Path) -> None:
@@ -153,12 +153,149 @@ def test_what_fails_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_names() -> None:
-    for epoch, samples, text in ((3, 0, "0003"), (12345, 600, "12345+600")):
-        name = CheckpointName("best", epoch, samples, "0123456789abcdef")
-        assert str(name) == f"best-{text}-0123456789abcdef.safetensors"
-        assert CheckpointName.of(Path("dir") / str(name)) == name
-        assert position_of(Path(str(name))) == (epoch, samples)
-    for other in ("checkpoint-1.safetensors", "last-0001-0123456789abcdef.safetensors"):
-        assert CheckpointName.of(Path(other)) is None
-        assert position_of(Path(other)) == (-1, 0)
+TENSORS = [
+    torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+    torch.tensor(2.5),
+    torch.zeros(0, 3, dtype=torch.float64),
+    np.array([7, 2**32 - 1], np.uint32),
+    np.array(True),
+]
+KEYS = st.one_of(st.text(max_size=3), st.integers(-3, 3), st.sampled_from(["$tensor", "a/b", ""]))
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=4),
+    st.sampled_from(TENSORS),
+)
+CONTENTS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(KEYS, inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Check for equal types and values all the way down; tensors are the very same."""
+    assert type(one) is type(other)
+    if isinstance(one, (list, tuple)):
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        assert [type(key) for key in one] == [type(key) for key in other]
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, float):
+        assert math.isnan(one) if math.isnan(other) else repr(one) == repr(other)
+    elif hasattr(one, "shape"):
+        assert one is other
+    else:
+        assert one == other
+
+
+@settings(deadline=None)
+@given(CONTENTS)
+def test_what_is_taken_apart_comes_together_again(content: Any) -> None:
+    tensors, skeleton = flatten(content)
+    text = json.dumps(skeleton, allow_nan=False)
+    assert_same(content, unflatten(json.loads(text), tensors))
+    for name in tensors:
+        name.encode()  # a name is text that any program can read
+        assert name != "__metadata__"
+
+
+def test_what_stands_for_something_plain_becomes_it() -> None:
+    content = {"lr": np.float64(0.5), "steps": np.int64(3), "d": OrderedDict(a=1)}
+    tensors, skeleton = flatten(content)
+    assert_same({"lr": 0.5, "steps": 3, "d": {"a": 1}}, unflatten(skeleton, tensors))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"a": [{1, 2}]}, "a/0 is a set, which"),
+        ({"a": {"f": print}}, "a/f is a builtin_function_or_method, which"),
+        ({"a": {(1, 2): 0}}, r"a has the key \(1, 2\)"),
+    ],
+)
+def test_what_cannot_be_kept_is_named(content: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        flatten(content)
+
+
+@pytest.mark.parametrize("skeleton", [{"$tensor": "x"}, {"$new": 1}, {"$tuple": 1}, {"$dict": 5}])
+def test_a_skeleton_that_is_none_is_refused(skeleton: Any) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        unflatten(skeleton, {})
+
+
+def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:
+    content = {"epoch": epoch, "model": {"w": np.array([epoch, samples, value])}}
+    return write_checkpoint(directory, epoch, samples, content, "np")
+
+
+def places(directory: Path) -> list[tuple[int, int]]:
+    return [position_of(path) for path in checkpoint_files(directory)]
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_the_best_one_is_a_way_back_too(tmp_path: Path) -> None:
+    best = mark_best(save(tmp_path, 1))
+    checkpoint_files(tmp_path)[0].unlink()
+    spoil(save(tmp_path, 2))
+    assert newest_good(tmp_path, "np").path == best
+
+
+def test_there_is_one_best(tmp_path: Path) -> None:
+    assert best_file(tmp_path) is None
+    first = mark_best(save(tmp_path, 1))
+    second = save(tmp_path, 2)
+    assert best_file(tmp_path) == first
+    best = mark_best(second)
+    assert mark_best(second) == best
+    assert best_file(tmp_path) == best
+    assert not first.exists()
+    assert load_checkpoint(best, "np")["epoch"] == 2
+    assert places(tmp_path) == [(2, 0), (1, 0)]
+
+
+def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:  # as FAT and some network file systems do
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    best = mark_best(save(tmp_path, 1))
+    assert load_checkpoint(best, "np")["epoch"] == 1
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_last_ones_and_the_best_one_stay(tmp_path: Path) -> None:
+    for epoch in range(1, 6):
+        written = save(tmp_path, epoch)
+        if epoch == 2:
+            mark_best(written)
+        remove_old(written, keep=2)
+    assert places(tmp_path) == [(5, 0), (4, 0)]
+    best = best_file(tmp_path)
+    assert best is not None
+    assert load_checkpoint(best, "np")["epoch"] == 2
+
+
+def test_damaged_ones_do_not_push_out_the_good_one(tmp_path: Path) -> None:
+    """A run that had to go back goes on from there: what is later is of no use."""
+    save(tmp_path, 5)
+    for epoch in (6, 7):
+        spoil(mark_best(save(tmp_path, epoch)))
+    assert newest_good(tmp_path, "np").content["epoch"] == 5
+    remove_old(save(tmp_path, 5, 100), keep=2)
+    assert places(tmp_path) == [(5, 100), (5, 0)]
+    assert best_file(tmp_path) is None

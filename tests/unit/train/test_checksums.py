@@ -24,7 +24,6 @@ MASK = 2**64 - 1
 
 
 def by_formula(data: bytes) -> int:
-    """Return the checksum with Python's integers, which have no end."""
     data += bytes(-len(data) % 8)
     words = [int.from_bytes(data[i : i + 8], "little", signed=True) for i in range(0, len(data), 8)]
     while True:

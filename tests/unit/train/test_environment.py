@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -64,34 +62,6 @@ def test_the_commit_and_whether_it_says_all(repository: Path) -> None:
     assert git_state(repository) == {"commit": commit, "dirty": True}
 
 
-def test_without_git_or_in_no_time(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert git_state(repository.parent) is None
-    commit = run_git(repository, "rev-parse", "HEAD")
-    # As in a hook of another repository.
-    monkeypatch.setenv("GIT_DIR", str(repository.parent / "elsewhere"))
-    assert git_state(repository) == {"commit": commit, "dirty": False}
-    programs = repository.parent / "bin"
-    programs.mkdir()
-    slow = programs / "git"
-    slow.write_text('#!/bin/sh\ncase "$*" in *status*) exec sleep 600;; esac\necho abc\n')
-    slow.chmod(0o755)
-    whole = environment._git
-
-    def hurried(folder: Path, *words: str) -> str | None:
-        """Give git no time to say what has changed."""
-        seconds = 0.5 if "status" in words else 300.0
-        monkeypatch.setattr(environment, "_TIMEOUT_SECONDS", seconds)
-        return whole(folder, *words)
-
-    monkeypatch.setattr(environment, "_git", hurried)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    began = time.monotonic()
-    assert git_state(repository) == {"commit": "abc", "dirty": None}
-    assert time.monotonic() - began < 300
-    monkeypatch.setenv("PATH", str(repository))
-    assert git_state(repository) is None
-
-
 def test_what_is_written(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys, "orig_argv", ["python", "-m", "x y", "--uri=http://u:p@ss@h/a?token=t"]
@@ -125,25 +95,3 @@ def test_what_is_written(repository: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "secret" not in text
     again = resolve({"tracking_uri": options.tracking_uri}, folder / CONFIG)
     assert again == options
-
-
-def test_what_is_loaded_is_named(tmp_path: Path) -> None:
-    """In a process of its own, because others' tests load what they like."""
-    code = (
-        "import sys, json; from pathlib import Path\n"
-        "from hvdtrain.train.records.environment import describe_environment\n"
-        "from hvdtrain.train.options import TrainOptions\n"
-        "before = describe_environment(TrainOptions(), [])['versions']\n"
-        "assert not {'torch', 'keras', 'yaml', 'mpi4py.MPI'} & set(sys.modules)\n"
-        "from mpi4py import MPI\n"
-        "after = describe_environment(TrainOptions(), [])['versions']\n"
-        "print(json.dumps([before['mpi'], before['torch'], after['mpi']]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
-    )
-    before, torch, after = json.loads(done.stdout)
-    assert before is None
-    assert torch is None
-    assert "MPI" in after
-    assert after.isprintable()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +12,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hvdtrain.errors import UsageError
+from hvdtrain.train.metrics import Accuracy, ConfusionMatrix, Gathered, MeanOf, Metric, TopK
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars, torch_optimizer
+from hvdtrain.train.optimizers.schedule import (
+    SCHEDULES,
+    ScheduleSettings,
+    learning_rate,
+    parse_milestones,
+    scaled_lr,
+    warmup_lr,
+)
 
 Array = npt.NDArray[np.float64]
 Parameters = list[torch.nn.Parameter]
@@ -21,7 +35,6 @@ LR = 0.1
 
 
 def arrays(seed: int) -> list[Array]:
-    """Return one array of each shape; the last one is zero."""
     generator = np.random.default_rng(seed)
     return [generator.standard_normal(shape) * (i < 4) for i, shape in enumerate(SHAPES)]
 
@@ -45,7 +58,6 @@ def steps(
 
 
 def gradients(number: int) -> list[Array | None]:
-    """Return what steps() gives the parameters."""
     full = np.full(SHAPES[-1], 0.3 * number) if number != 2 else None
     return [*arrays(number)[:-1], full]
 
@@ -105,50 +117,6 @@ def test_several_steps_follow_the_formula(decay: float) -> None:
     assert difference(chosen, lamb_by_formula(numbers, decay, 1e-6)) < 1e-12
 
 
-def test_the_step_of_lars_has_the_length_of_the_weights_whatever_the_gradient() -> None:
-    for scale in (1.0, 1e-5, 1e7):
-        chosen = parameters()
-        before = [parameter.detach().clone() for parameter in chosen]
-        steps(Lars(chosen, LR, momentum=0), chosen, [1], scale)
-        for parameter, old in list(zip(chosen, before, strict=True))[:-1]:
-            if parameter.ndim > 1:
-                moved = (parameter.detach() - old).norm()
-                torch.testing.assert_close(moved, LR * 0.001 * old.norm())
-
-
-def test_the_step_of_lamb_has_the_length_of_the_weights() -> None:
-    chosen = parameters()
-    before = [parameter.detach().clone() for parameter in chosen]
-    steps(Lamb(chosen, LR), chosen, [1])
-    for parameter, old in list(zip(chosen, before, strict=True))[:-1]:
-        if parameter.ndim > 1:
-            torch.testing.assert_close((parameter.detach() - old).norm(), LR * old.norm())
-
-
-@pytest.mark.parametrize(
-    ("layerwise", "plain"),
-    [
-        (lambda p: Lars(p, LR, weight_decay=0.5), lambda p: torch.optim.SGD(p, LR, momentum=0.9)),
-        (lambda p: Lamb(p, LR, weight_decay=0.5), lambda p: torch.optim.Adam(p, LR, eps=1e-6)),
-    ],
-)
-def test_biases_take_plain_steps_and_zero_weights_a_plain_first_one(
-    layerwise: Callable[[Parameters], Any], plain: Callable[[Parameters], Any]
-) -> None:
-    ours, theirs = parameters(), parameters()
-    steps(layerwise(ours), ours, [1])
-    steps(plain(theirs), theirs, [1])
-    torch.testing.assert_close(ours[-1], theirs[-1], rtol=1e-12, atol=0)
-    ours, theirs = parameters(), parameters()
-    steps(layerwise(ours), ours, range(1, 6))
-    steps(plain(theirs), theirs, range(1, 6))
-    for mine, expected in zip(ours, theirs, strict=True):
-        if mine.ndim <= 1:
-            torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-14)
-        else:
-            assert not torch.allclose(mine, expected)
-
-
 @pytest.mark.parametrize(
     "make", [lambda p: Lars(p, LR, weight_decay=0.1), lambda p: Lamb(p, LR, weight_decay=0.1)]
 )
@@ -203,21 +171,192 @@ class Options:
     clip_norm: float | None = None
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "settings"),
-    [
-        ("sgd", torch.optim.SGD, {"momentum": 0.7, "weight_decay": 0.0}),
-        ("adam", torch.optim.Adam, {"eps": 1e-8, "weight_decay": 0.0}),
-        ("adamw", torch.optim.AdamW, {"weight_decay": 0.01}),
-        ("lars", Lars, {"momentum": 0.7, "weight_decay": 0.0, "trust_coefficient": 0.001}),
-        ("lamb", Lamb, {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.0}),
-    ],
+def test_scaling() -> None:
+    assert scaled_lr(0.1, 4, "linear") == pytest.approx(0.4)
+    assert scaled_lr(0.1, 4, "sqrt") == pytest.approx(0.2)
+    assert scaled_lr(0.1, 4, "none") == 0.1
+    assert [scaled_lr(0.1, 1, scaling) for scaling in ("linear", "sqrt", "none")] == [0.1] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_warmup_is_horovods(size: int) -> None:
+    steps, epochs, base = 7, 3, 0.05
+    target = scaled_lr(base, size, "linear")
+    for epoch in range(epochs):
+        for step in range(steps):
+            x = epoch + step / steps + 1 / steps
+            expected = target / size * (x * (size - 1) / epochs + 1)
+            assert warmup_lr(epoch * steps + step, steps, base, target, epochs) == pytest.approx(
+                expected
+            )
+
+
+def rates(**settings: Any) -> list[float]:
+    chosen = ScheduleSettings(
+        **{"steps_per_epoch": 10, "steps": 40, "base_lr": 0.1, "target_lr": 0.4, **settings}
+    )
+    return [learning_rate(step, chosen) for step in range(chosen.steps)]
+
+
+def of_torch(make: Callable[[torch.optim.Optimizer], Any], steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.4)
+    scheduler, found = make(optimizer), []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_decays_are_those_of_torch() -> None:
+    schedulers = torch.optim.lr_scheduler
+    expected = of_torch(lambda o: schedulers.CosineAnnealingLR(o, 39, eta_min=0.01), 40)
+    assert rates(schedule="cosine", final_lr=0.01) == pytest.approx(expected, rel=1e-10)
+    expected = of_torch(lambda o: schedulers.PolynomialLR(o, 39, power=2), 40)
+    assert rates(schedule="polynomial", power=2) == pytest.approx(expected, rel=1e-10, abs=1e-15)
+    expected = of_torch(lambda o: schedulers.MultiStepLR(o, [15, 30], gamma=0.2), 40)
+    got = rates(schedule="step", milestones=(1.5, 3), decay=0.2)
+    assert got == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
+def test_the_decay_begins_where_the_warmup_ends(schedule: str) -> None:
+    got = rates(schedule=schedule, warmup_epochs=1.5, final_lr=0.02, power=0.9)
+    plain = rates(warmup_epochs=1.5)
+    assert got[:15] == plain[:15]
+    assert got[14] == 0.4
+    assert got[15] < 0.4
+    assert got[-1] == 0.02
+    middle = 14 + 25 / 2  # half of the decay's 25 steps lies between two of them
+    around = (got[math.floor(middle)] + got[math.ceil(middle)]) / 2
+    power = 0.5 if schedule == "cosine" else 0.5**0.9
+    assert around == pytest.approx(0.02 + 0.38 * power, abs=1e-3)
+
+
+def test_milestones_are_epochs_of_the_run_and_the_warmup_goes_first() -> None:
+    got = rates(schedule="step", warmup_epochs=2, milestones=(1, 3))
+    assert got[:19] == rates(warmup_epochs=2)[:19]
+    assert got[19:30] == pytest.approx([0.04] * 11)
+    assert got[30:] == pytest.approx([0.004] * 10)
+
+
+def test_a_run_that_is_all_warmup_does_not_decay() -> None:
+    for schedule in SCHEDULES:
+        assert rates(schedule=schedule, warmup_epochs=5) == rates(warmup_epochs=5)
+        assert rates(schedule=schedule, steps=1) == [0.4]
+
+
+@given(
+    st.sampled_from(SCHEDULES),
+    st.integers(1, 30),
+    st.integers(1, 6),
+    st.floats(0, 8),
+    st.floats(0.2, 3),
 )
-def test_an_optimizer_by_its_name(name: str, kind: type, settings: dict[str, Any]) -> None:
-    made = torch_optimizer(Options(name), parameters(), 0.25)
-    assert type(made) is kind
-    group = made.param_groups[0]
-    assert {key: group[key] for key in settings} == settings
-    assert group["lr"] == 0.25
-    asked = torch_optimizer(Options(name, weight_decay=0.2), parameters(), 0.25)
-    assert asked.param_groups[0]["weight_decay"] == 0.2
+def test_a_rate_stays_between_the_ends(
+    schedule: str, per_epoch: int, epochs: int, warmup: float, power: float
+) -> None:
+    got = rates(
+        schedule=schedule,
+        steps_per_epoch=per_epoch,
+        steps=per_epoch * epochs,
+        warmup_epochs=warmup,
+        milestones=(1, 2),
+        final_lr=0.001,
+        power=power,
+    )
+    top = got.index(max(got))
+    assert got[: top + 1] == sorted(got[: top + 1])
+    assert got[top:] == sorted(got[top:], reverse=True)
+    assert all(0.001 <= rate <= 0.4 for rate in got)
+
+
+def test_milestones_as_people_write_them() -> None:
+    assert parse_milestones("30, 60,80.5") == (30.0, 60.0, 80.5)
+    assert parse_milestones("") == ()
+    for text in ("30,20", "30,30", "0", "-1", "30,,60", "thirty", "inf", "1,nan"):
+        with pytest.raises(UsageError, match=r"--milestones must be ascending epochs.*30,60,80"):
+            parse_milestones(text)
+
+
+SCORES = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.1, 0.4], [0.2, 0.3, 0.5], [0.9, 0.0, 0.1]])
+TARGETS = torch.tensor([1, 2, 0, 0])
+
+
+def distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(dim=1) - targets).abs()
+
+
+ADDING: list[Metric] = [Accuracy(), TopK(2), ConfusionMatrix(3), MeanOf(distance)]
+
+
+def value(metric: Metric, *parts: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    counts = torch.stack([metric.counts(*part) for part in parts])
+    assert counts.dtype == torch.float64
+    return metric.value(counts.sum(dim=0).numpy())
+
+
+def test_values_by_hand() -> None:
+    assert value(Accuracy(), (SCORES, TARGETS)) == 0.5
+    assert value(TopK(1), (SCORES, TARGETS)) == 0.5
+    assert value(TopK(2), (SCORES, TARGETS)) == 0.75
+    assert value(ConfusionMatrix(3), (SCORES, TARGETS)) == [[1, 0, 1], [0, 1, 0], [1, 0, 0]]
+    assert value(MeanOf(distance), (SCORES, TARGETS)) == 1.0
+
+
+def test_sequences_and_maps_have_a_target_at_each_place() -> None:
+    outputs, targets = SCORES.T.unsqueeze(0), TARGETS.unsqueeze(0)  # [1, classes, 4], [1, 4]
+    for metric in ADDING[:3]:
+        assert value(metric, (outputs, targets)) == value(metric, (SCORES, TARGETS))
+
+
+def test_uneven_parts_weigh_as_many_samples_as_they_have() -> None:
+    """Two of three and one of one are 0.75, not the mean 0.8333 of both."""
+    first = (SCORES[[0, 1, 3]], TARGETS[[0, 1, 3]])
+    second = (SCORES[:1], TARGETS[:1])
+    assert value(Accuracy(), first, second) == 0.75
+
+
+@given(st.integers(1, 30), st.lists(st.integers(0, 30), max_size=4), st.integers(0, 2**32))
+def test_any_cut_gives_the_same(samples: int, cuts: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 3, (samples, 3), generator=generator).float()
+    targets = torch.randint(0, 3, (samples,), generator=generator)
+    ends = [0, *sorted(min(cut, samples) for cut in cuts), samples]
+    parts = [(scores[a:b], targets[a:b]) for a, b in itertools.pairwise(ends)]
+    for metric in ADDING:
+        assert value(metric, *parts) == value(metric, (scores, targets))
+
+
+def test_equal_scores_are_no_hits_but_for_the_first() -> None:
+    targets = torch.arange(10)
+    for k in (1, 3):
+        assert value(TopK(k), (torch.zeros(10, 10), targets)) == k / 10
+        assert value(TopK(k), (torch.full((10, 10), math.nan), targets)) == 0
+
+
+def test_no_samples_have_no_mean() -> None:
+    nothing = (SCORES[:0], TARGETS[:0])
+    for metric in (Accuracy(), TopK(2), MeanOf(distance)):
+        assert math.isnan(value(metric, nothing))
+    assert value(ConfusionMatrix(3), nothing) == [[0] * 3] * 3
+
+
+def test_a_function_of_all_samples() -> None:
+    metric = Gathered(lambda outputs, targets: (outputs.argmax(1) == targets).max())
+    assert metric.value(SCORES.numpy(), TARGETS.numpy()) == 1.0
+
+
+def test_bad_use_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"TopK\(3\) of 3 classes: all would be hits"):
+        TopK(3).counts(SCORES, TARGETS)
+    with pytest.raises(UsageError, match="k must be at least 1, got 0"):
+        TopK(0)
+    with pytest.raises(UsageError, match="classes must be at least 1, got 0"):
+        ConfusionMatrix(0)
+    with pytest.raises(UsageError, match=r"ConfusionMatrix\(4\): the model gives 3 scores"):
+        ConfusionMatrix(4).counts(SCORES, TARGETS)
+    with pytest.raises(UsageError, match="targets from 0 to 3, expected 0 to 2"):
+        ConfusionMatrix(3).counts(SCORES, torch.tensor([0, 1, 2, 3]))
+    with pytest.raises(UsageError, match=r"each of 4 samples, got shape \(\)"):
+        MeanOf(lambda outputs, targets: outputs.mean()).counts(SCORES, TARGETS)

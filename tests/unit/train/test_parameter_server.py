@@ -79,7 +79,6 @@ class Workers:
         self.leads: list[int] = []
 
     def able(self) -> list[int]:
-        """Return the workers that do not wait and are not done."""
         return [
             worker
             for worker, done in enumerate(self.rounds)
@@ -124,9 +123,7 @@ class Workers:
 ORDERS = st.lists(st.integers(0, 11), max_size=80)
 SAMPLES = st.integers(1, 4).flatmap(
     lambda workers: st.lists(
-        st.lists(st.integers(0, 3), min_size=workers, max_size=workers),
-        min_size=1,
-        max_size=ROUNDS,
+        st.lists(st.integers(0, 3), min_size=workers, max_size=workers), min_size=1, max_size=ROUNDS
     )
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from hvdtrain.train.recipes.builtin import (
 )
 from hvdtrain.train.recipes.recipe import Recipe
 
-FUNCTIONS = [module.recipe for module in (cifar10, digits, imagefolder, mapfile, mnist, text)]
-
 
 def images(folder: Path) -> None:
     names = [f"{part}/{name}.png" for part in ("train", "test") for name in ("a/0", "a/1", "b/0")]
@@ -39,7 +36,6 @@ def images(folder: Path) -> None:
 
 
 def samples_of(recipe: Recipe, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first samples to train on, changed as in training."""
     data = recipe.train
     rows = zip(data.inputs, data.labels, strict=True) if isinstance(data, Samples) else data
     inputs, targets = zip(*(row for row, _ in zip(rows, range(count), strict=False)), strict=True)
@@ -117,13 +113,6 @@ def test_files_to_predict_from(folder: Path) -> None:
     small = cifar10.recipe(folder / "cifar10").read
     assert small is not None
     assert small(photographs.test.paths[1]).shape == (1, 3, 32, 32)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_arguments_can_be_set(function: Callable[..., Recipe]) -> None:
-    parameters = inspect.signature(function).parameters.values()
-    assert all(parameter.default is not inspect.Parameter.empty for parameter in parameters)
-    assert "label_smoothing" in {parameter.name for parameter in parameters}
 
 
 def test_label_smoothing() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from typing import Any
+
 import pytest
 
+from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
+from hvdtrain.train.loop.heartbeat import StopSignals, stop_signals
 from hvdtrain.train.loop.snapshots import SNAPSHOT, Snapshots, second_holder
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.options.declare import Interval
 
 
 def test_one_waits_until_it_is_taken() -> None:
@@ -30,10 +37,7 @@ def test_epochs_are_counted_when_they_end() -> None:
 
 @pytest.mark.parametrize(
     ("every", "text"),
-    [
-        (None, "taken as often as takes 1% of the time"),
-        ("2 minutes", "taken every 120 seconds"),
-    ],
+    [(None, "taken as often as takes 1% of the time"), ("2 minutes", "taken every 120 seconds")],
 )
 def test_the_first_is_due_at_once_by_the_clock(every: str | None, text: str) -> None:
     snapshots = Snapshots.of(TrainOptions(elastic_snapshot=every))
@@ -66,3 +70,107 @@ def test_the_second_holder_is_on_another_host(
 ) -> None:
     topology = Topology.from_nodes(0, [0] * len(hosts), list(hosts))
     assert second_holder(topology, leaving) == holder
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("5 steps", 5, "steps"),
+        ("1 step", 1, "steps"),
+        ("1 epoch", 1, "epochs"),
+        (" 3  Epochs ", 3, "epochs"),
+        ("30 seconds", 30, "seconds"),
+        ("10 minutes", 600, "seconds"),
+        ("2 hours", 7200, "seconds"),
+        ("1.5 hours", 5400, "seconds"),
+        ("0.5seconds", 0.5, "seconds"),
+    ],
+)
+def test_parses_what_people_write(text: str, amount: float, unit: str) -> None:
+    every = Interval.parse(text)
+    assert (every.amount, every.unit) == (amount, unit)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "5", "steps", "0 steps", "-1 epoch", "1.5 steps", "0.5 epochs", "5 stepss"),
+        *("nan hours", "3 weeks", "5 steps now", "1e3 steps", f"{'9' * 400} hours", "s", "5 s"),
+    ],
+)
+def test_refuses_what_names_none(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Interval.parse(text, "--checkpoint-every")
+    message = str(caught.value)
+    assert message.startswith("--checkpoint-every must be")
+    assert "'10 minutes'" in message
+    assert repr(text) in message
+
+
+def test_steps_and_epochs_are_counted_from_the_very_first_start() -> None:
+    steps, epochs = Interval.parse("3 steps"), Interval.parse("2 epochs")
+    assert [step for step in range(1, 10) if steps.after_step(step)] == [3, 6, 9]
+    assert [epoch for epoch in range(1, 6) if epochs.after_epoch(epoch)] == [2, 4]
+    assert not any(steps.after_epoch(n) or epochs.after_step(n) for n in range(1, 10))
+
+
+def test_only_an_interval_of_time_has_seconds() -> None:
+    assert Interval.parse("10 minutes").seconds == 600.0
+    assert Interval.parse("10 steps").seconds is None
+    assert not Interval.parse("1 second").after_step(1)
+    assert not Interval.parse("1 second").after_epoch(1)
+
+
+OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+OF_HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+
+
+def test_sigterm_counts_where_there_is_time() -> None:
+    """Open MPI's mpirun kills a second later, and less."""
+    assert stop_signals(OF_OPEN_MPI) == (signal.SIGUSR1,)
+    assert stop_signals(OF_HYDRA) == stop_signals({}) == (signal.SIGUSR1, signal.SIGTERM)
+
+
+def test_the_first_signal_is_noted_and_a_second_sigterm_is_not_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in OF_OPEN_MPI:
+        monkeypatch.delenv(name, raising=False)
+    received: list[int] = []
+
+    def receive(number: int, frame: Any) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, receive) for number in stop_signals({})}
+    try:
+        with StopSignals() as signals:
+            assert not signals.asked
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (signals.asked, received) == (True, [])
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received == [signal.SIGTERM]
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert received == [signal.SIGTERM]
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert received == [signal.SIGTERM, signal.SIGUSR1]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_request_to_leave_is_noted_where_ranks_can() -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, _: received.append(number))
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert (signals.leaves, len(received)) == (False, 1)
+            for _ in range(2):  # as often as ranks are lost
+                signals.accept_leave()
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert (signals.leaves, signals.asked, len(received)) == (True, False, 1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert len(received) == 2
+    finally:
+        signal.signal(signal.SIGUSR2, before)

@@ -67,7 +67,6 @@ class Training:
         self.averages.update_parameters(self.model)
 
     def content(self) -> dict[str, Any]:
-        """Return all there is, in memory of its own."""
         return copy.deepcopy(
             {
                 "model": self.model.state_dict(),

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gc
 import math
-import mmap
-import os
 import resource
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,46 +14,21 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.loop.heartbeat import ResourceMonitor, ResourceUsage
 from hvdtrain.train.tracking.tracker import RunInfo, masked, metric_values, rank_values
 from hvdtrain.train.tracking.trackers import Trackers, open_trackers, tracker_names
 
-# Logs rows, with one name more from row 500 on, until it is killed.
-ENDLESS = """
-import itertools, sys
-from pathlib import Path
-from hvdtrain.train.tracking.csv_file import CsvFile
-from hvdtrain.train.tracking.tracker import RunInfo
-file = CsvFile(RunInfo("run", Path(sys.argv[1]), {}))
-for step in itertools.count():
-    names = ["loss", "train/acc, top 5"] if step >= 500 else ["loss"]
-    file.log(dict.fromkeys(names, step / 3), step, step / 7)
-"""
-# Opens a tracker of TensorBoard.
-LIGHT = """
-import sys
-from pathlib import Path
-from hvdtrain.train.tracking.tracker import RunInfo
-from hvdtrain.train.tracking.trackers import open_trackers
-open_trackers("tensorboard", RunInfo("run", Path(sys.argv[1]), {"lr": 1.0})).end("failed")
-assert not {"torch", "tensorflow", "keras", "mpi4py"} & set(sys.modules)
-"""
-
 
 def facts(directory: Path, resumed_step: int | None = None) -> RunInfo:
-    """Return what trackers are told of a run."""
     parameters = {"lr": 0.1, "epochs": 3, "device": None, "uri": "http://me:secret@host/x"}
     return RunInfo("digits", directory, parameters, resumed_step)
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
-    """Return the rows of metrics.csv, by column."""
     with open(directory / "metrics.csv", encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
-    """Return step and value of a scalar as TensorBoard reads it."""
     events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars(tag)]
@@ -119,29 +89,6 @@ def test_tensorboard_files(tmp_path: Path) -> None:
     assert told["device"].string_value == "None"
     assert told["uri"].string_value == "http://***@host/x"
     assert trackers.locations == {}
-
-
-def test_tensorboard_loads_no_framework(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", LIGHT, str(tmp_path)], check=True, timeout=300)
-
-
-def test_a_kill_tears_the_last_line_at_most(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)])
-    deadline = time.monotonic() + 300
-    while not _has_bytes(tmp_path / "metrics.csv", 50_000) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(300) == -signal.SIGKILL
-    lines = (tmp_path / "metrics.csv").read_text().split("\n")[:-1]
-    assert lines[0] == 'step,seconds,loss,"train/acc, top 5"'
-    assert len(lines) > 600
-    for step, line in enumerate(lines[1:]):
-        value = repr(step / 3)
-        assert line == f"{step},{step / 7!r},{value},{value if step >= 500 else ''}"
-
-
-def _has_bytes(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size > size
 
 
 def test_a_full_disk_costs_whole_records_only(tmp_path: Path) -> None:
@@ -232,45 +179,3 @@ def test_figures() -> None:
         "system/waiting/min": 0.0,
         "system/waiting/max": 16.0,
     }
-
-
-class Watched:
-    """A monitor, and the clocks just before and just after it was read last."""
-
-    def __init__(self) -> None:
-        before = self._now()
-        self._watch = ResourceMonitor()
-        self._before, self._after = before, self._now()
-
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        return time.perf_counter(), time.process_time()
-
-    def read(self) -> ResourceUsage:
-        """Read it, and see that its percentage is possible, wherever this thread was held up."""
-        (early, early_cpu), (late, late_cpu) = self._before, self._after
-        self._before = began, began_cpu = self._now()
-        found = self._watch.read()
-        self._after = ended, ended_cpu = self._now()
-        least = 100 * (began_cpu - late_cpu) / (ended - early)
-        most = 100 * (ended_cpu - early_cpu) / max(began - late, 1e-9)
-        assert least * (1 - 1e-6) <= found.cpu_percent <= most * (1 + 1e-6)
-        return found
-
-
-def test_system_figures() -> None:
-    gc.collect()  # what others have left is not to be given back meanwhile
-    watch = Watched()
-    before = watch.read()
-    block = mmap.mmap(-1, 64 << 20)  # new pages, whatever memory Python has kept
-    for _ in range(64):
-        block.write(os.urandom(1 << 20))
-    cpu = time.process_time()
-    while time.process_time() - cpu < 0.1:
-        pass
-    after = watch.read()
-    assert after.memory_bytes - before.memory_bytes > len(block) / 2
-    time.sleep(0.2)
-    watch.read()
-    assert after.gpu_memory_bytes is None
-    block.close()

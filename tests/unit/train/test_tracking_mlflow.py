@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,6 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.cluster_environment import free_port
-from hvdtrain.train.tracking.mlflow import BackgroundWorker
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import Trackers, open_trackers
 
@@ -40,7 +34,6 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def facts(directory: Path, resumed_step: int | None = None, **parameters: Any) -> RunInfo:
-    """Return what trackers are told of a run, whose directory is made."""
     directory.mkdir(exist_ok=True)
     return RunInfo(
         "digits", directory, {"lr": 0.1, "uri": "http://me:secret@h", **parameters}, resumed_step
@@ -48,27 +41,23 @@ def facts(directory: Path, resumed_step: int | None = None, **parameters: Any) -
 
 
 def client(uri: str) -> Any:
-    """Return MLflow's client for a store."""
     from mlflow.tracking import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
 
 
 def only_run(uri: str, experiment: str) -> Any:
-    """Return the one run of an experiment."""
     found = client(uri).get_experiment_by_name(experiment)
     (run,) = client(uri).search_runs([found.experiment_id])
     return run
 
 
 def history(uri: str, run: Any, name: str) -> list[tuple[int, float]]:
-    """Return step and value of a metric, in the order of the steps."""
     metrics = client(uri).get_metric_history(run.info.run_id, name)
     return sorted((metric.step, metric.value) for metric in metrics)
 
 
 def artifacts(uri: str, run: Any) -> dict[str, int]:
-    """Return the size of the files of a run."""
     return {file.path: file.file_size for file in client(uri).list_artifacts(run.info.run_id)}
 
 
@@ -207,84 +196,6 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "run" / "mlflow.json").write_text("{")
     with pytest.raises(UsageError, match=r"mlflow.json is damaged: remove it"):
         open_trackers("mlflow", facts(tmp_path / "run"), uri)
-
-
-def test_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    said: list[str] = []
-    with server(tmp_path) as uri:
-        train_twice(uri, tmp_path / "run", "first")
-        check_run(uri, tmp_path / "run", "first")
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        address = uri.replace("://", "://me:secret@")
-        left = open_trackers("mlflow", facts(tmp_path / "left"), address, "x", warn=said.append)
-        assert left.locations["mlflow"].endswith(f" in {uri}")
-    left.log({"loss": 1.0}, 1, 1.0)
-    log_until_told(left, 2, said)
-    patience: list[float] = []
-    close = BackgroundWorker.close
-
-    def noted(worker: BackgroundWorker, seconds: float) -> bool:
-        patience.append(seconds)
-        return close(worker, seconds)
-
-    monkeypatch.setattr(BackgroundWorker, "close", noted)
-    left.end("finished")
-    assert patience == [SHORT_PATIENCE_SECONDS]  # nobody waits for a server that is not there
-    first, last = said
-    assert "Connection refused" in first
-    assert "values, files or the end of the run were not taken by http://127.0.0.1:" in last
-    printed = capfd.readouterr()
-    assert "secret" not in printed.out + printed.err + first + last
-    assert "View run" not in printed.out
-
-
-@contextmanager
-def server(directory: Path) -> Iterator[str]:
-    """Run a server of MLflow until the block ends; give its address."""
-    process, port = started_server(directory)
-    while process.poll() is not None and "address already in use" in log_of(directory):
-        process, port = started_server(directory)  # another test has taken the port meanwhile
-    try:
-        assert process.poll() is None, log_of(directory)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(START_SECONDS)
-
-
-def log_of(directory: Path) -> str:
-    """Return what the server has printed."""
-    return (directory / "server.log").read_text()
-
-
-def started_server(directory: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a server of MLflow, and wait until it answers, or ends; return it and its port."""
-    port = free_port("127.0.0.1")
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{directory}/server.db"]
-    command += ["--artifacts-destination", str(directory / "artifacts")]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    environment["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    with open(directory / "server.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-    try:
-        wait_for(lambda: process.poll() is not None or answers(port))
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    return process, port
-
-
-def answers(port: int) -> bool:
-    """Return whether a server is there."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10):
-            return True
-    except OSError:
-        return False
 
 
 def log_until_told(trackers: Trackers, step: int, said: list[str]) -> None:

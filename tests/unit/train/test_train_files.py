@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_files import metrics_of
 
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing, sync_directory
-from hvdtrain.train.records.files import new_directory, prepare_directory
+from hvdtrain.train.messages import decay_text, device_text, failure_tags
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.records.files import prepare_directory
+from hvdtrain.train.records.results import (
+    METRICS,
+    RANKS,
+    STEPS,
+    MetricsRecord,
+    RanksJoined,
+    RanksLost,
+    append_lines,
+    drop_lines_after,
+)
+from hvdtrain.train.setup import choose_framework
+from hvdtrain.train.terminal import Terminal, on_terminal
 
 
 def test_published_in_one_step(tmp_path: Path) -> None:
@@ -87,11 +105,6 @@ def test_leftovers_of_another_host_are_removed_after_a_day(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parents_are_made(tmp_path: Path) -> None:
-    prepare_directory(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_a_file_is_no_directory(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
@@ -104,7 +117,167 @@ def test_read_only_directory_is_refused() -> None:
         prepare_directory(Path("/proc/self/net"))
 
 
-def test_new_directories_differ(tmp_path: Path) -> None:
-    made = {new_directory(tmp_path / "runs", "digits") for _ in range(5)}
-    assert len(made) == 5
-    assert all(path.is_dir() and path.name.startswith("digits-") for path in made)
+LINE = MetricsRecord(1, 45, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 2.5)
+
+
+def add(directory: Path, *lines: MetricsRecord) -> None:
+    append_lines(directory, METRICS, [line.line() for line in lines])
+
+
+def test_within_an_epoch_it_is_a_fraction(tmp_path: Path) -> None:
+    add(tmp_path, replace(LINE, epoch=1 + 1 / 3))
+    assert metrics_of(tmp_path)[0]["epoch"] == 1.333333
+
+
+def test_lines_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
+    for name in (METRICS, STEPS, RANKS):
+        append_lines(tmp_path, name, [{"step": step} for step in (45, 90, 91, 135)], sync=False)
+        with open(tmp_path / name, "a") as file:
+            file.write('{"step": 1, "ep')
+    drop_lines_after(tmp_path, 90)
+    for name in (METRICS, STEPS, RANKS):
+        lines = (tmp_path / name).read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [45, 90]
+
+
+def test_what_diverged_is_still_json(tmp_path: Path) -> None:
+    confusion = [[1.0, float("inf")], [0.0, 2.0]]
+    add(tmp_path, replace(LINE, values={"loss": float("nan"), "confusion": confusion}))
+    (line,) = metrics_of(tmp_path)
+    assert line["loss"] is None
+    assert line["confusion"] == [[1.0, None], [0.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("framework", "backend", "missing", "install"),
+    [("keras", None, "keras", "'hvdtrain[keras]'"), ("keras", "jax", "keras", "'hvdtrain[keras]'")],
+)
+def test_what_is_not_installed_is_named(
+    framework: str, backend: str | None, missing: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UsageError) as refusal:
+        choose_framework(TrainOptions(framework=framework, backend=backend))
+    assert str(refusal.value) == f"{missing} is not installed: pip install {install}"
+    assert os.environ["KERAS_BACKEND"] == (backend or "torch")  # before Keras is imported
+
+
+def test_what_reads_checkpoints_is_asked_for_before_one_is_written(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['safetensors'] = None; from hvdtrain.cli.main import main; "
+    argv = [sys.executable, "-c", f"{code}main(['train', '--epochs', '1', '--out', 'run'])"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    expected = "safetensors, which reads checkpoints, is not installed: pip install safetensors"
+    assert done.stderr == f"hvdtrain: {expected}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "theano")
+    with pytest.raises(UsageError, match="KERAS_BACKEND 'theano': choose from tensorflow, torch"):
+        choose_framework(TrainOptions(framework="keras"))
+
+
+TRAIN = MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        (["cpu"], "cpu"),
+        (["cpu", "cpu"], "cpu on every rank"),
+        (["cuda:0", "cuda:1"], "rank 0: cuda:0; rank 1: cuda:1"),
+        (["cuda:0", "cpu", "cpu"], "rank 0: cuda:0; ranks 1, 2: cpu"),
+    ],
+)
+def test_devices(devices: list[str], text: str) -> None:
+    assert device_text(devices) == text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "text"),
+    [
+        ("constant", 5, ""),
+        ("cosine", 0, ", cosine"),
+        ("cosine", 2, ", cosine from epoch 2 on"),
+        ("step", 2, ", step after epochs 3,6"),
+        ("cosine", 9, ", no cosine: the warm-up (9 epochs) takes the whole run"),
+    ],
+)
+def test_how_the_rate_falls(schedule: str, warmup: float, text: str) -> None:
+    milestones = "3,6" if schedule == "step" else ""
+    options = TrainOptions(epochs=9, schedule=schedule, warmup_epochs=warmup, milestones=milestones)
+    assert decay_text(options, options.warmup_epochs) == text
+
+
+def test_only_the_rank_that_speaks_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    for speaks in (True, False):
+        with Terminal(speaks, bar=False) as terminal:
+            terminal.begin("epoch 1/1", 2)
+            terminal.advance()
+            terminal.print([f"speaks {speaks}"])
+    assert capsys.readouterr().out == "speaks True\n"
+
+
+def test_bar_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with Terminal(True, bar=True) as terminal:
+        terminal.begin("epoch 1/1", 2)
+        terminal.advance()
+        terminal.print(["a line with [brackets]"])
+    assert "epoch 1/1" in shown.getvalue()
+    assert "\x1b[?25l" not in shown.getvalue()  # never hides the cursor
+    assert "a line with [brackets]" in shown.getvalue()
+
+
+def test_mpirun_passes_on_all_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps a line back until its newline comes."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    with Terminal(True, bar=True) as terminal:
+        terminal.begin("epoch 1/2", 2)
+        terminal.show_training(TRAIN)
+        terminal.begin("epoch 2/2", 2)  # draws at once
+        values = "1000 samples/s  lr 0.02  loss 0.5000, accuracy 80.00%\n"
+        assert shown.getvalue().endswith(values), shown.getvalue()
+        terminal.end(["the last line"])
+        assert "epoch 2/2" not in shown.getvalue().rpartition("\x1b[2K")[2]
+        assert shown.getvalue().endswith("\x1b[2Kthe last line\n")
+
+
+def test_a_pipe_is_no_terminal() -> None:
+    script = "from hvdtrain.train.terminal import on_terminal; print(on_terminal())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def test_below_a_launcher_its_output_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours, theirs = os.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        for name in [name for name in os.environ if name.startswith(("OMPI_", "PM", "SLURM_"))]:
+            monkeypatch.delenv(name)
+        assert on_terminal()
+        monkeypatch.setenv("PMI_RANK", "0")
+        monkeypatch.setenv("PMI_SIZE", "2")
+        for shown, expected in (("/dev/pts/3", True), ("pipe:[17]", False)):
+            monkeypatch.setattr(os, "readlink", lambda path, shown=shown: shown)
+            assert on_terminal() is expected
+    os.close(ours)
+
+
+def test_losses_and_joins_of_ranks_are_tags() -> None:
+    lost = RanksLost(12, 0.5, 3.0, [1], 2, 0.2, 64, 0.1)
+    joined = RanksJoined(20, 0.8, 5.0, [2], 3, 0.7, 2.5, 64, 0.1)
+    assert failure_tags([lost, replace(lost, lost=[0], ranks=1, left=True)], [joined]) == {
+        "lost_at_step_12": "rank 1 ended, 2 ranks left; rank 0 left, 1 rank left",
+        "joined_at_step_20": "rank 2, 3 ranks then",
+    }

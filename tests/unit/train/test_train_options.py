@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -205,23 +204,12 @@ def test_where_a_recipe_is() -> None:
         assert options.recipe_title == Path(path).stem
 
 
-def test_options_travel_between_ranks() -> None:
-    options = TrainOptions(set={"width": "64"}, data_dir=Path("data"), recipe="my.py:f")
-    assert pickle.loads(pickle.dumps(options)) == options
-
-
 def test_batch_sizes() -> None:
     assert TrainOptions(batch_size=8).samples_per_step(4) == 32
     assert TrainOptions(global_batch_size=50).samples_per_step(4) == 50
     assert TrainOptions(batch_size=8, accumulate=3).samples_per_step(4) == 96
     assert TrainOptions(global_batch_size=50, accumulate=3).samples_per_step(4) == 50
     assert TrainOptions().samples_per_step(3) == 3 * TrainOptions().samples_per_step(1)
-
-
-def test_learning_rates() -> None:
-    assert TrainOptions(lr=0.1).scaled_lr(4) == pytest.approx(0.4)
-    assert TrainOptions(lr=0.1, lr_scaling="none").scaled_lr(4) == 0.1
-    assert TrainOptions(optimizer="adam").base_lr < TrainOptions(optimizer="sgd").base_lr
 
 
 def test_resume_from_a_path_needs_no_directory() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from meeting_engine import MeetingCommunicator
-from meeting_group import Group, Referee
+from meeting_engine import Group, MeetingCommunicator, Referee
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel

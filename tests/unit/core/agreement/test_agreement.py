@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from hvdtrain.core.agreement.channel import Channel, FirstUse
 from hvdtrain.core.agreement.decision import (
     ChannelState,
     Decision,
@@ -24,6 +30,7 @@ from hvdtrain.core.agreement.decision import (
 )
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
+from hvdtrain.core.process.alarm import NEVER, NOW, Alarm, after
 from hvdtrain.types import DType, ReduceOp
 
 SUM = Zeros(((3, DType.FLOAT32),), ReduceOp.SUM)
@@ -191,3 +198,94 @@ def test_ranks_are_named_by_their_numbers_in_the_world() -> None:
     a = reduce("a")
     decision = decide([report(LEAVE), report(a, awaited=(a,))], [4, 7])
     assert decision.deserted.startswith("rank 4 left")
+
+
+THREADS = 8
+
+
+class _Key:
+    """Stands for a channel, which is a key here only."""
+
+
+def _in_threads(work: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=work, args=[number]) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_one_thread_settles_what_all_get() -> None:
+    first_use, channel = FirstUse(), cast("Channel", _Key())
+    asked: list[int] = []
+    results: list[Any] = []
+    arrived = threading.Barrier(THREADS)
+
+    def work(number: int) -> None:
+        arrived.wait(300)
+
+        def agree() -> int:
+            asked.append(number)
+            return number
+
+        results.append(first_use.settle(channel, "size", agree))
+
+    _in_threads(work)
+    assert len(asked) == 1
+    assert results == asked * THREADS
+    assert first_use.find(channel, "size") == asked[0]
+
+
+def test_each_thread_tries_again_after_an_error() -> None:
+    first_use, channel = FirstUse(), cast("Channel", _Key())
+    failed: list[int] = []
+    arrived = threading.Barrier(THREADS)
+
+    def refuse() -> None:
+        raise ValueError("a rank has joined")
+
+    def work(number: int) -> None:
+        arrived.wait(300)
+        try:
+            first_use.settle(channel, "size", refuse)
+        except ValueError:
+            failed.append(number)
+
+    _in_threads(work)
+    assert sorted(failed) == list(range(THREADS))
+    assert first_use.settle(channel, "size", lambda: 3) == 3
+    assert first_use.settle(channel, "size", lambda: pytest.fail("asked twice")) == 3
+
+
+def test_a_closed_alarm_leaves_no_file_open() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    alarm = Alarm()
+    alarm.close()
+    alarm.set(NOW)
+    # Meanwhile what others have left may be collected, with its files: there are no more than then.
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_without_files_each_time_is_at_once() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        alarm = Alarm()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    thread = threading.Thread(target=alarm.wait)
+    thread.start()
+    alarm.set(NEVER)
+    alarm.set(after(3600.0))
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_thread_that_waits_is_woken() -> None:
+    alarm = Alarm()
+    thread = threading.Thread(target=alarm.wait)
+    thread.start()
+    alarm.set(after(3600.0))
+    alarm.set(NOW)
+    thread.join(60)
+    assert not thread.is_alive()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement import queue
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
@@ -22,13 +19,6 @@ from hvdtrain.types import ReduceOp
 
 # A limit that only ends a hang.
 HANGS_AFTER_SECONDS = 300
-
-# Rests between rounds of members that only listen, each twice as long as the one before it.
-ROUNDS = 10
-RESTS = [
-    min(queue._FIRST_BACK_OFF_SECONDS * 2**number, queue._LONGEST_BACK_OFF_SECONDS)
-    for number in range(ROUNDS - 2)  # the first round may be under way before they listen
-]
 
 
 class CountingCommunicator(LocalCommunicator):
@@ -40,23 +30,6 @@ class CountingCommunicator(LocalCommunicator):
     def start_max(self, values: npt.NDArray[np.uint64]) -> _Done:
         self.rounds += 1
         return super().start_max(values)
-
-
-def test_members_that_only_listen_rest_between_rounds() -> None:
-    communicator = CountingCommunicator()
-    channel = Channel(communicator, [0], "[rank 0/1]", answer_with_zeros, "world")
-    for _ in range(3):
-        channel.run(Barrier())
-    heard = threading.Event()
-    first, began = communicator.rounds, time.monotonic()
-    channel.listen(heard.set)
-    while communicator.rounds < first + ROUNDS:
-        assert time.monotonic() - began < HANGS_AFTER_SECONDS
-        time.sleep(0.001)
-    # However slow the machine is, the rests between them last: without any it is a millisecond.
-    assert time.monotonic() - began >= sum(RESTS)
-    channel.unlisten(heard.set)
-    channel.close()
 
 
 def _step(buckets: list[Buffer], op: ReduceOp) -> GradientStep:

@@ -36,17 +36,16 @@ def _quick_switches() -> Iterator[None]:
 
 
 def failures(trial: Trial, numbers: range) -> Iterator[list[str]]:
-    """Return what is wrong in each of these trials that fails."""
     return filter(None, map(trial, numbers))
 
 
 @pytest.mark.parametrize(
     ("trial", "numbers"),
     [
-        (sound_trial, range(int(GIVEN or 400))),
-        (faulty_trial, range(int(GIVEN or 300))),
-        pytest.param(sound_trial, range(400, 1400), marks=pytest.mark.soak),
-        pytest.param(faulty_trial, range(300, 1000), marks=pytest.mark.soak),
+        (sound_trial, range(int(GIVEN or 200))),
+        (faulty_trial, range(int(GIVEN or 150))),
+        pytest.param(sound_trial, range(200, 1400), marks=pytest.mark.soak),
+        pytest.param(faulty_trial, range(150, 1000), marks=pytest.mark.soak),
     ],
     ids=["sound", "faulty", "sound, more", "faulty, more"],
 )

@@ -8,7 +8,7 @@ from itertools import combinations_with_replacement
 
 import pytest
 from channels_model import ChannelsModel
-from explorer import explore
+from model_rank import explore
 
 from hvdtrain.core.gradients.step import BucketProgress, Verdict
 
@@ -19,7 +19,6 @@ Filled = tuple[int, int]
 
 
 def program(*passes: Filled, ends: str = "AB") -> str:
-    """Return the program of a rank."""
     words = []
     for counts in passes:
         for channel, number in enumerate(counts):

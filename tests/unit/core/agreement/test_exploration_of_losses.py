@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from itertools import combinations_with_replacement, product
 
 import pytest
-from explorer import explore
-from model_losses import LossModel
-from model_process import Processes, Stage
+from model_losses import WRONG_MODELS, WRONG_RULES, LossModel, Processes, Stage
 from model_program import Transition
+from model_rank import explore
 from program_lists import END, may_desert, short
-from wrong_losses import WRONG_MODELS, WRONG_RULES
 
 from hvdtrain.core.agreement.lifecycle import transition
 
@@ -116,7 +114,6 @@ def test_what_can_happen_does() -> None:
 
 
 def is_found(model: type[LossModel], rules: Transition = transition) -> bool:
-    """Return whether some programs show that a model is wrong."""
     programs = *ASKED, (END,) * 3, *LONG
     return any(
         explore(model(*ranks, deaths=deaths, rules=rules)).fault

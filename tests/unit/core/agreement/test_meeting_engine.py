@@ -6,9 +6,7 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
-from meeting_engine import EngineFault, EngineFaultError, MeetingCommunicator
-from meeting_group import Group, Referee
-from raising import raising
+from meeting_engine import EngineFault, Group, MeetingCommunicator, Referee
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.errors import ConnectionLostError
@@ -50,10 +48,6 @@ def reduce(communicator: MeetingCommunicator, count: int = 3) -> None:
     assert array.tolist() == [total] * count
 
 
-def test_members_that_do_the_same_are_right() -> None:
-    assert meet(reduce, reduce, reduce) == []
-
-
 def test_members_in_different_primitives() -> None:
     (fault,) = meet(vote, reduce)
     assert "start_max(2)" in fault
@@ -75,45 +69,3 @@ def test_a_member_that_has_closed_and_is_called_or_missed() -> None:
     (fault,) = meet(vote, MeetingCommunicator.close)
     assert "when [1] had closed" in fault
     assert meet(vote, MeetingCommunicator.close, lenient=True) == []
-
-
-def test_two_threads_of_one_member() -> None:
-    def vote_beside(communicator: MeetingCommunicator) -> None:
-        other = threading.Thread(target=lambda: raised.append(_error_of(vote, communicator)))
-        with communicator.group.using(0, "a call"):
-            other.start()
-            other.join()
-
-    raised: list[object] = []
-    (fault,) = meet(vote_beside)
-    assert "start_max beside a call in another thread" in fault
-    assert isinstance(raised[0], ConnectionLostError)
-
-
-def test_memory_after_close() -> None:
-    def reduce_in_it(communicator: MeetingCommunicator) -> None:
-        child = communicator.split([0])
-        assert child is not None
-        memory = child.empty(64)
-        child.close()
-        communicator.allreduce(Buffer.from_array(memory), ReduceOp.SUM)
-
-    (fault,) = meet(reduce_in_it)
-    assert "memory of a communicator that is closed" in fault
-
-
-def test_a_call_that_fails() -> None:
-    def fail(communicator: MeetingCommunicator) -> None:
-        vote(communicator)
-        with raising(EngineFaultError, text="rank 0: an engine call failed"):
-            vote(communicator)
-
-    assert meet(fail, vote, lenient=True, fault=EngineFault(1)) == []
-
-
-def _error_of(member: Member, communicator: MeetingCommunicator) -> BaseException | None:
-    try:
-        member(communicator)
-    except BaseException as error:
-        return error
-    return None

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Iterable
 
 import pytest
-from meeting_engine import MeetingCommunicator
-from meeting_group import Group, Referee
+from meeting_engine import Group, MeetingCommunicator, Referee
 
 from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.driver import ReportExchange
@@ -56,11 +55,6 @@ def test_requests_that_overlap_are_the_same_everywhere(count: int) -> None:
             assert list(received) == own
             requests = {request.key: request for theirs in received for request in theirs.requests}
             assert all(requests[q.key] is q for theirs in received for q in theirs.requests)
-
-
-def test_one_rank_alone_has_many() -> None:
-    own = [report(range(400)), report([])]
-    assert all(list(received) == own for received in Ranks(2).exchange(own))
 
 
 def test_names_that_change_do_not_fill_the_memory() -> None:
