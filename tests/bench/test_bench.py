@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job import Completed
 from outcomes import outcomes
-from ranks import Completed, launch, mpi_python, start
+from ranks import launch, mpi_python, start
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
 WAYS = {

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from job import Completed
 from outcomes import outcomes
 from paths import TESTS
-from ranks import Completed, launch, run_ranks, start
+from ranks import launch, run_ranks, start
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from job import Completed
 from outcomes import outcomes
-from ranks import Completed, mpi_python, start
+from ranks import mpi_python, start
 
 HOSTFILES = {
     "word": "localhost slot=2\n",

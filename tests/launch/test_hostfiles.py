@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from hosts import AGENT, require_hosts
+from job import Completed
 from mpis import MPICH, OPEN_MPI_4
-from ranks import Completed, mpi_python, run_ranks, start
+from ranks import mpi_python, run_ranks, start
 
 from hvdtrain.cli.main import main
 from hvdtrain.launch.hosts.formats import FORMATS

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from job import Completed, Job
 from mpis import MPICH
 from outcomes import outcomes
-from ranks import Completed, Job, launch, mpi_python, start
+from ranks import launch, mpi_python, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 OPTIONS_WORKER = Path(__file__).with_name("run_options_worker.py")

@@ -12,7 +12,8 @@ import pytest
 import torch
 from horovod_environment import horovod_python
 from hosts import AGENT, require_hosts
-from ranks import Completed, run_ranks, start
+from job import Completed
+from ranks import run_ranks, start
 from tensorflow_environment import keras_variables, tensorflow_python
 
 SCRIPTS = Path(__file__).parent / "horovod_scripts"

@@ -18,22 +18,6 @@ from hvdtrain.train.recipes.builtin.digits import recipe as plain
 from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 
-__all__ = [
-    "Watched",
-    "drifting",
-    "mapped",
-    "noisy",
-    "normed",
-    "plain",
-    "poisoned",
-    "scarce",
-    "short",
-    "slow",
-    "streamed",
-    "valley",
-    "watched",
-]
-
 
 class Watched(nn.Module):
     """A model of numbered samples that notes which of them it has seen."""

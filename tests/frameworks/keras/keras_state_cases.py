@@ -44,11 +44,7 @@ def checkpoints_go_on_with_the_same_bits() -> None:
 
 
 class Saved:
-    """Variables and their optimizer, which a checkpoint holds.
-
-    Args:
-        exchange: exchange of the optimizer, as text.
-    """
+    """Variables and their optimizer, which a checkpoint holds."""
 
     def __init__(self, exchange: str) -> None:
         random = np.random.default_rng(0)

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from job import Completed
 from paths import TRAINING
-from ranks import Completed, start
+from ranks import start
 
 
 def outcomes(commands: Sequence[Sequence[object]], cwd: Path) -> list[Completed]:
