@@ -29,6 +29,7 @@ LEFT_OUT = {
     *("sparse_gradients", "sparse_gradients_for_an_optimizer_that_takes_no_others"),
     *("sparse_gradients_are_summed_as_dense_ones_are", "layouts_that_differ_between_ranks"),
     "sparse_gradients_are_weighted_by_samples",
+    "sparse_gradients_outside_a_process_set_are_made_dense",
     *("gradients_lie_in_engine_memory", "half_precision_weights"),
     "closures_on_data_that_differ_between_ranks",
     "a_closure_gives_its_own_loss_where_nothing_depends_on_it",

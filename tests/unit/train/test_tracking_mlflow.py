@@ -29,7 +29,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(mlflow, "_SHORT_PATIENCE_SECONDS", SHORT_PATIENCE_SECONDS)
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
+    for name in [name for name in os.environ if name.lstrip("_").startswith("MLFLOW_")]:
         monkeypatch.delenv(name)
 
 
