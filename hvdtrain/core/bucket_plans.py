@@ -34,7 +34,7 @@ from hvdtrain.errors import MismatchError
 _logger = logging.getLogger("hvdtrain")
 
 # The reason of a bucket size that comes from a checkpoint.
-_AS_BEFORE = "as before the run went on"
+_AS_BEFORE = "as in the checkpoint"
 
 
 def agree_on_bucket_size(channel: Channel) -> BucketSize:

@@ -103,7 +103,7 @@ def lost_line(failure: RanksLost) -> str:
     back = f" from step {failure.step}" if failure.again else ""
     what = f"left after {step} (SIGUSR2)" if failure.left else f"ended after {step}"
     return (
-        f"{lost} {what}: training goes on with {left}{back} after "
+        f"{lost} {what}: training continues with {left}{back} after "
         f"{failure.seconds:.2f} s, {counted(failure.global_batch_size, 'sample')} of all ranks per "
         f"step, learning rate {failure.scaled_lr:.4g}"
     )
@@ -112,7 +112,7 @@ def lost_line(failure: RanksLost) -> str:
 def joined_line(join: RanksJoined) -> str:
     """Return the line about ranks that joined the others."""
     return (
-        f"{format_ranks(join.joined)} joined after step {join.step}: training goes on with "
+        f"{format_ranks(join.joined)} joined after step {join.step}: training continues with "
         f"{counted(join.ranks, 'rank')} after {join.seconds:.2f} s, "
         f"{counted(join.global_batch_size, 'sample')} of all ranks per step, learning rate "
         f"{join.scaled_lr:.4g}"

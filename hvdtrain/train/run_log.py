@@ -88,7 +88,7 @@ class RunLog:
             if name not in self._incomplete:
                 self._incomplete.add(name)
                 problem = f"{self.directory / name} cannot be written ({error.strerror})"
-                print(f"hvdtrain: {problem}: lines are missing; training goes on", file=sys.stderr)
+                print(f"hvdtrain: {problem}: lines are missing; training continues", file=sys.stderr)
 
     def _track(self, lines: Sequence[MetricsRecord]) -> None:
         for line in lines:
@@ -134,7 +134,7 @@ class RunLog:
 
     def _warn(self) -> None:
         for problem in self._saver.problems():
-            print(f"hvdtrain: {problem}; training goes on", file=sys.stderr, flush=True)
+            print(f"hvdtrain: {problem}; training continues", file=sys.stderr, flush=True)
 
     def close(self, status: Status = "failed") -> None:
         """Wait for the checkpoint, and end the trackers unless they have been ended."""

@@ -54,7 +54,7 @@ def train(
     assert len(set(summary["weights_sha256"])) == 1
     assert len(summary["weights_sha256"]) == summary["world_size"]
     for join in summary["joins"]:
-        line = f"joined after step {join['step']}: training goes on with {join['ranks']} ranks"
+        line = f"joined after step {join['step']}: training continues with {join['ranks']} ranks"
         assert line in done.stdout, done.stdout
         assert join["joined"] == [join["ranks"] - 1]
         assert 0 < join["seconds"] < done.seconds

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvdtrain_report.lines import JsonObject, number
 
 COLUMNS = (
-    *("step", "ranks lost", "reason", "ranks left", "went on after"),
+    *("step", "ranks lost", "reason", "ranks left", "continued after"),
     *("samples per step", "learning rate"),
 )
 JOIN_COLUMNS = (

@@ -28,11 +28,11 @@ _SCRIPTS = (
     *("system.js", "matrix.js"),
 )
 _LOST = (
-    "Training went on with the ranks that were left. Ranks have the numbers that they had then. "
+    "Training continued with the remaining ranks. Ranks have the numbers that they had then. "
     "Broken lines in the curves show when it was."
 )
 _JOINED = (
-    "Training went on with more ranks, which have the numbers that they had then. "
+    "Training continued with more ranks. Ranks have the numbers that they had then. "
     "Dotted lines in the curves show when it was."
 )
 # JSON escapes of characters that could end the element with the data.

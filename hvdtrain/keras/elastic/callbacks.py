@@ -75,7 +75,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Count the batch, and end the epoch if those that were left are done (local)."""
         self.state.batch = self._before + batch + 1
         if self._before and self.state.batch == self.params["steps"]:
-            # Keras ends an epoch for this only; training goes on if it is not set any more then.
+            # Keras ends an epoch for this only; training continues if it is not set any more then.
             self._stops = not self.model.stop_training
             self.model.stop_training = True
 

@@ -67,7 +67,7 @@ class Trackers:
             except Exception as error:  # training is worth more than any tracker
                 if name not in self._warned:
                     self._warned.add(name)
-                    self._warn(f"{name}: {one_line(error)}; training goes on")
+                    self._warn(f"{name}: {one_line(error)}; training continues")
 
 
 def open_trackers(

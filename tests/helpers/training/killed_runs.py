@@ -60,10 +60,10 @@ def survive(
     assert (done.stdout.count("disturbed: ") > 0) == (len(lost) < len(kills.split()))
     leaving = sum(kill.endswith(":leave") for kill in lost)
     assert sum(len(each["lost"]) for each in summary["failures"] if each["left"]) == leaving
-    assert done.stdout.count(" (SIGUSR2): training goes on with ") == (leaving > 0), done.stdout
+    assert done.stdout.count(" (SIGUSR2): training continues with ") == (leaving > 0), done.stdout
     assert len(set(summary["weights_sha256"])) == 1
     assert sum(len(failure["lost"]) for failure in summary["failures"]) == len(lost)
-    assert done.stdout.count("training goes on with") == len(summary["failures"]), done.stdout
+    assert done.stdout.count("training continues with") == len(summary["failures"]), done.stdout
     assert ("memory, taken every 4 steps" in done.stdout) == ("--elastic-snapshot" in more)
     require_each_once(ledger, ranks, summary["failures"])
     lines = [(line["split"], line["step"]) for line in metrics_of(out)]

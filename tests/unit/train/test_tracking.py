@@ -107,7 +107,7 @@ def test_a_full_disk_costs_whole_records_only(tmp_path: Path) -> None:
     trackers.log({"loss": 4.0}, 4, 4.0)
     trackers.end("finished")
     assert [line.partition(":")[0] for line in said] == ["csv", "tensorboard"]  # once each
-    assert all("File too large" in line and "training goes on" in line for line in said)
+    assert all("File too large" in line and "training continues" in line for line in said)
     assert [row["step"] for row in rows(tmp_path)] == ["1", "4"]
     assert scalars(tmp_path, "loss") == [(1, 1.0), (4, 4.0)]
 
@@ -143,7 +143,7 @@ def test_a_second_end_does_nothing() -> None:
     trackers.artifact(Path("x"))
     trackers.end("failed")
     trackers.end("finished")
-    assert said == ["deaf: no http://***@host; training goes on", "deaf: no end"]
+    assert said == ["deaf: no http://***@host; training continues", "deaf: no end"]
 
 
 @pytest.mark.parametrize(

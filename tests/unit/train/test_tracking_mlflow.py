@@ -167,7 +167,7 @@ def test_files_and_a_store_that_is_gone_for_a_while(
     (tmp_path / "away").rename(folder)
     trackers.end("finished")
     assert len(said) == 1
-    assert said[0].endswith("; training goes on")
+    assert said[0].endswith("; training continues")
     steps = [step for step, _ in history(str(folder), run, "loss")]
     assert sorted(set(steps)) == [1, 2, 3, 4]  # tried again
     assert steps.count(2) == steps.count(3) == 1
