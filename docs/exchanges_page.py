@@ -26,15 +26,15 @@ END = "<!-- end -->\n"
 _LINKS = {"1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s", "100mbit": "100 Mbit/s"}
 _MACHINE = ("date", "processor", "cores", "load")
 _DIGITS = 4
+_TIMES = (
+    f"| link | exchange | step, median | / {AVERAGE} | / {NO_COMMUNICATION} | sent | "
+    "steps of a turn |"
+)
+_LOSSES = (
+    "| model | exchange | loss after all steps (of seeds) | - average's | | loss at equal time | "
+    "seconds of all steps |"
+)
 _AGAINST = ("steps", "seconds")  # the x axes of a loss
-_TARGET_LINK, _TARGET_TASK = "1gbit", "text-decay"
-# A step with the exchange takes at most so many times a step of the other contender.
-_TARGETS = {
-    "powersgd": (AVERAGE, 0.35),
-    "nbit": (AVERAGE, 0.35),
-    "diloco": (NO_COMMUNICATION, 1.02),
-}
-
 # Machines and results by the rate of the link and the name of the record.
 Records = Mapping[tuple[str, str], tuple[Mapping[str, Any], Result]]
 
@@ -71,20 +71,34 @@ def read_records(folder: Path) -> Records:
 
 
 def tables(records: Records) -> str:
-    """Return tables of times, losses and targets in Markdown."""
+    """Return tables of times and losses in Markdown."""
     if not records:
         return "Nothing yet: no record is here.\n"
     lines: list[str] = []
-    for (link, name), (machine, result) in records.items():
-        for case in result.cases:
-            lines += [f"### {_title(link, result, case)}", "", _run(machine, result, case), ""]
-            lines += [*(_times(case) if result.kind == "exchange" else _losses(case)), ""]
-        if result.kind == "exchange-loss":
-            lines += [f"![losses](measured/{link}-{name}-{of}.png)" for of in _AGAINST]
+    for kind, title, header, rows in (
+        ("exchange", "Steps", _TIMES, _times),
+        ("exchange-loss", "Losses", _LOSSES, _losses),
+    ):
+        found = [
+            (link, machine, result, case)
+            for (link, _), (machine, result) in records.items()
+            if result.kind == kind
+            for case in result.cases
+        ]
+        if found:
+            lines += [f"### {title}", ""]
+            lines += [f"- {_place(*each)}: {_run(*each[1:])}" for each in found]
+            lines += ["", header, "|---" * (header.count("|") - 1) + "|"]
+            for link, _, _, case in found:
+                place = _LINKS[link] if kind == "exchange" else case.name
+                lines += [f"| {place} {row}" for row in rows(case)]
             lines.append("")
+    for (link, name), (_, result) in records.items():
+        if result.kind == "exchange-loss":
+            plots = (f"![losses](measured/{link}-{name}-{of}.png)" for of in _AGAINST)
+            lines.append(" ".join(plots))
     if any(result.kind == "exchange" for _, result in records.values()):
-        lines += ["### Steps by link", "", "![steps](measured/steps.png)", ""]
-    lines += ["### Targets", "", "| target | measured | |", "|---|---|---|", *_targets(records)]
+        lines.append("![steps by link](measured/steps.png)")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -118,9 +132,13 @@ def _rounded(value: Any) -> Any:
     return [_rounded(own) for own in value] if isinstance(value, list) else value
 
 
-def _title(link: str, result: Result, case: Case) -> str:
-    what = "Steps" if result.kind == "exchange" else "Losses"
-    return f"{what} of the {case.name}, {_LINKS[link]}"
+def _place(link: str, _machine: Mapping[str, Any], _result: Result, case: Case) -> str:
+    steps = case.about.get("curves")
+    if steps is None:
+        return f"{case.name}, {_LINKS[link]}"
+    shortest, _ = compare_losses(steps, AVERAGE)
+    taken = steps[AVERAGE][0][-1][0]
+    return f"{case.name}, {_LINKS[link]}, {taken} steps, equal time {shortest:.2g} s"
 
 
 def _run(machine: Mapping[str, Any], result: Result, case: Case) -> str:
@@ -136,9 +154,6 @@ def _run(machine: Mapping[str, Any], result: Result, case: Case) -> str:
 
 
 def _times(case: Case) -> Iterator[str]:
-    columns = ("step, median", f"/ {AVERAGE}", f"/ {NO_COMMUNICATION}", "sent", "steps of a turn")
-    yield f"| exchange | {' | '.join(columns)} |"
-    yield "|---|---|---|---|---|---|"
     for name, values in case.values.items():
         ratios = [
             "1" if name == base else _ratio(compare(case.values[base], values))
@@ -156,13 +171,7 @@ def _ratio(found: Comparison) -> str:
 
 
 def _losses(case: Case) -> Iterator[str]:
-    shortest, found = compare_losses(case.about["curves"], AVERAGE)
-    steps = case.about["curves"][AVERAGE][0][-1][0]
-    yield (
-        f"| exchange | loss after {steps} steps (of seeds) | - average's | | "
-        f"loss after {shortest:.2g} s | seconds of all steps |"
-    )
-    yield "|---|---|---|---|---|---|"
+    _, found = compare_losses(case.about["curves"], AVERAGE)
     for summary in found:
         cells = [
             f"{summary.mean:.4g} ({summary.low:.4g} to {summary.high:.4g})",
@@ -176,37 +185,6 @@ def _losses(case: Case) -> Iterator[str]:
 
 def _name(name: str) -> str:
     return name if name in (NO_COMMUNICATION, AVERAGE, AVERAGE_AGAIN) else f"`{name}`"
-
-
-def _targets(records: Records) -> Iterator[str]:
-    for (link, _), (_, result) in records.items():
-        for case in result.cases:
-            if result.kind == "exchange" and link == _TARGET_LINK:
-                yield from _targets_of_times(case)
-            elif case.about.get("task") == _TARGET_TASK:
-                yield from _targets_of_losses(case)
-
-
-def _targets_of_times(case: Case) -> Iterator[str]:
-    for name, values in case.values.items():
-        base, most = _TARGETS.get(name.partition(":")[0], ("", 0.0))
-        if base:
-            found = compare(case.values[base], values)
-            verdict = "met" if found.ratio <= most else "missed"
-            yield (
-                f"| step of `{name}` / {base} at {_LINKS[_TARGET_LINK]}: at most {most:g} "
-                f"| {_ratio(found)} | {verdict} |"
-            )
-
-
-def _targets_of_losses(case: Case) -> Iterator[str]:
-    for summary in compare_losses(case.about["curves"], AVERAGE)[1]:
-        if summary.name.startswith("diloco"):
-            verdict = "missed" if summary.verdict == "higher" else "met"
-            yield (
-                f"| loss of `{summary.name}` on the {case.name}: within the seeds of the average "
-                f"| {summary.verdict} ({summary.difference:+.3f}) | {verdict} |"
-            )
 
 
 def main(words: list[str]) -> None:

@@ -15,7 +15,7 @@ END = "<!-- end -->\n"
 
 def table() -> str:
     """Return the table of findings in Markdown."""
-    rows = [("code", "what", "why", "mend"), ("---",) * 4]
+    rows = [("code", "what", "why", "fix"), ("---",) * 4]
     rows += [(rule.code, rule.title, rule.reason, rule.mend) for rule in (*RULES, *RUN_RULES)]
     return "".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows

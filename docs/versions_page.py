@@ -25,11 +25,14 @@ def summary(record: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *(f"| {name} | {oldest[name]} | {newest[name]} |" for name in sorted(oldest)),
         "",
-        "| what ran | oldest | newest |",
-        "|---|---|---|",
-        *(f"| {title} | {ends['oldest']} | {ends['newest']} |" for title, ends in runs),
+        "What ran with the oldest and the newest: " + "; ".join(map(_result, runs)) + ".",
     ]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _result(run: tuple[str, Mapping[str, str]]) -> str:
+    title, ends = run
+    return f"{title} ({ends['oldest']}, {ends['newest']})"
 
 
 def page(text: str, record: Mapping[str, Any]) -> str:

@@ -247,8 +247,8 @@ def test_an_mpi_for_one_thread_tells_who_waits(tmp_path: Path) -> None:
     lines = re.findall(r"^\[rank .*stalled: .*$", done.stderr, re.M)
     first, *_, last = [re.sub(r"\d+ s", "N s", line) for line in lines]
     assert first == (
-        "[rank 0/2] stalled: broadcast 'weights' for N s: rank 0 waits, and this engine does not "
-        "tell for whom"
+        "[rank 0/2] stalled: broadcast 'weights' for N s: rank 0 waits, and this engine cannot "
+        "tell which ranks are missing"
     )
     assert last == "[rank 0/2] no longer stalled: broadcast 'weights'"
 

@@ -374,7 +374,7 @@ class StallWatch:
     def _look(self) -> bool:
         """Check for stalls on any rank; return whether to continue."""
         if self._communicator is None:
-            self._report_alone("this engine does not tell for whom")
+            self._report_alone("this engine cannot tell which ranks are missing")
             return not self._stopping.is_set()
         periods = self._periods(self._pending())
         # An operation may have the same name as an earlier one.

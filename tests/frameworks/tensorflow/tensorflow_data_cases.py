@@ -1,4 +1,4 @@
-"""tf.data with the samplers of hvdtrain.data."""
+"""A tape with the samplers of hvdtrain.data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tensorflow_training_cases import digest
 
 
 def the_loop_of_the_data_page() -> str:
-    return digest(check_keras_loop("tf.data.Dataset"))
+    return digest(check_keras_loop("tf.GradientTape"))
 
 
 CASES = [the_loop_of_the_data_page]
