@@ -84,7 +84,7 @@ class PeerFailureError(HvdtrainError):
 
 
 class RanksLostError(PeerFailureError):
-    """Ranks have ended, and the others can go on without them.
+    """Ranks have ended, and the others can continue without them.
 
     Args:
         message: what has happened.
@@ -97,7 +97,7 @@ class RanksLostError(PeerFailureError):
 
 
 class ExcludedError(HvdtrainError):
-    """Other ranks have taken this one for dead, and went on without it."""
+    """Other ranks have taken this one for dead, and continued without it."""
 
 
 class ConnectionLostError(PeerFailureError):

@@ -71,7 +71,7 @@ def command(
 
     Each strategy trains the same model on the same batches in ranks of its own, on the CPU of this
     host: how long steps take, whether weights are those of one process, which samples are really
-    used. One process with the whole batch always takes part.
+    used. One process with the whole batch is always included.
     """
     from hvdtrain_compare.session import Request, compare
     from hvdtrain_compare.turns.contenders import parse_contenders

@@ -154,8 +154,8 @@ def _run_role(
         if told:
             ending = " and ".join(chief.ENDED_WITH_THE_CHIEF)
             click.echo(
-                f"hvdtrain: the chief has ended: {told} ranks ({ending}), which would wait for "
-                "ever, end with it",
+                f"hvdtrain: the chief has ended: {told} ranks ({ending}), which would wait "
+                "forever, end with it",
                 err=True,
             )
         return code

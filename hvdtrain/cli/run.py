@@ -47,7 +47,7 @@ from hvdtrain.world import promised_world
 @click.option("--timestamps", is_flag=True, help="Lines of output begin with a time.")
 @click.option("launcher_name", "--launcher", type=click.Choice(LAUNCHERS), help="Default: by MPI.")
 @click.option("--as-horovod", is_flag=True, help="hvdtrain answers also for an installed Horovod.")
-@click.option("--elastic", is_flag=True, help="The others go on when ranks are killed.")
+@click.option("--elastic", is_flag=True, help="Survive lost ranks: the others continue.")
 @click.option("--min-np", type=click.IntRange(1), help="With --elastic: end if fewer are left.")
 @click.option("--max-np", type=click.IntRange(1), help="With --elastic: replace lost ranks.")
 @click.option("discovery", "--host-discovery-script", metavar="FILE", help="Prints HOST:SLOTS.")
@@ -145,7 +145,7 @@ def _require_sense(request: LaunchRequest) -> None:
 
 
 def _saved(arguments: Sequence[str], program: tuple[str, ...]) -> Saved | None:
-    """Return where a job goes on that is started again; None if it has no directory for that."""
+    """Return where a job continues that is started again; None if it has no directory for that."""
     words = list(arguments)
     if is_script(words) or (words and not words[0].startswith("-") and words[0] != "train"):
         return None

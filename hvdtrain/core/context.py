@@ -224,7 +224,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         start_watches(_context, world.communicator, partial(_abort, world.communicator))
     except ExcludedError as error:
         _end_excluded(error)
-    except Exception as error:  # other ranks may be blocked in an engine call for ever
+    except Exception as error:  # other ranks may be blocked in an engine call forever
         assert _guard is not None
         _guard.fail(error)
         raise
@@ -254,21 +254,21 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
     Call it when an operation has raised RanksLostError, or on all ranks, after `failures.agree`,
     when rank 0's `newcomer_waits` says that another rank can join. Afterwards ranks have new
     numbers, in the same order, and there are no pending operations. Process sets and wrapped
-    optimizers that exist go on in the new world; gradients of an interrupted step are dropped.
-    A rank whose connections were closed, so that others went on without it, ends here.
+    optimizers that exist continue in the new world; gradients of an interrupted step are dropped.
+    A rank whose connections were closed, so that others continued without it, ends here.
     """
     global _context
     before = current()
     if before.failures is None:
         raise UnsupportedError(
-            f"{before.topology.title} recover: engine {before.engine_name} cannot go on without "
+            f"{before.topology.title} recover: engine {before.engine_name} cannot continue without "
             "ranks that have ended: use engine mpi with Open MPI 5, under mpirun --with-ft ulfm"
         )
     try:
         _context, recovery = open_next(before, before.failures, _abort, leaving)
     except ExcludedError as error:
         _end_excluded(error)
-    except Exception as error:  # other ranks may be blocked in an engine call for ever
+    except Exception as error:  # other ranks may be blocked in an engine call forever
         assert _guard is not None
         _guard.fail(error)
         raise
@@ -282,7 +282,7 @@ def recover(leaving: Collection[int] = ()) -> Recovery:
 def alone_if_newcomer() -> Iterator[None]:
     """Let a rank that has joined prepare what the others have, in a world of its own.
 
-    What is made there is made anew in the world of all with its next use, as after `recover`. It
+    What is made there is made again in the world of all with its next use, as after `recover`. It
     does nothing on other ranks, and after `accept_newcomers`.
     """
     global _context
@@ -332,7 +332,7 @@ def _end_excluded(error: ExcludedError) -> NoReturn:
 
 
 def end_alone() -> NoReturn:
-    """End this process with exit code 0, while the others go on as if it had been killed.
+    """End this process with exit code 0, while the others continue as if it had been killed.
 
     MPI is not finalized: that would wait for the others.
     """

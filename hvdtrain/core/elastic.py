@@ -1,6 +1,6 @@
 """Horovod's elastic interface: the state of all ranks is synchronized, committed and restored.
 
-Where the engine can go on without ranks that were killed, `run` does; elsewhere they end the job.
+Where the engine can continue without killed ranks, `run` does; elsewhere they end the job.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ObjectState:
             raise _NewcomerWaits
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Have functions be called each time that `run` goes on with other ranks.
+        """Have functions be called each time that `run` continues with other ranks.
 
         Ranks that have just joined do not call them.
 
@@ -104,10 +104,10 @@ class ObjectState:
 
 
 def run(func: F) -> F:
-    """Decorate `func(state, ...)` to start from rank 0's state, and to go on when ranks are killed.
+    """Decorate `func(state, ...)` to start from rank 0's state and survive killed ranks.
 
     All ranks call it. If ranks are killed, those that are left restore the last commit, are
-    numbered anew, call the reset callbacks, synchronize the state, and call the function again.
+    renumbered, call the reset callbacks, synchronize the state, and call the function again.
     When ranks join, those that were there do so without restoring.
 
     That takes Open MPI 5, with `python -m hvdtrain run --elastic` or `mpirun --with-ft ulfm`;
@@ -157,7 +157,7 @@ class _NewcomerWaits(HostsUpdatedInterrupt):
 def require_all() -> None:
     """Check that no rank has ended before all are through.
 
-    Another one may have met that in its last operation, and need this one to go on.
+    Another one may have met that in its last operation, and need this one to continue.
     """
     here = context.current()
     if here.failures is not None and not here.failures.agree(True):
@@ -188,7 +188,7 @@ def _go_on_in_next_world(failed: Exception | None) -> None:
 
 
 def tells_of_lost_ranks(error: Exception, world: Context) -> bool:
-    """Return whether an error means that ranks have ended, and the others can go on."""
+    """Return whether an error means that ranks have ended, and the others can continue."""
     if world.failures is None:
         return False
     try:

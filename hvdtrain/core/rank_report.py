@@ -3,7 +3,7 @@
 `python -m hvdtrain.core.rank_report PORT,PORT,... [PORT]`: ports that are free, of which one
 becomes the rank's, and one at which the process that asks listens, if it does. All ranks are told.
 
-`python -m hvdtrain.core.rank_report --error MESSAGE`: this rank cannot go on. All end, with exit
+`python -m hvdtrain.core.rank_report --error MESSAGE`: this rank cannot continue. All end, with exit
 code 2, and the first one that has a message prints it.
 
 A process of its own, because the rank itself must be left without MPI: the program that it runs

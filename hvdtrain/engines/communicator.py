@@ -348,7 +348,7 @@ class Communicator(ABC):
     def confirm(self) -> None:
         """Check that all members have got this far, with right results (collective).
 
-        Where others can go on without a rank that ends, calls in which it ends may succeed with
+        Where others can continue without a rank that ends, calls in which it ends may succeed with
         wrong results.
 
         Raises:
@@ -359,7 +359,7 @@ class Communicator(ABC):
         """Return what an error of this communicator means to the program (local).
 
         Returns:
-            A RanksLostError if ranks have ended and the others can go on, otherwise the error.
+            A RanksLostError if ranks have ended and the others can continue, otherwise the error.
         """
         return error
 
@@ -389,7 +389,7 @@ class Newcomer(ABC):
 
 
 class Failures(ABC):
-    """The ranks of a world that have ended, where the others can go on without them.
+    """The ranks of a world that have ended, where the others can continue without them.
 
     A rank that notices one calls `revoke`, so that all others notice it, whatever they wait for.
     Each of them then calls `reopen`, and closes the communicators of this world.
@@ -425,9 +425,9 @@ class Failures(ABC):
 
     @abstractmethod
     def start_rank(self, host: str, known: bool) -> Newcomer:
-        """Start a process that is to become a rank, while the others go on (local).
+        """Start a process that is to become a rank, while the others continue (local).
 
-        It takes tenths of a second; for ever, if the process ends at once.
+        It takes tenths of a second; forever, if the process ends at once.
 
         Args:
             host: name of its host; "" for any.
@@ -462,9 +462,9 @@ class EngineWorld:
         communicator: communicator of all ranks.
         nodes: node number of each rank; ranks share memory if and only if theirs are equal.
         hostnames: host name of each rank.
-        failures: ranks that have ended; None if no rank can go on without another.
+        failures: ranks that have ended; None if no rank can continue without another.
         before: number of each rank in the world before this one, or JOINED, or else among the ranks
-            that the launcher has started; None if no rank can go on without another.
+            that the launcher has started; None if no rank can continue without another.
         joined: whether this rank has joined others that were there before.
     """
 

@@ -178,7 +178,7 @@ class MilestoneListener:
 
 
 _MOST_IN_VAIN = 3
-# Ranks of the same host notice it themselves. Others may be in init(), and go on without it.
+# Ranks of the same host notice it themselves. Others may be in init(), and continue without it.
 _JOIN_SECONDS = 10.0
 # Ranks that have not begun so long after the first one have ended in Python's own start.
 _BEGIN_SECONDS = 60.0
@@ -186,7 +186,7 @@ _BEGIN_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a job that is started again goes on."""
+    """Where a job that is started again continues."""
 
     newest: Callable[[], str | None]
     program: tuple[str, ...]
@@ -194,7 +194,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class ElasticJob:
-    """A job whose ranks go on when others are killed."""
+    """A job whose ranks continue when others are killed."""
 
     request: LaunchRequest
     build: Builder
@@ -260,7 +260,7 @@ class _Starts:
         return self._launches.run(line.argv, environ, self._is_lost)
 
     def _is_lost(self) -> bool:
-        """Return whether a rank has ended for which the others would wait in init() for ever."""
+        """Return whether a rank has ended for which the others would wait in init() forever."""
         self._heard |= self._listener.heard()
         if not self._heard or self._heard & {STARTED, ENDED, FAILED}:
             return False
@@ -329,7 +329,7 @@ class _Starts:
     def _start(self, request: LaunchRequest) -> subprocess.Popen[bytes]:
         line = self._job.build(request, self._job.site)
         environ = {**self._environ, **line.variables}
-        # One that ends removes files of others in the same directory, which then wait for ever.
+        # One that ends removes files of others in the same directory, which then wait forever.
         environ[SESSION] = tempfile.mkdtemp(dir=self._folder)
         return self._launches.start(line.argv, environ, quiet=True)
 

@@ -136,10 +136,10 @@ def weight_of(batch: int, trainer: Any) -> float:
 
 
 def _next_batch(loop: Any) -> tuple[int, int]:
-    """Return the epoch of the batch with which training begins or goes on, and its number there.
+    """Return the epoch of the batch with which training begins or continues, and its number there.
 
     A checkpoint may be of the end of a batch, even the last one, which is processed but not
-    completed, or of an exception in a batch that is then begun anew.
+    completed, or of an exception in a batch that is then begun again.
     """
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
     epoch, batch = int(epochs.current.processed), int(batches.current.processed)

@@ -421,7 +421,7 @@ class HvdStrategy(ParallelStrategy):
                 optimizer.flush()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Give the optimizers back as they are, because other ranks may go on (local)."""
+        """Give the optimizers back as they are, because other ranks may continue (local)."""
         self._unwrap_optimizers()
 
     def teardown(self) -> None:

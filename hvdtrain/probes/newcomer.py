@@ -25,7 +25,7 @@ def main(words: Sequence[str]) -> None:
     except BaseException as error:
         if not is_joining():
             raise
-        # The others go on, and any other exit code would become that of the job.
+        # The others continue, and any other exit code would become that of the job.
         if not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()

@@ -269,9 +269,8 @@ class ExchangingOptimizer(OptimizerWrapper):
         It is collective for an exchange that begins with averages of gradients, as post-local SGD.
 
         Args:
-            state: result of exchange_state() on the rank of the same number; on another number of
-                ranks that of any rank, because what each rank kept for itself then begins anew, as
-                the first rank says.
+            state: the state that this same rank saved. If the number of ranks has changed, any
+                rank's state: each rank's private part is then reset, and rank 0 logs this.
 
         Raises:
             ValueError: it is the state of another exchange.

@@ -98,7 +98,7 @@ class DistributedOptimizer(ExchangingOptimizer):
 
     Raises:
         UnsupportedError: `sharded` with an optimizer that needs whole parameters, with parameters
-            whose memory cannot be shared, or where the job goes on without ranks that end.
+            whose memory cannot be shared, or where the job continues without ranks that end.
         TypeError: `optimizer` is not an optimizer, or `exchange` neither an exchange nor
             text.
         ValueError: names are missing or used twice, or arguments contradict each other.

@@ -18,7 +18,7 @@ Gradients = list[torch.Tensor | None]
 def own_shards(shards: int) -> range:
     """Return the numbers of this rank's shards (local).
 
-    Where ranks were killed and the others go on, those beyond the largest power of two have none.
+    After ranks were lost, those beyond the largest power of two have none.
 
     Raises:
         UsageError: `shards` or the number of ranks is not a power of two, or there are more ranks

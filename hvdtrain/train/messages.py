@@ -97,7 +97,7 @@ def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
 
 
 def lost_line(failure: RanksLost) -> str:
-    """Return the line about ranks that ended while the others went on."""
+    """Return the line about ranks that ended while the others continued."""
     lost, left = format_ranks(failure.lost), counted(failure.ranks, "rank")
     step = f"step {failure.step + failure.again}"
     back = f" from step {failure.step}" if failure.again else ""
@@ -147,7 +147,7 @@ def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
     """Return the lines printed when a run is stopped early."""
     return [
         f"rank {rank} was asked to stop: {progress.text} are done and saved",
-        f"to go on, give the same command --out {directory} --resume auto",
+        f"to continue, give the same command --out {directory} --resume auto",
     ]
 
 

@@ -111,7 +111,7 @@ def restore_progress(
             if content["epoch_samples"] != epoch_samples:
                 raise UsageError(
                     f"checkpoint {path} was made within an epoch of {content['epoch_samples']} "
-                    f"samples, and this data set has {epoch_samples}: go on with the same data, or "
+                    f"samples, and this data set has {epoch_samples}: use the same data, or resume "
                     "from a checkpoint at the end of an epoch"
                 )
         state.load(content)

@@ -77,7 +77,7 @@ def world_settings(
 
 
 class StateLoader(Protocol):
-    """Brings back the state that a run goes on from, in two steps."""
+    """Brings back the state that a run continues from, in two steps."""
 
     def find(self, library: TensorLibrary) -> WorldSettings:
         """Find the state, before the model is built (rank 0 only)."""
@@ -210,7 +210,7 @@ def _refuse_to_mix(options: TrainOptions, resumed: Path | None) -> None:
         return
     if resumed is None or resumed.resolve().parent != options.out.resolve():
         raise UsageError(
-            f"{options.out} holds the results of another run: go on there with --resume auto, or "
+            f"{options.out} holds the results of another run: resume it with --resume auto, or "
             "name another directory with --out"
         )
     if files and position_of(files[0]) > position_of(resumed):

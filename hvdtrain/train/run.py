@@ -113,7 +113,7 @@ class Run:
         self._joins: Sequence[RanksJoined] = ()
         self._directory, self._snapshots = setup.start.directory, snapshots
         self.left: tuple[int, ...] = ()
-        # Where a pause that is under way began. Survivors take it anew if one of them was in it.
+        # Where a pause that is under way began. Survivors take it again if one of them was in it.
         self._pausing = self._progress if setup.start.pauses else None
 
     def note_changes(self, failures: Sequence[RanksLost], joins: Sequence[RanksJoined]) -> None:
@@ -199,7 +199,7 @@ class Run:
         call_on_root(lambda: run_log.stopped(text) if run_log is not None else None)
         directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
         raise TooFewRanksError(
-            f"{text}: {self._progress.text} are saved, go on with --out {directory} --resume auto"
+            f"{text}: {self._progress.text} are saved, resume with --out {directory} --resume auto"
         )
 
     @collective

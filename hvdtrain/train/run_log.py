@@ -88,7 +88,9 @@ class RunLog:
             if name not in self._incomplete:
                 self._incomplete.add(name)
                 problem = f"{self.directory / name} cannot be written ({error.strerror})"
-                print(f"hvdtrain: {problem}: lines are missing; training continues", file=sys.stderr)
+                print(
+                    f"hvdtrain: {problem}: lines are missing; training continues", file=sys.stderr
+                )
 
     def _track(self, lines: Sequence[MetricsRecord]) -> None:
         for line in lines:

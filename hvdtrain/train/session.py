@@ -96,7 +96,7 @@ def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Su
 
 
 class _Session:
-    """Trains, and goes on with the ranks that are left where the engine can."""
+    """Trains, and continues with the remaining ranks if the engine can."""
 
     def __init__(
         self, options: TrainOptions, make_recipe: RecipeFactory | None, signals: StopSignals
@@ -144,7 +144,7 @@ class _Session:
         return self._train(setup, lines)
 
     def _survives(self, error: Exception) -> bool:
-        """Return whether the run goes on after an error, and note how far this rank has got."""
+        """Return whether the run continues after an error, and note how far this rank has got."""
         if self._run is not None:
             self._noticed = time.perf_counter()
             self._left = self._run.left
@@ -164,7 +164,7 @@ class _Session:
             context.current().followers.clear()
         recovery = context.recover(self._left)
         if not recovery.lost and not self._interrupted:
-            raise HvdtrainError("training failed as if a rank had ended, and none has")
+            raise HvdtrainError("training failed with a lost-rank error, but all ranks are alive")
         self._recoveries.append((recovery, self._left))
         self._left, self._interrupted = (), False
 
@@ -200,7 +200,7 @@ class _Session:
 
     @collective
     def _loader(self) -> tuple[MemoryLoader | SnapshotLoader, int | None]:
-        """Return what to go on from, and the steps done if it may have fewer."""
+        """Return what to continue from, and the steps done if it may have fewer."""
         if self._snapshots is None:
             return agree(self._standing), None
         step = -1 if self._standing is None else self._standing.reached.step

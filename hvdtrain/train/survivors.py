@@ -49,7 +49,7 @@ class MemoryLoader:
         return WorldSettings()
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load the state, and remove lines about steps that are taken anew (rank 0 only)."""
+        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
         state.load(self._content)
         self._content = {}  # as large as the model
         # Lines of the last step are written again where what follows it is done again.
@@ -118,7 +118,7 @@ def _position(found: LoadedCheckpoint) -> tuple[int, int]:
 
 @collective
 def agree(standing: Standing | None) -> MemoryLoader:
-    """Return what all ranks go on from: the state of one furthest ahead."""
+    """Return what all ranks continue from: the state of one furthest ahead."""
     reached = None if standing is None else (standing.reached.step, standing.paused)
     rows = allgather_object(reached, "progress")
     there = [row for row in rows if row is not None]

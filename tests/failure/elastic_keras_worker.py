@@ -131,7 +131,7 @@ def state_with(**how: Any) -> Any:
 def refuse_what_is_lost_with_a_rank() -> None:
     """See that no state can be made whose parts only one rank has."""
     for exchange in ("nbit:bits=8", "powersgd:rank=1", "topk:ratio=0.1", "local:steps=2"):
-        with raising(UnsupportedError, text="cannot go on without a rank with exchange "):
+        with raising(UnsupportedError, text="cannot continue without a rank with exchange "):
             state_with(exchange=exchange)
     with raising(UnsupportedError, text="sharded=True: with mpirun --with-ft ulfm the job goes"):
         state_with(sharded=True)

@@ -77,7 +77,7 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     told = (tmp_path / MARKER).read_text()
     assert told.startswith("rank 1 was asked to stop: ")
-    assert f"\n{told}to go on, give the same command" in done.stdout
+    assert f"\n{told}to continue, give the same command" in done.stdout
     assert not (tmp_path / "summary.json").exists()
     epochs, samples = position_of(checkpoint_files(tmp_path)[0])
     assert epochs >= 2

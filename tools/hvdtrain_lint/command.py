@@ -34,7 +34,7 @@ def command(scripts: tuple[Path, ...], steps: int | None, as_json: bool) -> int:
     """Find mistakes with ranks in scripts for Horovod, torch.distributed or Accelerate.
 
     The scripts are read, and run with --run only. Prints a line for each mistake, with its reason
-    and how to mend it, and ends with exit code 1 if there is one. A comment `# hvdtrain: ignore`
+    and how to fix it, and ends with exit code 1 if there is one. A comment `# hvdtrain: ignore`
     silences a line, `# hvdtrain: ignore HVD401` one rule in it; docs/lint.md lists the rules.
     """
     if steps is not None and promised_world(os.environ) is not None:

@@ -1,4 +1,4 @@
-"""Ranks that ended, left or joined while the others went on: marks in the plots, and tables."""
+"""Ranks that ended, left or joined while the others continued: marks in the plots, and tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOIN_COLUMNS = (
 
 @dataclass(frozen=True)
 class Change:
-    """Ranks that ended or joined while the others went on; what is unknown is NaN."""
+    """Ranks that ended or joined while the others continued; what is unknown is NaN."""
 
     step: float
     epoch: float

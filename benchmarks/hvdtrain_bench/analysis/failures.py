@@ -14,7 +14,7 @@ __all__ = ["Failure", "UnfinishedJobError", "failure_of"]
 
 
 class UnfinishedJobError(Exception):
-    """The job did not go on after the kill, or did not reach its end."""
+    """The job did not continue after the kill, or did not reach its end."""
 
 
 @dataclass(frozen=True)

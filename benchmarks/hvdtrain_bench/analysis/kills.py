@@ -50,7 +50,7 @@ class KillSummary:
     """What kills cost with one library.
 
     Attributes:
-        survived: number of jobs that went on to their end.
+        survived: number of jobs that continued to their end.
         kills: number of jobs.
         times: spread of each time.
         again: median of the samples that were taken again.

@@ -41,7 +41,7 @@ def measure_elastic_steps(
     """Time a step of each model in an elastic job and in two others.
 
     The three jobs run at the same time; two of them wait while the third has its turn. They are
-    started anew several times, because the times of a job depend on where its memory is.
+    started again several times, because the times of a job depend on where its memory is.
 
     Args:
         launcher: launcher of ranks.

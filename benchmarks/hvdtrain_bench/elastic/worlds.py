@@ -1,6 +1,6 @@
 """The worlds in which a process of `train` works, one after the other.
 
-A recipe's file is executed anew in each world, and this module is not.
+A recipe's file is executed again in each world, and this module is not.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Samples:
     targets: Tensor
 
     def batches(self, rank: int, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's batches, for ever: each epoch in another order.
+        """Yield this rank's batches, forever: each epoch in another order.
 
         Args:
             rank: rank of this process.

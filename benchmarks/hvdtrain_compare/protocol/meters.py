@@ -28,7 +28,7 @@ class SocketMeter:
         self._total, self._started = 0, -1
 
     def start(self) -> None:
-        """Begin to count, or go on."""
+        """Begin to count, or continue."""
         self._started = sent_bytes()
 
     def stop(self) -> None:

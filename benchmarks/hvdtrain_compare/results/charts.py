@@ -1,4 +1,4 @@
-"""Charts of contenders below one another, as SVG that follows the colours of the page. Pure."""
+"""Charts of contenders below one another, as SVG that follows the colors of the page. Pure."""
 
 from __future__ import annotations
 

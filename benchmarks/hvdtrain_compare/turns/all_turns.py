@@ -55,7 +55,7 @@ def run_turns(
 
 
 class _AllTurns:
-    """Runs turns, and keeps what came of them."""
+    """Runs turns, and keeps their results."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._settings, self._say = settings, say

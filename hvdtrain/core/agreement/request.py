@@ -91,7 +91,7 @@ def _with_complement(hashed: bytes) -> bytes:
     return hashed + hashed.translate(_COMPLEMENT)
 
 
-# A training loop submits the same requests again and again, or such that differ in their numbers.
+# A training loop submits the same requests again and again, or with other numbers.
 @lru_cache(maxsize=4096)
 def _hasher(operation: str, details: tuple[tuple[str, str], ...]) -> blake2b:
     """Return a hasher of what precedes the name; to be copied."""

@@ -31,7 +31,7 @@ class ExchangedWeights:
 
     @property
     def averages_gradients(self) -> bool:
-        """Whether ranks average gradients at present, as at the beginning of post-local SGD."""
+        """Whether ranks average gradients now, as at the beginning of post-local SGD."""
         return self._exchange.first is not None
 
     @collective
@@ -82,7 +82,7 @@ class ExchangedWeights:
         state: Sequence[HostArray],
         parameters: Sequence[object],
     ) -> tuple[list[HostArray], list[HostArray]]:
-        """Return the weights and the optimizer's state to go on from."""
+        """Return the weights and the optimizer's state to continue from."""
         samples = self.counter.samples
         weights, state, _ = self._take_part(weights, state, parameters, False, samples)
         return weights, state

@@ -35,7 +35,7 @@ def tree_sum(terms: Sequence[Array]) -> Array:
 
 
 def branch(terms: int, rank: int, size: int) -> range:
-    """Return the numbers of the terms that a rank adds, so that ranks go on along a binary tree.
+    """Return the numbers of the terms that a rank adds, so that ranks continue along a binary tree.
 
     Ranks beyond the largest power of two add none.
     """

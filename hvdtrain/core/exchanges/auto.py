@@ -135,7 +135,7 @@ class AutoExchange(Exchange):
         if self._choice is not None and self._choice.ranks != info.size:
             if communicators.all_ranks.rank == 0 and not self._silent:
                 before, now = _ranks(self._choice.ranks), _ranks(info.size)
-                _say([f"the choice was one for {before}, and this is {now}: choosing anew"])
+                _say([f"the choice was made for {before}, and there are {now} now: choosing again"])
             self._begin(None)
         if self._choice is not None:
             self._choice.reduce(bucket, info, communicators)

@@ -62,7 +62,7 @@ class BlockMomentum(Exchange):
         time_constant: number of samples after which a change has decayed to 1/e, instead of
             `momentum`: momentum = exp(-block / time_constant).
         rate: speed of the model relative to SGD on all samples in turn.
-        nesterov: whether ranks go on from where the momentum leads.
+        nesterov: whether ranks continue from where the momentum leads.
         state: what becomes of the state of each rank's optimizer after a block: "keep", "average"
             it as well, or "reset" it, as if the optimizer were new (CNTK's resetSGDMomentum).
 
@@ -148,7 +148,7 @@ class BlockMomentum(Exchange):
             self._move(part.name, part.array, update)
 
     def _move(self, name: str, change: Array, update: _Update) -> None:
-        """Overwrite the ranks' mean change of a parameter with the weights to go on from."""
+        """Overwrite the ranks' mean change of a parameter with the weights to continue from."""
         before = self._velocity.get(name, change)
         velocity = before * update.momentum + change * update.gain
         # The ranks started at W + look-ahead.

@@ -64,7 +64,7 @@ def load_exchange(
 ) -> tuple[int, dict[str, float]]:
     """Restore the state of an exchange.
 
-    On another number of ranks the arrays of a rank begin anew, and the first rank says so.
+    On another number of ranks the arrays of a rank start over, and the first rank says so.
     """
     if saved["spec"] != exchange.spec:
         raise ValueError(
@@ -80,8 +80,8 @@ def load_exchange(
     if saved["ranks"] != ranks:
         if own and first:
             _logger.warning(
-                f"exchange {exchange.spec!r}: its state is one of {saved['ranks']} ranks, and now "
-                f"{ranks} take part: what each rank kept for itself begins anew"
+                f"exchange {exchange.spec!r}: its state was saved by {saved['ranks']} ranks, and "
+                f"now there are {ranks}: each rank's private state is reset"
             )
         own = {}
     exchange.load(ExchangeState(shared, own))

@@ -212,10 +212,10 @@ class Exchange(ABC):
         counts_samples: whether `due` needs the number of samples in a step.
         inner_state: what becomes of the states of the ranks' own optimizers after an exchange of
             weights; nothing in a warm-up.
-        in_warm_up: whether it takes plain averages at present, before its own algorithm.
+        in_warm_up: whether it takes plain averages now, before its own algorithm.
         partial: whether an exchange of weights that is due leaves some parameters as they are,
             so that only a flush makes the weights equal.
-        looks_ahead: whether ranks go on from other weights than the model's, to which a flush
+        looks_ahead: whether ranks continue from other weights than the model's, to which a flush
             returns even if no rank has taken a step.
         first: exchange of gradients that is used instead of an exchange of weights until this is
             None; `due` or `load` may change it.
@@ -318,7 +318,7 @@ class Exchange(ABC):
     def load(self, state: ExchangeState) -> None:
         """Restore a state that state() has returned on the rank of the same number (local).
 
-        On another number of ranks it has no arrays in `own`, and each rank begins anew.
+        On another number of ranks it has no arrays in `own`, and each rank starts over.
 
         Raises:
             ValueError: the state belongs to another exchange.

@@ -13,7 +13,7 @@ __all__ = ["ParameterState"]
 class ParameterState:
     """One array for each parameter, initially zeros, on the device of its bucket.
 
-    Parameters are known by their names, because a plan that is made anew, e.g. after a layer was
+    Parameters are known by their names, because a plan that is made again, e.g. after a layer was
     unfrozen, gives them other indices. Arrays that are put during a step take effect at the end
     of the step, and only if it is valid.
 

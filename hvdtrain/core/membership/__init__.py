@@ -1,1 +1,1 @@
-"""The world of a rank: its channels, and going on without ranks that have ended."""
+"""The world of a rank: its channels, and continuing without ranks that have ended."""

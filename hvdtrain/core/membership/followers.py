@@ -1,4 +1,4 @@
-"""Optimizers that go on in the next world when ranks are lost."""
+"""Optimizers that continue in the next world when ranks are lost."""
 
 from __future__ import annotations
 

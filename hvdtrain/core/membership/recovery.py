@@ -100,7 +100,7 @@ def open_next(
 
 
 def _hand_over(before: Context, here: Context, members: Sequence[int]) -> None:
-    """Have the process sets and more go on."""
+    """Have the process sets and more continue."""
     for number, ranks in before.process_sets.items():
         if not any(rank in members for rank in ranks):
             before.emptied.setdefault(number, list(ranks))

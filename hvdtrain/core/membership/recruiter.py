@@ -1,4 +1,4 @@
-"""Starting other ranks, for those that were lost or on hosts that come, while the ranks go on."""
+"""Starting other ranks, for those that were lost or on new hosts, while the ranks continue."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Recruiter:
             return vacant[0] if vacant else None
 
     def _start(self, host: str) -> None:
-        """Start a process on a host, in a thread, because MPI may wait for it for ever."""
+        """Start a process on a host, in a thread, because MPI may wait for it forever."""
         # Where there are no other hosts, the launcher may know this one by another name.
         alone = {*self._known, host} == {self._here}
         done: list[Recruit | Exception] = []

@@ -166,7 +166,7 @@ def _finalize(MPI: ModuleType, process_id: int) -> None:
         return
     from hvdtrain.engines.mpi.failures import tolerates_failures
 
-    # MPI_Finalize waits for all ranks, at times for ever after one has ended. Where failures are
+    # MPI_Finalize waits for all ranks, at times forever after one has ended. Where failures are
     # tolerated, mpirun takes a rank that leaves it out for one that has ended well.
     if not tolerates_failures():
         MPI.Finalize()

@@ -1,4 +1,4 @@
-"""Ranks that end while the others go on: Open MPI's user-level failure mitigation (ULFM)."""
+"""Ranks that end while the others continue: Open MPI's user-level failure mitigation (ULFM)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _LOST = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 def tolerates_failures() -> bool:
-    """Return whether ranks can go on when another ends, as under mpirun --with-ft ulfm."""
+    """Return whether ranks can continue when another ends, as under mpirun --with-ft ulfm."""
     name, version = MPI.get_vendor()
     if name != "Open MPI" or version < (5,):
         return False
@@ -159,7 +159,7 @@ class MpiFailures(Failures):
     @collective
     def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """Return another communicator of the same ranks; see `split`."""
-        # If a rank ends within MPI_Comm_dup, others crash or wait for ever.
+        # If a rank ends within MPI_Comm_dup, others crash or wait forever.
         made = shrunk(comm)
         if made.size < comm.size:
             raise self._error()

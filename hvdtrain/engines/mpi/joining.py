@@ -1,4 +1,4 @@
-"""Ranks that come: a process is started while the others go on, and becomes one of them.
+"""Ranks that come: a process is started while the others continue, and becomes one of them.
 
 It initializes MPI at once, so that the rank that has started it notices if it ends, and then runs
 what the other ranks run: see hvdtrain.probes.newcomer.
@@ -240,7 +240,7 @@ class _Entrance:
             joint = _connected(inter.Merge(high=True))
             if self._receive(_TAKEN):
                 return joint
-        except MPI.Exception:  # a rank has ended: the others go on without this one
+        except MPI.Exception:  # a rank has ended: the others continue without this one
             _leave_unseen()
         _leave_unseen()
 

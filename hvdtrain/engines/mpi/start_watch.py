@@ -1,4 +1,4 @@
-"""Ranks that end before MPI has started on all: the others would wait in MPI_Init for ever.
+"""Ranks that end before MPI has started on all: the others would wait in MPI_Init forever.
 
 mpirun ends a job when a rank ends, but not with --with-ft, and MPI itself knows of no rank before
 it has started. A process beside each rank looks at the others of its host meanwhile; a thread

@@ -1,4 +1,4 @@
-"""Ranks that end while the others go on: MPI knows them, and process groups are made anew."""
+"""Ranks that end while the others continue: MPI knows them, and process groups are made again."""
 
 from __future__ import annotations
 

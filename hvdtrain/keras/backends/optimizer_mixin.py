@@ -69,7 +69,7 @@ class DistributedMixin:
         averaged as sum_r(c_r g_r) / sum_r(c_r), where g_r is the gradient of rank r's mean loss;
         weights count with all samples since those of all ranks were equal. In a function that is
         traced, set it there to a tensor: keras.ops.shape(batch)[0] on TensorFlow, and an argument
-        of the function on JAX, which traces it anew for each shape.
+        of the function on JAX, which traces it again for each shape.
         """
         return self.hvdtrain_reduction.sample_weight
 

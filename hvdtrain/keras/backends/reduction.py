@@ -213,7 +213,7 @@ class Reduction:
 
     @property
     def exchanges_weights(self) -> bool:
-        """Whether ranks step on their own gradients at present, and exchange weights."""
+        """Whether ranks step on their own gradients now, and exchange weights."""
         return self.weights is not None and self.weights.exchanges_weights
 
     @collective

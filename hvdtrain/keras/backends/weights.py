@@ -133,7 +133,7 @@ class WeightExchange:
     because gradients are not finite.
 
     An exchange may begin with averages of gradients. Each step asks the host at which side of the
-    switch it is, so that functions that were traced before need not be traced anew.
+    switch it is, so that functions that were traced before need not be traced again.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin to count anew (local)."""
+        """Begin to count from zero (local)."""
         if self._stops:
             self.model.stop_training = self._stops = False
         self.state.batch = 0

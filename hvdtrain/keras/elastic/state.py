@@ -88,7 +88,7 @@ def _require_stateless(optimizer: keras.optimizers.Optimizer) -> None:
     exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
     if not exchange.stateless:
         raise UnsupportedError(
-            f"{here.topology.title} KerasState: a job cannot go on without a rank with exchange "
+            f"{here.topology.title} KerasState: a job cannot continue without a rank with exchange "
             f"{exchange.spec!r}: use average or half, or leave out --elastic and --with-ft ulfm"
         )
 

@@ -142,7 +142,7 @@ def _mpirun(request: LaunchRequest, site: Site, dialect: _Dialect) -> LaunchComm
     here = not request.names_hosts and not has_allocation(site.environ)
     flags = [
         *(["--with-ft", "ulfm"] if request.elastic else []),
-        # Else ranks that join must not end while others go on, as those that are started here may.
+        # Else ranks that join must not end while others continue, unlike those started here.
         *(["--prtemca", "state_base_recoverable", "1"] if request.elastic else []),
         *_binding(request.bind, here, dialect),
         *_placement(request, here),

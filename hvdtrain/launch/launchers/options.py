@@ -28,7 +28,7 @@ _FIRST_WITH_ULFM = 5
 
 
 def require_tolerance(library: MpiLibrary, launcher: str) -> None:
-    """Check that the other ranks of a job can go on when one is killed."""
+    """Check that the other ranks of a job can continue when one is killed."""
     if library.vendor != "openmpi" or int(library.major) < _FIRST_WITH_ULFM:
         raise UsageError(
             f"--elastic needs Open MPI {_FIRST_WITH_ULFM}, which has ULFM, and this is {library}: "
@@ -42,7 +42,7 @@ def require_tolerance(library: MpiLibrary, launcher: str) -> None:
 
 
 def min_ranks_variable(least: int | None, ranks: int | None, elastic: bool) -> dict[str, str]:
-    """Return the variable that tells ranks how many of them must be left to go on."""
+    """Return the variable that tells ranks how many of them must be left to continue."""
     if least is None:
         return {}
     if not elastic:

@@ -1,4 +1,4 @@
-"""The end of a job with parameter servers: they, and their workers, would wait for ever."""
+"""The end of a job with parameter servers: they, and their workers, would wait forever."""
 
 from __future__ import annotations
 

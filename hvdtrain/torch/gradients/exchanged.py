@@ -1,4 +1,4 @@
-"""What the ranks exchange for an optimizer at present: its gradients, or its weights."""
+"""What the ranks exchange for an optimizer now: its gradients, or its weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Exchanged(Follower):
 
     @property
     def exchanges_weights(self) -> bool:
-        """Whether the exchange wants weights at present, instead of gradients."""
+        """Whether the exchange wants weights now, instead of gradients."""
         exchange = self.settings.exchange
         return exchange is not None and exchange.kind is Kind.WEIGHTS and exchange.first is None
 
@@ -185,14 +185,14 @@ class Exchanged(Follower):
 
     @collective
     def _follow_exchange(self) -> None:
-        """Exchange what the exchange wants at present (collective if that has changed)."""
+        """Exchange what the exchange wants now (collective if that has changed)."""
         planned = self.gradients or self.weights
         if planned is not None and self.exchanges_weights != (planned is self.weights):
             self.replan(self.names)
 
     @collective
     def replan(self, names: Mapping[int, str]) -> None:
-        """Plan anew, and go on with the same steps and sample weight."""
+        """Plan again, and continue with the same steps and sample weight."""
         steps, weight = self.steps, self.sample_weight
         self.names = names
         self._plan()

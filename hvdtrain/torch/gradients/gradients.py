@@ -316,9 +316,9 @@ class Gradients:
         if not self.whole and self._buckets.views.holds(index):
             self._hooks.forget()
             raise RuntimeError(
-                f"backward() has added to the gradient of {name!r} that clip_grad_norm_() has "
-                "reduced, of which with sharded=True each rank has a part: call optimizer.step() "
-                "or optimizer.zero_grad() in between"
+                f"backward() accumulated into the gradient of {name!r} after clip_grad_norm_() had "
+                "reduced it. With sharded=True each rank holds only its slice: call "
+                "optimizer.step() or optimizer.zero_grad() first"
             )
 
     def _check_superseded(self) -> None:
@@ -472,11 +472,11 @@ class Gradients:
         changed = self._changes.find(self._buckets.views, taken)
         if changed is not None:
             raise RuntimeError(
-                f"the gradient of {self._named[changed][0]!r}, or of another parameter in its "
-                "bucket, was changed or replaced between backward() and step(); with "
-                "sharded=True it is that of this rank alone there: clip with "
-                "optimizer.clip_grad_norm_(), or call optimizer.synchronize() before you change "
-                "gradients, and step() within `with optimizer.skip_synchronize():`"
+                f"the gradient of {self._named[changed][0]!r} (or another in its bucket) was "
+                "changed or replaced between backward() and step(). With sharded=True gradients "
+                "are not yet averaged at that point: clip with optimizer.clip_grad_norm_(), or "
+                "call optimizer.synchronize() before you change gradients, and step() within "
+                "`with optimizer.skip_synchronize():`"
             )
 
     def _deliver(self, count: int) -> None:

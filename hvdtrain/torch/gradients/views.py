@@ -200,7 +200,7 @@ class BucketViews:
         self._addresses = {index: part.data_ptr() for index, part in self._parts.items()}
 
     def _follow(self, index: int) -> None:
-        """Make the views anew if the program has moved their memory, as share_memory_() does.
+        """Make the views again if the program has moved their memory, as share_memory_() does.
 
         That replaces the memory of all tensors of a storage, but not that of the reducer.
         """

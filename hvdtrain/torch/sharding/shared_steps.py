@@ -41,7 +41,7 @@ class SharedSteps:
 
     @property
     def active(self) -> bool:
-        """Whether the ranks share the work at present."""
+        """Whether the ranks share the work now."""
         return self._update is not None and self._update.shared
 
     @property

@@ -199,7 +199,7 @@ class SharedUpdate:
         settings = _settings_that_matter(self._optimizer)
         if self._state.memory is None or settings != self._settings:
             self._settings = settings
-            # Others change the state only when all ranks have read it, and are here to allocate.
+            # Change the state only when all ranks have read it and have come here to allocate.
             self._state.give_back()
             self._state.allocate(self._segments)
         assert self._state.memory is not None

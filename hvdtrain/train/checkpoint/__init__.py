@@ -1,1 +1,1 @@
-"""Checkpoints: what a run has to keep to go on, in files that are whole or not there at all."""
+"""Checkpoints: what a run has to keep to continue, in files that are whole or not there at all."""

@@ -80,7 +80,7 @@ def load_checkpoint(path: Path, library: TensorLibrary) -> dict[str, Any]:
     try:
         if path.is_dir():
             raise UsageError(
-                f"--resume {path} is a directory: go on there with --resume auto --out {path}, or "
+                f"--resume {path} is a directory: resume it with --resume auto --out {path}, or "
                 "name a checkpoint in it"
             )
         if not path.is_file():
@@ -115,7 +115,7 @@ def _content(path: Path, library: TensorLibrary) -> Any:
     if about["version"] != _VERSION:
         raise UsageError(
             f"checkpoint {path} has version {about['version']} of its form, and this hvdtrain "
-            f"knows version {_VERSION}: go on with the hvdtrain that wrote it"
+            f"knows version {_VERSION}: use the hvdtrain that wrote it"
         )
     return unflatten(about["content"], tensors)
 

@@ -101,18 +101,18 @@ def restore_exchange(
 
 
 def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
-    """Return one line on what of an exchange a resumed run does not carry over; "" if nothing."""
+    """Return one line on the state of an exchange that a resumed run drops; "" if none."""
     before = None if header is None else header.saved["spec"]
     if before != spec:
-        begins = f"exchange {spec!r} begins anew" if spec else "its state is not used"
+        begins = f"exchange {spec!r} starts from the beginning" if spec else "its state is not used"
         return f"the checkpoint was made with exchange {before or 'average'!r}: {begins}"
     if header is None or header.saved["ranks"] == size:
         return ""
     parts = []
     if header.own:
-        parts.append(f"what each rank kept for exchange {spec!r} begins anew")
+        parts.append(f"each rank's private state of exchange {spec!r} is reset")
     if header.optimizers:
-        parts.append("all ranks go on with the optimizer state of rank 0")
+        parts.append("all ranks continue with the optimizer state of rank 0")
     ranks = counted(header.saved["ranks"], "rank")
     lost = f"the checkpoint is one of {ranks}, and this run has {size}: {', and '.join(parts)}"
     return lost if parts else ""

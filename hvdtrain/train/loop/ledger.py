@@ -16,7 +16,7 @@ _VARIABLE = "HVDTRAIN_LEDGER"
 def note_samples(epoch: int, done: int, own: Indices) -> None:
     """Append a line about the next step, if HVDTRAIN_LEDGER asks for it.
 
-    A step counts if the ranks go on from a later point: lines are written before it, because a rank
+    A step counts if ranks continue from a later point: lines are written before it, as a rank
     that is killed after it has no time to.
 
     Args:

@@ -108,7 +108,7 @@ class Found:
 class Snapshots:
     """Takes snapshots, and holds the newest one on rank 0 and on another rank.
 
-    That is on another host if there is one. If the first is lost, all go on from the second.
+    That is on another host if there is one. If the first is lost, all continue from the second.
     """
 
     def __init__(self, every: Interval | None) -> None:

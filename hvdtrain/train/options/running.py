@@ -148,8 +148,8 @@ class DataOptions(OptionGroup):
     )
     elastic_batch: str = option(
         "keep",
-        "When ranks are killed and the others go on: keep the samples of all ranks per step and "
-        "the learning rate, or rescale both to the ranks that are left.",
+        "After ranks are lost: keep the samples of all ranks per step and the learning rate, or "
+        "rescale both to the remaining ranks.",
         metavar="[keep|rescale]",
         check=one_of(("keep", "rescale")),
     )
@@ -262,7 +262,7 @@ class SavingOptions(OptionGroup):
     def check(self) -> None:
         """Check that the options of this group go together."""
         if self.resume == "auto" and self.out is None:
-            raise UsageError("--resume auto needs --out DIR, the directory to go on in")
+            raise UsageError("--resume auto needs --out DIR, the directory to resume")
 
 
 # The trackers that each option applies to.

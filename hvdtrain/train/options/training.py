@@ -36,7 +36,7 @@ _OF_LAYERS = ("lars", "lamb")
 class OptimisationOptions(OptionGroup):
     """Options of the optimizer."""
 
-    title = "Optimisation"
+    title = "Optimization"
 
     optimizer: str = option("sgd", "Optimizer that updates the weights.", choices=OPTIMIZERS)
     lr: float | None = option(

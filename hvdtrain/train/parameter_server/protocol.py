@@ -160,7 +160,7 @@ class SynchronousProtocol(Protocol):
     """The gradients of a round are one update: their mean over all samples.
 
     A round is over when all workers, or all but `backup`, have pushed. Gradients that come later
-    are dropped. A worker whose round is over before it has the weights goes on with the next round.
+    are dropped. A worker whose round is over before it has the weights starts the next round.
     """
 
     def __init__(self, workers: int, backup: int) -> None:

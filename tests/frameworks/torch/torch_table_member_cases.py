@@ -81,7 +81,7 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
     if hvd.rank() == 0:
         (line,) = told
         assert line.startswith(
-            f"exchange {saved['spec']!r}: its state is one of 3 ranks, and now 2"
+            f"exchange {saved['spec']!r}: its state was saved by 3 ranks, and now there are 2"
         )
         assert "\n" not in line
     else:

@@ -272,7 +272,7 @@ def test_paths_that_cannot_be_looked_at(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("absent.pt", "there is no checkpoint"), (".", "is a directory: go on there")],
+    [("absent.pt", "there is no checkpoint"), (".", "is a directory: resume it")],
 )
 def test_a_path_that_is_no_file(tmp_path: Path, what: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):

@@ -34,7 +34,7 @@ _BARRIERS = {"barrier", "wait_for_everyone", "monitored_barrier"}
 @rule(
     "HVD101",
     "a collective operation under a condition on the rank",
-    "the others never call it, so it waits for ever",
+    "the others never call it, so it waits forever",
     "call it on all ranks, and put only what one rank does with the result under the condition",
 )
 def _under_condition(script: Script) -> Iterator[Found]:
@@ -74,7 +74,7 @@ def _callback(script: Script) -> Iterator[Found]:
 @rule(
     "HVD102",
     "a collective operation after some ranks have returned",
-    "the ranks that reach it wait for ever",
+    "the ranks that reach it wait forever",
     "let all ranks reach it, and put what one rank does alone under a condition",
 )
 def _after_exit(script: Script) -> Iterator[Found]:

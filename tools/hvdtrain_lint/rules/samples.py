@@ -57,7 +57,7 @@ def _same_order(script: Script) -> Iterator[Found]:
 @rule(
     "HVD105",
     "a loop with collective operations that may be longer on some ranks",
-    "some ranks take one step more than others, and wait in it for ever",
+    "some ranks take one step more than others, and wait in it forever",
     "give all ranks equally many (cut the rest off, or repeat and count steps), or use join()",
 )
 def _unequal(script: Script) -> Iterator[Found]:

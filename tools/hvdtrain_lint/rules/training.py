@@ -280,7 +280,7 @@ def _keras_start(script: Script) -> Iterator[Found]:
 @rule(
     "HVD503",
     "weights that one rank loads after the broadcast",
-    "ranks go on with different weights",
+    "ranks continue with different weights",
     "load first, then broadcast",
 )
 def _loaded_late(script: Script) -> Iterator[Found]:

@@ -34,7 +34,7 @@ _SAMPLES = RunRule(
 _OPERATIONS = RunRule(
     "HVD903",
     "different operations on different ranks",
-    "ranks wait for one another for ever, or mix up results",
+    "ranks wait for one another forever, or mix up results",
     "call the same operations in the same order on all ranks",
 )
 _RATES = RunRule(

@@ -1,4 +1,4 @@
-"""Which calls are collective: every rank has to make them, or those that do wait for ever."""
+"""Which calls are collective: every rank has to make them, or those that do wait forever."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def collective(script: Script, call: ast.Call) -> str | None:
 
 
 def joins(script: Script) -> bool:
-    """Return whether ranks join(), after which others may go on without them."""
+    """Return whether ranks join(), after which others may continue without them."""
     return any(script.names.full(call) == f"{HVD}.join" for call in script.tree.calls)
 
 

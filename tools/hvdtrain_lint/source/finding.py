@@ -1,4 +1,4 @@
-"""What the lint reports: a place in a script, what is wrong there, and how to mend it."""
+"""What the lint reports: a place in a script, what is wrong there, and how to fix it."""
 
 from __future__ import annotations
 
