@@ -86,7 +86,7 @@ def _reserved(
     try:
         if not group.wait(limit_seconds):
             raise HvdtrainError(
-                f"{_CALLER}: Ray has not had {len(bundles)} times {bundles[0]} to spare within "
+                f"{_CALLER}: Ray could not provide {len(bundles)} times {bundles[0]} within "
                 f"{limit_seconds:g} s: ask for fewer ranks or resources, or add nodes"
             )
         yield group

@@ -87,7 +87,7 @@ def see_an_actor_that_is_killed(folder: Path) -> None:
 def see_too_few_resources(folder: Path) -> None:
     expect(
         lambda: hvdtrain.ray.run(os.getpid, num_workers=RANKS + 1, start_timeout=1),
-        "hvdtrain.ray.run(): Ray has not had 3 times {'CPU': 1} to spare within 1 s: ",
+        "hvdtrain.ray.run(): Ray could not provide 3 times {'CPU': 1} within 1 s: ",
     )
 
 

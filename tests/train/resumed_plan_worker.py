@@ -97,7 +97,7 @@ def go_on(directory: Path, with_plan: bool) -> str:
     training.optimizer.use_bucket_plan(call_on_root(load))
     if with_plan:
         spoilt = {**(training.optimizer.bucket_plan() or {}), "buckets": [[0, 1]]}
-        with pytest.raises(ValueError, match="does not hold each of 6 parameters once"):
+        with pytest.raises(ValueError, match="does not contain each of 6 parameters once"):
             training.optimizer.use_bucket_plan(spoilt)
     hvd.broadcast_parameters(training.model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(training.optimizer, root_rank=0)

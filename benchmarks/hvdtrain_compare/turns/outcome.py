@@ -1,4 +1,4 @@
-"""What came of all turns of a contender."""
+"""Result of all turns of one contender."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of all turns of a contender."""
+    """Result of all turns of one contender."""
 
     contender: Contender
     turns: tuple[Turn, ...]

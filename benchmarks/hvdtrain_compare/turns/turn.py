@@ -1,4 +1,4 @@
-"""What came of one turn of a contender: the measurements of its ranks, or why there are none."""
+"""Result of one turn of a contender: the measurements of its ranks, or why there are none."""
 
 from __future__ import annotations
 

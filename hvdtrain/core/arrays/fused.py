@@ -351,9 +351,9 @@ def _check_exchange(
     known, theirs = _cache_of(channel).exchanged.setdefault(exchange, own)
     if known != specs or any(a() is not b for a, b in zip(theirs, parameters, strict=True)):
         raise ValueError(
-            f"exchange {exchange.spec!r} was given {len(known)} gradients before, and now "
-            f"{len(specs)} or others: it goes with one optimizer, whose gradients are the same in "
-            "each step"
+            f"exchange {exchange.spec!r} got {len(known)} gradients before, and {len(specs)} or "
+            "different ones now: use one exchange object per optimizer, with the same gradients in "
+            "every step"
         )
 
 

@@ -68,8 +68,8 @@ class LayoutsDifferError(Exception):
         if having and lacking:
             raise MismatchError(
                 f"{operation}: {name} has a gradient on rank {having[0]}, but none in the function "
-                f"that rank {lacking[0]} has traced: let its loss depend on the variable on every "
-                "rank, if only times 0, or run eagerly"
+                f"that rank {lacking[0]} traced: make the loss depend on the variable on every "
+                "rank (add 0 times it), or run eagerly"
             )
 
 

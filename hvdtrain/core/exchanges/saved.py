@@ -68,8 +68,8 @@ def load_exchange(
     """
     if saved["spec"] != exchange.spec:
         raise ValueError(
-            f"the state is one of exchange {saved['spec']!r}, and this is {exchange.spec!r}: make "
-            "the optimizer with the same exchange, or start without its state"
+            f"the state belongs to exchange {saved['spec']!r}, but this is {exchange.spec!r}: "
+            "create the optimizer with that exchange, or start without the state"
         )
     shared, own = dict(saved["shared"]), saved["own"]
     counts = {

@@ -316,7 +316,7 @@ class Exchange(ABC):
         return ExchangeState()
 
     def load(self, state: ExchangeState) -> None:
-        """Restore a state that state() has returned on the rank of the same number (local).
+        """Restore a state that state() returned on this rank (local).
 
         On another number of ranks it has no arrays in `own`, and each rank starts over.
 

@@ -145,8 +145,8 @@ def plan_of_layout(plan: BucketPlan, layout: Mapping[str, Any]) -> BucketPlan:
         raise ValueError(f"this is no bucket plan of these parameters: {error!r}") from error
     if indices != list(range(len(plan.specs))) or any(len(kind) != 1 for kind in kinds):
         raise ValueError(
-            f"this bucket plan does not hold each of {len(plan.specs)} parameters once, with those "
-            "of one type in a bucket: it belongs to another model"
+            f"this bucket plan does not contain each of {len(plan.specs)} parameters once, in "
+            "buckets of one type: it belongs to another model"
         )
     return BucketPlan(
         plan.specs, tuple(_bucket(plan.specs, m) for m in buckets), *limits, plan.groups

@@ -182,9 +182,9 @@ class Reducer:
         """Check that the weight of this step is the one with which its first bucket left."""
         if self._submitted and self.step.weight != self.weight:
             raise RuntimeError(
-                f"sample_weight was set to {self.weight} when gradients of this step had left with "
-                f"{self.step.weight}: set it before the step's last backward(), or call "
-                "zero_grad() before you set the one of the next step"
+                f"sample_weight was set to {self.weight} after gradients of this step were sent "
+                f"with {self.step.weight}: set it before the step's last backward(), or call "
+                "zero_grad() before you set that of the next step"
             )
 
     def end_pass(self) -> int:

@@ -92,8 +92,8 @@ class StreamBatches(Position, Generic[T]):
             read += len(batch)
             if len(batch) < wanted:
                 raise UsageError(
-                    f"the iterable ended after {read} of {self.samples} samples: it must yield as "
-                    "many each time that it is iterated over, from its beginning"
+                    f"the iterable ended after {read} of {self.samples} samples: each iteration "
+                    "must start from the beginning and yield all of them"
                 )
             mine = batch[rank_slice(wanted, self._rank, self._size)]
             yield mine or batch[:1], len(mine)

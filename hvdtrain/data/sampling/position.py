@@ -68,6 +68,6 @@ class Position:
             if state.get(name) != value:
                 raise UsageError(
                     f"the saved position is for {name} {state.get(name)}, but this run has {name} "
-                    f"{value}: the rest of the epoch would not be the samples that are left"
+                    f"{value}: use the same, or start a new epoch"
                 )
         self.epoch, self.consumed = state["epoch"], state["consumed"]

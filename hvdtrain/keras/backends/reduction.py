@@ -141,7 +141,7 @@ class Reduction:
         if callable(told):
             raise ValueError(
                 "optimizer.sample_weight is a function, which only fit and train_on_batch call: "
-                "set it to the number of each step in a loop of your own"
+                "in your own loop, set it to a number in each step"
             )
         fixed = told is not None and not hasattr(told, "assign")  # as a variable has
         if fixed and not self._told_in_trace and self._backend.is_tracing():

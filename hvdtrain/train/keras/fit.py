@@ -33,7 +33,7 @@ class SampleReader:
         if is_stream(data):
             raise UsageError(
                 "with Keras the samples of a recipe must have len() and [index], "
-                f"and {type(data).__name__} has not: take --framework torch for streams"
+                f"but {type(data).__name__} does not: use --framework torch for streams"
             )
         self._data, self._dtype, self._seed, self._augment = data, dtype, seed, augment
 

@@ -53,8 +53,8 @@ class KerasFramework:
         self._backend = keras.backend.backend()
         if options.backend not in (None, self._backend):
             raise UsageError(
-                f"--backend {options.backend}: Keras was imported before, and runs on "
-                f"{self._backend}: set KERAS_BACKEND={options.backend} before that"
+                f"--backend {options.backend}: Keras is already imported, with backend "
+                f"{self._backend}: set KERAS_BACKEND={options.backend} before it is imported"
             )
         self._device = Device("")
         self.title = f"keras on {self._backend}"
@@ -113,7 +113,7 @@ def build_recipe(
         if not isinstance(found, kind):
             raise UsageError(
                 f"the {part} of {options.recipe} is a {type(found).__name__}, not a "
-                f"keras.{kind.__name__}: add --framework torch where it is one of torch"
+                f"keras.{kind.__name__}: for a {part} of torch, add --framework torch"
             )
     require_adding_metrics(recipe.metrics)
     return recipe

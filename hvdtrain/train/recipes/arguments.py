@@ -174,8 +174,8 @@ def _value(label: str, value: Any, hint: Any) -> Any:
         raise UsageError(f"{label} must be {describe_hint(hint)}, got {shorten(value)}") from None
     except TypeError:
         raise UsageError(
-            f"{label}: what it wants, {describe_hint(hint)}, cannot be said here: annotate it with "
-            "int, float, bool, str, Path, Literal, or a list or tuple of one of these"
+            f"{label}: a value of type {describe_hint(hint)} cannot be given as text: annotate it "
+            "with int, float, bool, str, Path, Literal, or a list or tuple of one of these"
         ) from None
 
 

@@ -246,7 +246,7 @@ def require_savable(content: Mapping[str, Any]) -> None:
         elif is_expanded(tensor):
             kind = f"expanded {kind}"
         raise UsageError(
-            f"{name} is {kind}, which a checkpoint does not hold: store it as dense tensors of "
+            f"{name} is {kind}, which a checkpoint cannot hold: store it as dense tensors of "
             "another type, or register the buffer with persistent=False and make it in the recipe"
         )
 

@@ -299,7 +299,7 @@ def _resume(store: Store, info: RunInfo) -> str | None:
     except MlflowException as error:
         raise UsageError(
             f"run {run_id} of {path} was in {old.get('tracking_uri')}, and is not in {store.uri}: "
-            "give the --tracking-uri of then, or remove that file to begin a new run"
+            "pass the earlier --tracking-uri, or remove that file to start a new run"
         ) from error
     if run.info.lifecycle_stage != "active":
         raise UsageError(

@@ -90,9 +90,9 @@ def an_exchange_goes_with_one_list_of_gradients() -> None:
     exchange = OneBit()
     stepped(hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange), own)
     other = hvd.DistributedOptimizer(keras.optimizers.SGD(), exchange=exchange)
-    with raising(ValueError, text="'onebit' was given 3 gradients before, and now 1 or others"):
+    with raising(ValueError, text="'onebit' got 3 gradients before, and 1 or different ones now"):
         other.apply([keras.ops.zeros([2])], [keras.Variable(np.zeros(2))])
-    with raising(ValueError, text="'onebit' was given 3 gradients before, and now 3 or others"):
+    with raising(ValueError, text="'onebit' got 3 gradients before, and 3 or different ones now"):
         stepped(other, own)  # on other variables of the same shapes
 
 

@@ -237,7 +237,7 @@ def a_state_of_another_exchange_is_refused() -> None:
     saved = local.exchange_state()
     assert saved["steps"] == 1
     message = refused(ValueError, partial(local.load_exchange_state, {**saved, "spec": "nbit"}))
-    assert "the state is one of exchange 'nbit'" in message, message
+    assert "the state belongs to exchange 'nbit'" in message, message
 
 
 @case

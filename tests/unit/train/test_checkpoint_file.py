@@ -142,7 +142,7 @@ def test_a_later_form_is_not_misread(tmp_path: Path) -> None:
     path = tmp_path / "later.safetensors"
     with open(path, "wb") as file:
         write(file, {}, {"hvdtrain": '{"version": 2}'})
-    with pytest.raises(UsageError, match=r"later\.safetensors has version 2"):
+    with pytest.raises(UsageError, match=r"later\.safetensors has format version 2"):
         load_checkpoint(path, "pt")
 
 

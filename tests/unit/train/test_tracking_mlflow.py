@@ -183,7 +183,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         r"nonsense://\*\*\*@x: .*": ("run2", "nonsense://me:secret@x"),
         r"IPv6": ("run2", "http://[me:secret@x"),
         r"run \w+ of \S+/run/mlflow.json was in sqlite\S+/mlflow.db, and is not in \S+other.db: "
-        "give the --tracking-uri of then": ("run", f"sqlite:///{tmp_path}/other.db"),
+        "pass the earlier --tracking-uri": ("run", f"sqlite:///{tmp_path}/other.db"),
     }
     for text, (directory, wrong) in refusals.items():
         with pytest.raises(UsageError, match=text) as caught:
