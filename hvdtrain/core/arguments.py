@@ -196,7 +196,7 @@ def check_sharding() -> None:
     here = context.current() if context.is_initialized() else None
     if here is not None and here.failures is not None and not here.keeps_states:
         raise UnsupportedError(
-            f"{here.topology.title} sharded=True: with mpirun --with-ft ulfm the job goes on "
-            "without ranks that end, but not without their part of the optimizer's state: use "
+            f"{here.topology.title} sharded=True: with mpirun --with-ft ulfm the job continues "
+            "without lost ranks, but not without their part of the optimizer's state: use "
             "sharded=False, or leave out --with-ft"
         )

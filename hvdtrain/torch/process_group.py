@@ -58,9 +58,9 @@ def require_all_ranks(rank: int, size: int) -> None:
     """Check that a group has all ranks in their order."""
     if (rank, size) != (hvd.rank(), hvd.size()):
         raise UnsupportedError(
-            f"{hvd.rank()}/{hvd.size()}: backend hvdtrain has groups of all ranks in their order "
-            f"only, and this is {rank} of {size}: start ranks by `python -m hvdtrain exec`, and "
-            "give a group of fewer ranks another backend"
+            f"{hvd.rank()}/{hvd.size()}: backend hvdtrain supports only groups of all ranks in "
+            f"order, but this group has this process as rank {rank} of {size}: start ranks with "
+            "`python -m hvdtrain exec`, and use another backend for groups of fewer ranks"
         )
 
 
@@ -73,8 +73,8 @@ class SubmittedWork(Work):
     def __init__(self) -> None:
         super().__init__()
         self._done: Future[list[torch.Tensor]] = Future()
-        # To C++, a future with an exception from Python is one with a result. One whose callback
-        # raises is an error there too: the backward pass of DDP waits in C++.
+        # C++ treats a future that holds a Python exception as completed, and sees an error only if
+        # a callback raises. The backward pass of DDP waits in C++.
         self._future: Future[list[torch.Tensor]] = self._done.then(lambda done: done.value())
 
     def wait(self, timeout: timedelta | None = None) -> bool:

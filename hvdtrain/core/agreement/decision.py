@@ -269,7 +269,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Failed:
-    """An engine call failed or was interrupted: other members may be blocked in it for ever."""
+    """An engine call failed or was interrupted: other members may be blocked in it forever."""
 
     reason: str
     lost: bool = False

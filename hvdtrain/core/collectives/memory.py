@@ -22,7 +22,7 @@ def device_details(devices: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return the details of a request about devices; empty if all buffers are in host memory.
 
     Engines communicate each kind of memory differently: a member with a tensor on the CPU and one
-    with a tensor on a GPU would wait for each other for ever.
+    with a tensor on a GPU would wait for each other forever.
     """
     if all(device == "cpu" for device in devices):
         return ()

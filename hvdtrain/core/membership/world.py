@@ -45,7 +45,7 @@ def answer_with_zeros(request: Request) -> Operation:
     """Return the operation with which a joined rank takes part in a request."""
     zeros = request.zeros
     if zeros is None:
-        raise ValueError(f"a joined rank cannot take part in {request}")
+        raise ValueError(f"a joined rank cannot contribute zeros to {request}")
     if any(device != "cpu" for device in zeros.devices):
         return _OnDevice(request, zeros)
     return _answer(request, zeros, [_on_host(count, dtype) for count, dtype in zeros.buffers])

@@ -141,7 +141,7 @@ def _unread_bytes(descriptor: int) -> int:
         return 0
 
 
-# Names of hvdtrain's own threads begin with this; the job does not go on without them.
+# Names of hvdtrain's own threads begin with this; the job does not continue without them.
 OWN_THREADS = "hvdtrain-"
 
 # How long a rank that waits for one that left has to report so before the job ends.
@@ -265,7 +265,7 @@ class ExitGuard:
             self._end_for(reason)
 
     def _end_for(self, reason: str) -> None:
-        self._say(f"{reason}. The job ends: other ranks would wait for this one for ever")
+        self._say(f"{reason}. The job ends: other ranks would wait for this one forever")
         self._end(EXIT_CRASH)
 
     def _say(self, text: str) -> None:

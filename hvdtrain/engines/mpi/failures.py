@@ -49,10 +49,10 @@ _MINORITY_SECONDS = 0.3
 
 
 def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> None:
-    """Check that no other ranks go on in the place of these (on each of them).
+    """Check that no other ranks continue in the place of these (on each of them).
 
     Where connections are closed and nobody has ended, each side takes the other one for dead. The
-    side of which a rank is the first to publish it with mpirun goes on; ranks of a minority wait
+    side of which a rank is the first to publish it with mpirun continues; ranks of a minority wait
     before they do. Where nothing can be published, no side is excluded.
     """
     if left.size == before.size:
@@ -70,7 +70,7 @@ def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> 
     if chosen != own:
         raise ExcludedError(
             f"[rank {before.rank}/{before.size}] connections to other ranks were closed, and they "
-            f"went on without {format_ranks(ranks)}: this process ends"
+            f"continued without {format_ranks(ranks)}: this process ends"
         )
 
 

@@ -47,7 +47,7 @@ class OptimizerState:
     """The state of a rank's own optimizer, between exchanges of weights.
 
     After a reset the optimizer counts its steps from there, for corrections of its bias, as a new
-    one does. Its variable `iterations` goes on, because learning rate schedules depend on it.
+    one does. Its variable `iterations` continues, because learning rate schedules depend on it.
     """
 
     def __init__(

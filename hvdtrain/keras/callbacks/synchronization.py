@@ -52,7 +52,7 @@ def find_problem(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             return (
-                "BackupAndRestore would let each rank go on from an epoch of its own: use "
+                "BackupAndRestore would let each rank resume from a different epoch: use "
                 "RankZero(BackupAndRestore(...)) on every rank"
             )
         if isinstance(callback, _DECIDING):

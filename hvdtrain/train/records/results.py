@@ -17,7 +17,7 @@ from hvdtrain.train.metrics.totals import Values
 
 @dataclass(frozen=True)
 class RanksLost:
-    """Ranks that ended while the others went on.
+    """Ranks that ended while the others continued.
 
     Attributes:
         seconds: time from the notice until the others were ready for the next step.
