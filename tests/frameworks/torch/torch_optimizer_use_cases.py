@@ -77,7 +77,7 @@ def a_weight_set_after_backward_is_refused() -> None:
             (weight * (8.0 if hvd.rank() else 0.5)).sum().backward()
             optimizer.sample_weight = 3.0 + step
             message = refused(RuntimeError, finish)
-            assert f"sample_weight was set to {3.0 + step} when gradients of this step" in message
+            assert f"sample_weight was set to {3.0 + step} after gradients of this step" in message
             optimizer.zero_grad()
             assert not weight.any()
         for tokens in ((1, 3, 2, 1), (3, 1, 5, 2)):
