@@ -143,7 +143,7 @@ class Reduction:
         return nullcontext() if self._waits else self._optimizer.skip_synchronize()
 
     def forget(self) -> None:
-        """Begin anew after a step."""
+        """Start over after a step."""
         self._held = 0
         self._reduced = False
 
