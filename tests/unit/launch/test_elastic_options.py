@@ -28,7 +28,7 @@ def test_mpirun_is_told_to_tolerate_failures() -> None:
 @pytest.mark.parametrize(
     ("vendor", "version", "launcher", "message"),
     [
-        ("mpich", "4.3.2", "mpirun", "has ULFM, and this is MPICH 4.3.2"),
+        ("mpich", "4.3.2", "mpirun", "has ULFM, but this is MPICH 4.3.2"),
         ("openmpi", "4.1.4", "mpirun", "needs Open MPI 5, which has ULFM"),
         ("openmpi", "5.0.11", "srun", "srun ends the job with the first rank that is killed"),
     ],
