@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ranks import run_ranks, start
-from run_files import summary_of
 from tensorflow_environment import tensorflow_python
-
-from hvdtrain.train.checkpoint.directory import checkpoint_files
-from hvdtrain.train.checkpoint.file import position_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -64,31 +57,6 @@ def test_the_keras_program() -> None:
     """It is that of the page on Keras, which the tests of Keras run."""
     *_, code = blocks("python")
     assert [code] == blocks("python", DOCS / "keras.md")
-
-
-def test_the_recipe(tmp_path: Path) -> None:
-    """Train on two ranks with the page's commands, stop, resume on three, evaluate and report."""
-    page = DOCS / "own-model.md"
-    script, code = blocks("python", page)
-    learned: dict[str, Any] = {}
-    exec(script, learned)  # what the recipe replaces
-    assert learned["loss"].item() < 0.5
-    (tmp_path / "my_recipe.py").write_text(code)
-    commands = [line.split() for line in "".join(blocks("sh", page)).splitlines()]
-    first, again, evaluate, report = commands
-    python = [sys.executable, *first[1:]]
-    with start([*python, "--epochs", 5000], cwd=tmp_path) as job:
-        job.wait_for_output("epoch    2/5000")
-        os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
-        assert job.wait(300).returncode == 0
-    epochs = position_of(checkpoint_files(tmp_path / "run")[0])[0] + 2
-    for words in ([*again, "--epochs", epochs], evaluate, report):
-        with start([sys.executable, *words[1:]], cwd=tmp_path) as job:
-            done = job.wait(300)
-        assert done.returncode == 0, done.stderr
-    assert summary_of(tmp_path / "run")["samples"] == epochs * 1600
-    assert summary_of(tmp_path / "run")["world_size"] == 3
-    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_the_table_of_options() -> None:
