@@ -51,7 +51,7 @@ COMMANDS: list[tuple[list[object], str]] = [
     (["train", "my.py"], "recipe my.py cannot be read: No such file or directory"),
     (["evaluate", "nowhere"], "nowhere is not the directory of a run"),
     (["report", "nowhere"], "nowhere: there is no such directory"),
-    (["train", "--resume", "."], "--resume . is a directory: go on there with --resume auto"),
+    (["train", "--resume", "."], "--resume . is a directory: resume it with --resume auto"),
 ]
 
 

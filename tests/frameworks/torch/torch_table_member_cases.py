@@ -15,7 +15,7 @@ from torch_training import difference
 import hvdtrain.torch as hvd
 from hvdtrain.core.process_set import ProcessSet
 
-ANEW = "anew, told"
+ANEW = "reset, logged"
 
 
 def member_features() -> dict[str, Feature]:

@@ -277,7 +277,7 @@ def test_a_rank_reads_no_more_than_an_epoch() -> None:
 
 
 def test_bad_streams() -> None:
-    with pytest.raises(UsageError, match="ended after 7 of 10 samples: it must yield as many"):
+    with pytest.raises(UsageError, match="ended after 7 of 10 samples: each iteration must start"):
         list(StreamBatches(Numbers(7), 10, 4, 1, 2))
     with pytest.raises(UsageError, match="ended after 0 of 10 samples"):
         list(StreamBatches(iter([]), 10, 4, 0, 2))
