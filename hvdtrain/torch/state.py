@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -84,11 +85,13 @@ def _describe(value: Any, subject: str) -> str:
         return kind  # what they hold follows
     if isinstance(value, _VALUES) and len(repr(value)) <= _LONG:
         return repr(value)
-    try:
-        parts = sorted(map(objects.digest, value)) if type(value) in _SETS else value
-        return f"{kind} with digest {objects.digest(parts)}"
-    except Exception:  # whatever a type's own code for pickle raises
-        return kind
+    if type(value) in _SETS and all(isinstance(each, _VALUES) for each in value):
+        value = sorted(map(repr, value))
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        kind, value = f"{value.dtype.str}{list(value.shape)}", value.tobytes()
+    elif not isinstance(value, _VALUES):
+        return kind  # pickles of equal objects may differ
+    return f"{kind} with digest {objects.digest(value)}"
 
 
 def _difference(own: Mapping[str, str], theirs: Mapping[str, str], root: int) -> str | None:

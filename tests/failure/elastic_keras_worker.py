@@ -133,7 +133,9 @@ def refuse_what_is_lost_with_a_rank() -> None:
     for exchange in ("nbit:bits=8", "powersgd:rank=1", "topk:ratio=0.1", "local:steps=2"):
         with raising(UnsupportedError, text="cannot continue without a rank with exchange "):
             state_with(exchange=exchange)
-    with raising(UnsupportedError, text="sharded=True: with mpirun --with-ft ulfm the job continues"):
+    with raising(
+        UnsupportedError, text="sharded=True: with mpirun --with-ft ulfm the job continues"
+    ):
         state_with(sharded=True)
     state_with(exchange="half:type=bf16")
 

@@ -171,6 +171,7 @@ class ExitGuard:
         self._process_id = os.getpid()
         self._terminated = False
         self._leaving = False
+        self._timer: threading.Timer | None = None  # of end_soon
         self._excepthook = sys.excepthook
         self._thread_excepthook = threading.excepthook
 
@@ -211,6 +212,8 @@ class ExitGuard:
             self._end(EXIT_INTERRUPTED)
         elif isinstance(error, UsageError | ConnectionLostError | RanksLostError):
             # A traceback would not help: the line that raised it is not the cause.
+            if self._timer is not None:
+                self._timer.cancel()  # the program ends by itself
             _leave_it_to_the_launcher(error)
             self._say(str(error))
             self._end(error.exit_code)
@@ -257,7 +260,7 @@ class ExitGuard:
 
     def end_soon(self, reason: str) -> None:
         """End the job in two seconds, unless the program ends by itself before that."""
-        timer = threading.Timer(_GRACE_SECONDS, self._end_for, [reason])
+        self._timer = timer = threading.Timer(_GRACE_SECONDS, self._end_for, [reason])
         timer.name, timer.daemon = f"{OWN_THREADS}end", True
         try:
             timer.start()

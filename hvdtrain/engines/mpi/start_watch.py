@@ -7,6 +7,7 @@ could not, because mpi4py holds the interpreter's lock during MPI_Init.
 
 from __future__ import annotations
 
+import errno
 import os
 import runpy
 import select
@@ -25,6 +26,8 @@ _MILESTONES = Path(__file__).resolve().parents[2] / "milestones.py"
 _PERIOD_SECONDS = 0.2
 # mpirun's daemon starts the ranks of a host one right after the other.
 _UNSEEN_SECONDS = 10.0
+# How long the daemon has to end its ranks.
+_DAEMON_SECONDS = 30.0
 
 
 @contextmanager
@@ -62,16 +65,22 @@ def main() -> None:
 
 def _end_job(daemon: int, job: str, title: str) -> None:
     """End the job and say so, unless the process beside another rank of this host does."""
-    with socket.socket(socket.AF_UNIX) as first, suppress(OSError):
-        ended = os.pidfd_open(daemon)
-        first.bind(f"\0hvdtrain-{job}-{daemon}")
+    with socket.socket(socket.AF_UNIX) as first:
+        try:
+            first.bind(f"\0hvdtrain-{job}-{daemon}")
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return
+        ended: list[int] = []
+        with suppress(OSError):  # old kernels and some containers have no pidfd
+            ended.append(os.pidfd_open(daemon))
         text = f"{title} init: a rank of this host ended before all had started"
         print(f"{text}: the job ends", file=sys.stderr, flush=True)
         milestones = runpy.run_path(str(_MILESTONES))
         milestones["report"](milestones["LOST"], os.environ)
         os.kill(daemon, signal.SIGTERM)
         os.closerange(0, 3)  # the daemon reads what ranks write until all have closed it
-        select.select([ended], [], [])
+        select.select(ended, [], [], _DAEMON_SECONDS)
 
 
 def _ranks(daemon: int, job: str) -> set[int]:
