@@ -169,7 +169,7 @@ class PointToPoint(ABC):
         """Free its resources (collective)."""
 
 
-class Allgather(Protocol):
+class GatherBytes(Protocol):
     """Gathers one JSON-serializable value per rank, in rank order.
 
     Tuples may arrive as lists.

@@ -97,7 +97,7 @@ def unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 _NEVER = 1 << 30
 
 
-class Reduction:
+class BackwardReduction:
     """Reduces gradients at the end of a backward pass, before hooks and clipping see them."""
 
     def __init__(self, optimizer: DistributedOptimizer) -> None:
@@ -229,7 +229,7 @@ class HvdStrategy(ParallelStrategy):
             accelerator, parallel_devices, HvdEnvironment(), checkpoint_io, precision_plugin
         )
         self._exact, self._options = exact, optimizer_options
-        self._reductions: dict[int, Reduction] = {}
+        self._reductions: dict[int, BackwardReduction] = {}
         self._blocked = False
         self._weight = 1.0
         if exact:
@@ -291,7 +291,9 @@ class HvdStrategy(ParallelStrategy):
         self.optimizers = [
             wrap(optimizer, self.lightning_module, self._options) for optimizer in self.optimizers
         ]
-        self._reductions = {id(optimizer): Reduction(optimizer) for optimizer in self.optimizers}
+        self._reductions = {
+            id(optimizer): BackwardReduction(optimizer) for optimizer in self.optimizers
+        }
 
     def setup_precision_plugin(self) -> None:
         """Connect the plugin, and tell its loss scaler to exchanges that keep gradients."""

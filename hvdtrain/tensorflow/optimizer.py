@@ -15,7 +15,7 @@ from hvdtrain.tensorflow.gradients.reduction import (
 )
 from hvdtrain.tensorflow.gradients.v1_optimizer import (
     AdasumOptimizer,
-    OptimizerWrapper,
+    GraphOptimizerWrapper,
     ReducingOptimizer,
 )
 from hvdtrain.tensorflow.graph.tracing import do_not_convert
@@ -44,7 +44,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Optimizer | OptimizerWrapper:
+) -> Optimizer | GraphOptimizerWrapper:
     """Return an optimizer that reduces gradients over the ranks before it applies them (local).
 
     Args:
@@ -74,7 +74,7 @@ def DistributedOptimizer(
         ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
             other.
     """
-    if isinstance(optimizer, OptimizerWrapper):
+    if isinstance(optimizer, GraphOptimizerWrapper):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(

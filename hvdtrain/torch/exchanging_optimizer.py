@@ -13,7 +13,7 @@ from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.views import ParameterSettings
-from hvdtrain.torch.sharding.shared_steps import SharedSteps
+from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parts import parameters_of
 
@@ -111,10 +111,10 @@ class ExchangingOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         self._exchanged = Exchanged(optimizer, names, settings)
-        self._steps = SharedSteps(optimizer, self._exchanged) if settings.sharded else None
+        self._steps = TorchSharedSteps(optimizer, self._exchanged) if settings.sharded else None
 
     @property
-    def _shared(self) -> SharedSteps | None:
+    def _shared(self) -> TorchSharedSteps | None:
         """The steps that ranks share; None if each takes all of them."""
         return self._steps if self._steps is not None and self._steps.active else None
 

@@ -27,7 +27,7 @@ from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import allreduce
 from hvdtrain.torch.operations.compression import Compression, Compressor, compression_name
-from hvdtrain.torch.sharding.shared_steps import SharedSteps
+from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parts import check_reduced, name_parameters, parameters_of
 from hvdtrain.types import ReduceOp
@@ -319,7 +319,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         return loss_of_all_ranks(loss, settings.op, self.sample_weight, settings.process_set)
 
     @collective
-    def _step_shared(self, steps: SharedSteps, closure: Callable[[], Any] | None) -> Any:
+    def _step_shared(self, steps: TorchSharedSteps, closure: Callable[[], Any] | None) -> Any:
         """Step on the gradients that this rank owns, if the ranks share the work."""
         loss = None
         if closure is None:

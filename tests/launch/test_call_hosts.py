@@ -13,7 +13,7 @@ from hosts import AGENT, require_hosts, write_hostfile
 
 import hvdtrain
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.calls.called_rank import Answer, Arrival, connected
+from hvdtrain.launch.calls.called_rank import Arrival, RankAnswer, connected
 from hvdtrain.launch.calls.rank_server import Arrived, RankServer, places
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
@@ -111,7 +111,7 @@ def test_strangers_that_connect_are_ignored() -> None:
             found, call = rank.recv()
             assert (found.rank, found.size, found.addresses) == (0, 1, ("127.0.0.1:70",))
             assert call == b"call"
-            rank.send(Answer(0, b"result"))
+            rank.send(RankAnswer(0, b"result"))
             while not server.answers:
                 time.sleep(0.01)
-    assert server.answers == [Answer(0, b"result")]
+    assert server.answers == [RankAnswer(0, b"result")]

@@ -40,7 +40,7 @@ class AllocatorError(Exception):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildRecipe:
     """How an allocator is compiled."""
 
     source: Path
@@ -50,7 +50,7 @@ class Recipe:
     libraries: Sequence[str]
 
 
-def build(recipe: Recipe, environ: Mapping[str, str]) -> Path:
+def build(recipe: BuildRecipe, environ: Mapping[str, str]) -> Path:
     """Return the library, compiled now unless the cache has it (local; seconds if compiled)."""
     library = _library(recipe, environ)
     if library.is_file():
@@ -85,14 +85,14 @@ def _turn(library: Path) -> Iterator[bool]:
         yield waited
 
 
-def _make(recipe: Recipe, library: Path, environ: Mapping[str, str]) -> None:
+def _make(recipe: BuildRecipe, library: Path, environ: Mapping[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder, library.name)
         _compile(recipe, made, environ)
         os.replace(made, library)  # at once, for processes that look for it meanwhile
 
 
-def _library(recipe: Recipe, environ: Mapping[str, str]) -> Path:
+def _library(recipe: BuildRecipe, environ: Mapping[str, str]) -> Path:
     """Return the file in the cache for this source and this framework."""
     facts = (recipe.name, recipe.build, platform.machine())
     text = recipe.source.read_bytes() + _HEADER.read_bytes() + repr(facts).encode()
@@ -112,7 +112,7 @@ def _cache(environ: Mapping[str, str]) -> Path:
     return Path(base, "hvdtrain", "allocator")
 
 
-def _compile(recipe: Recipe, library: Path, environ: Mapping[str, str]) -> None:
+def _compile(recipe: BuildRecipe, library: Path, environ: Mapping[str, str]) -> None:
     try:
         compiler = find_compiler(environ)
     except UsageError as error:

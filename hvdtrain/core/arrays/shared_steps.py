@@ -15,7 +15,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.memory import Lending, MemoryPool, aligned_order, open_lending
-from hvdtrain.core.arrays.state_memory import StateMemory
+from hvdtrain.core.arrays.state_memory import ArrayStateMemory
 from hvdtrain.core.arrays.update_rules import Block, UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
@@ -162,7 +162,7 @@ class SegmentUpdate:
 _MOST_NAMED = 8
 
 
-class SharedSteps:
+class ArraySharedSteps:
     """Steps of an optimizer on the variables of a model; all ranks have copies of these.
 
     A rank of a node adds its slice of all ranks' gradients, updates these weights and keeps their
@@ -180,7 +180,7 @@ class SharedSteps:
         self._specs, self._settings, self._slices = specs, settings, slices
         self._rule, self._name = rule, name
         self._channel = settings.process_set.channel()
-        self.state = StateMemory(specs, rule.quantities, slices.number)
+        self.state = ArrayStateMemory(specs, rule.quantities, slices.number)
         self._reducer: Reducer | None = None
 
     @collective

@@ -11,7 +11,7 @@ from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout, segments_of
 
 
-class StateMemory:
+class ArrayStateMemory:
     """What an optimizer keeps for the elements of all variables; 0 at first.
 
     Any rank reads and writes the whole state between two steps, as checkpoints do. All ranks that

@@ -29,7 +29,7 @@ from hvdtrain.types import ReduceOp
 UNTIL_STEP = 1 << 32
 
 
-class Verdict(NamedTuple):
+class BucketVerdict(NamedTuple):
     """What a vote tells a rank about the next bucket."""
 
     certain: int
@@ -85,14 +85,14 @@ class BucketProgress:
         """Return the vote on the next bucket, of which ranks take the maxima."""
         return self.total - self.filled, awaited, 0 if self.ready else UNTIL_STEP - self.passes
 
-    def verdict(self, highest: Sequence[int]) -> Verdict:
+    def verdict(self, highest: Sequence[int]) -> BucketVerdict:
         """Return what follows from the maxima of all votes, this rank's among them."""
         missing, awaited, fewest = highest
         certain = self.total - missing
         if certain > self.reduced:
-            return Verdict(certain)
+            return BucketVerdict(certain)
         ended = UNTIL_STEP - fewest  # by each of the ranks that have not filled it
-        return Verdict(certain, self.passes <= ended, awaited > ended and not self.ready)
+        return BucketVerdict(certain, self.passes <= ended, awaited > ended and not self.ready)
 
 
 # Between two votes on a bucket that some rank has not filled; at once when this rank fills it.
@@ -304,7 +304,7 @@ class GradientStep(Operation):
         return self._marks[number]
 
     @collective
-    def _vote(self, communicator: Communicator) -> Verdict:
+    def _vote(self, communicator: Communicator) -> BucketVerdict:
         """Vote on the next bucket, unless a backward pass may yet fill it."""
         with self._changed:
             self._changed.wait_for(lambda: self._progress.ready or self._progress.between)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.features import Allgather
+from hvdtrain.engines.features import GatherBytes
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
     agree_on_failure,
@@ -54,7 +54,7 @@ class NodeMemory:
 class NodeArena:
     """Allocates memory in which the ranks of a node can access one another's data."""
 
-    def __init__(self, rank: int, size: int, allgather: Allgather) -> None:
+    def __init__(self, rank: int, size: int, allgather: GatherBytes) -> None:
         self._rank, self._size, self._allgather = rank, size, allgather
         self._shared: list[NodeMemory] = []
 
@@ -111,7 +111,7 @@ class NodeArena:
 
 
 @collective
-def share_memory(nbytes: int, rank: int, size: int, allgather: Allgather) -> NodeMemory | None:
+def share_memory(nbytes: int, rank: int, size: int, allgather: GatherBytes) -> NodeMemory | None:
     """Allocate `nbytes` of zeros on every rank of a node, writable by all of them.
 
     All pages are reserved before any is written: a page missing later would kill the process with
@@ -131,7 +131,7 @@ def share_memory(nbytes: int, rank: int, size: int, allgather: Allgather) -> Nod
 
 
 def _share(
-    nbytes: int, rank: int, allgather: Allgather
+    nbytes: int, rank: int, allgather: GatherBytes
 ) -> tuple[list[npt.NDArray[np.uint8]] | None, str]:
     """Allocate memory and map that of all ranks; return it, or the reason why a rank cannot."""
     descriptor, failure = _reserve(nbytes)

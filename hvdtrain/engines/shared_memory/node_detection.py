@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvdtrain.control_groups import read_file
-from hvdtrain.engines.features import Allgather
+from hvdtrain.engines.features import GatherBytes
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
     agree_on_failure,
@@ -24,7 +24,7 @@ _NAME = "hvdtrain-node"
 _NONCE_BYTES = 16  # written as 32 hexadecimal digits
 
 
-def detect_nodes(allgather: Allgather) -> tuple[int, ...] | str:
+def detect_nodes(allgather: GatherBytes) -> tuple[int, ...] | str:
     """Number the nodes: two ranks get the same number if they can read each other's memory.
 
     Each rank writes a random nonce into a memfd and announces its location. A rank belongs to the

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Pending, Pieces
-from hvdtrain.engines.features import Allgather, Verdict, VotedReduction
+from hvdtrain.engines.features import GatherBytes, Verdict, VotedReduction
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, KernelCalls, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.peers import CHECK_SECONDS, Peers, PeerWatch
@@ -107,7 +107,7 @@ class NodeGroup:
         rank: int,
         memory: NodeMemory,
         peers: Peers,
-        allgather: Allgather,
+        allgather: GatherBytes,
         spin_nanoseconds: int = 0,
     ) -> None:
         size = len(memory.parts)
@@ -300,7 +300,7 @@ _SPIN_NANOSECONDS = 100_000
 def open_node_group(
     kernel: ctypes.CDLL,
     rank: int,
-    allgather: Allgather,
+    allgather: GatherBytes,
     check_launcher: Callable[[], object] = bool,
     check_seconds: float = CHECK_SECONDS,
 ) -> NodeGroup | None:

@@ -98,7 +98,7 @@ _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are rea
 
 
 @dataclass(frozen=True)
-class Backend:
+class GroupBackend:
     """Collectives on tensors of one kind of memory.
 
     On a GPU, work is enqueued on the caller's current stream, and the host does not wait.

@@ -23,7 +23,7 @@ from hvdtrain.engines.torch_distributed.backend import (
     GLOO_WIDE,
     NCCL_WIDE,
     OPS,
-    Backend,
+    GroupBackend,
     bytes_of,
     capabilities,
     tensor_of,
@@ -40,7 +40,7 @@ _DIGEST_BYTES = 16
 @collective
 def connect(
     members: Members, device: torch.device, gather: Callable[[Record], npt.NDArray[np.uint8]]
-) -> Backend:
+) -> GroupBackend:
     """Connect the members' GPUs.
 
     Args:
@@ -54,7 +54,7 @@ def connect(
     group = nccl_group(members, device)
     wide = GLOO_WIDE if records[:, _DIGEST_BYTES].any() else NCCL_WIDE
     make: Any = getattr(dist, "_make_nccl_premul_sum")  # noqa: B009  # not in CPU builds
-    return Backend(group, wide, premultiplied=make, even=True)
+    return GroupBackend(group, wide, premultiplied=make, even=True)
 
 
 def _digest(device: torch.device) -> bytes:
@@ -94,8 +94,8 @@ class TorchCommunicator(Communicator):
         self._abort, self._failures = members.abort, members.failures
         self._splits = 0
         with self._peers("connect"):
-            self._gloo: Backend | None = Backend(gloo_group(members), GLOO_WIDE)
-        self._nccl: Backend | None = None
+            self._gloo: GroupBackend | None = GroupBackend(gloo_group(members), GLOO_WIDE)
+        self._nccl: GroupBackend | None = None
         self._device: torch.device | None = None
 
     def start_max(self, values: npt.NDArray[np.uint64]) -> _TorchPending:
@@ -223,17 +223,17 @@ class TorchCommunicator(Communicator):
             raise ValueError("this communicator is closed")
         return self._members
 
-    def _host(self) -> Backend:
+    def _host(self) -> GroupBackend:
         self._alive()
         assert self._gloo is not None  # until it is closed
         return self._gloo
 
     @collective
-    def _backend(self, tensor: torch.Tensor) -> Backend:
+    def _backend(self, tensor: torch.Tensor) -> GroupBackend:
         return self._connect(tensor.device) if tensor.is_cuda else self._host()
 
     @collective
-    def _connect(self, device: torch.device) -> Backend:
+    def _connect(self, device: torch.device) -> GroupBackend:
         """Return the NCCL backend, creating it on first use."""
         if self._nccl is None:
             self._device = self._indexed(device)

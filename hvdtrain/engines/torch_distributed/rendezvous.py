@@ -21,7 +21,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.features import Allgather
+from hvdtrain.engines.features import GatherBytes
 from hvdtrain.engines.mpi import engine as mpi_engine
 from hvdtrain.engines.shared_memory.node_detection import detect_nodes
 from hvdtrain.engines.torch_distributed.failures import TorchFailures
@@ -47,7 +47,7 @@ class MasterAddress:
 
 @collective
 def find_master_address(
-    allgather: Allgather, rank: int, environ: Mapping[str, str]
+    allgather: GatherBytes, rank: int, environ: Mapping[str, str]
 ) -> MasterAddress:
     """Find an address of rank 0 that every rank reaches, by connecting to it.
 

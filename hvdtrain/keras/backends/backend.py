@@ -7,13 +7,13 @@ import functools
 import keras
 
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.backends.reduction import Backend
+from hvdtrain.keras.backends.reduction import ReductionBackend
 
 _BACKENDS = ("tensorflow", "torch", "jax")
 
 
 @functools.cache  # also keeps AutoGraph from rewriting this function
-def current_backend() -> Backend:
+def current_backend() -> ReductionBackend:
     """Return the backend that Keras runs on."""
     name = keras.backend.backend()
     require_backend(name)

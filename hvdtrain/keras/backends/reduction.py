@@ -16,7 +16,7 @@ from hvdtrain.core.arrays.fused import OwnStep, exchange_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.process_set import ProcessSet, stays_alone
-from hvdtrain.keras.backends.sharding import ArrayBackend, SharedUpdate
+from hvdtrain.keras.backends.sharding import ArrayBackend, KerasSharedUpdate
 from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
 from hvdtrain.keras.backends.weights import WeightBackend, WeightExchange
 from hvdtrain.types import ReduceOp
@@ -29,7 +29,7 @@ SampleWeight: TypeAlias = Tensor | float | Callable[[Any, Any, Any], Tensor | fl
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class Backend(WeightBackend, ArrayBackend, Protocol):
+class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
     """What differs between Keras's backends."""
 
     @property
@@ -75,7 +75,7 @@ class Reduction:
         self,
         settings: GradientSettings,
         name: str,
-        backend: Backend,
+        backend: ReductionBackend,
         factor: float = 1.0,
         scale_local: bool = True,
         sharded: bool = False,
@@ -92,7 +92,7 @@ class Reduction:
         if settings.weights:
             self.weights = WeightExchange(settings, name, backend, scale_local)
         self.sharded = sharded
-        shared = SharedUpdate(settings, name, backend) if sharded else None
+        shared = KerasSharedUpdate(settings, name, backend) if sharded else None
         self.shared = shared if shared is not None and shared.active else None
 
     @property

@@ -12,8 +12,8 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, check_sharding
-from hvdtrain.core.arrays.shared_steps import SharedSteps, StepValues, node_slices
-from hvdtrain.core.arrays.state_memory import StateMemory
+from hvdtrain.core.arrays.shared_steps import ArraySharedSteps, StepValues, node_slices
+from hvdtrain.core.arrays.state_memory import ArrayStateMemory
 from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
@@ -90,10 +90,10 @@ class StateVariable:
         self.path, self.name = path, path.rpartition("/")[2]
         self.shape, self.dtype = tuple(reference.shape), reference.dtype
         self._quantity = quantity
-        self._place: tuple[StateMemory, int] | None = None
+        self._place: tuple[ArrayStateMemory, int] | None = None
         self._value: HostArray | None = None
 
-    def move(self, memory: StateMemory, index: int) -> None:
+    def move(self, memory: ArrayStateMemory, index: int) -> None:
         """Keep the value in a memory from now on."""
         self._place = memory, index
         if self._value is not None:
@@ -147,14 +147,14 @@ class ArrayBackend(Protocol):
         """Call a function on arrays, in the order of the program."""
 
 
-class SharedUpdate:
+class KerasSharedUpdate:
     """Updates the variables of an optimizer together with the other ranks of the node."""
 
     def __init__(self, settings: GradientSettings, name: str, backend: ArrayBackend) -> None:
         self._settings, self._name, self._backend = settings, name, backend
         self._slices = node_slices(settings.process_set)
         self._state: list[tuple[StateVariable, Variable]] = []
-        self._steps: SharedSteps | None = None
+        self._steps: ArraySharedSteps | None = None
         self.active = self._slices is not None
 
     def keep(self, reference: Variable, quantity: str, path: str) -> StateVariable:
@@ -167,7 +167,7 @@ class SharedUpdate:
         """Prepare for the variables of an optimizer that is built."""
         assert self._slices is not None
         variables = optimizer._trainable_variables
-        self._steps = SharedSteps(
+        self._steps = ArraySharedSteps(
             [_spec(number, variable) for number, variable in enumerate(variables)],
             self._settings,
             self._slices,

@@ -46,7 +46,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RankAnswer:
     """What a rank sends back."""
 
     rank: int
@@ -144,14 +144,14 @@ def _end_with(caller: Connection) -> None:
     os._exit(EXIT_CRASH)
 
 
-def _called(call: bytes, rank: int) -> Answer:
+def _called(call: bytes, rank: int) -> RankAnswer:
     try:
         import cloudpickle
 
         function, args, kwargs = pickle.loads(call)
-        return Answer(rank, cloudpickle.dumps(function(*args, **kwargs)))
+        return RankAnswer(rank, cloudpickle.dumps(function(*args, **kwargs)))
     except BaseException as error:  # SystemExit, for example, is no result either
-        return Answer(rank, _dumped(error), traceback.format_exc())
+        return RankAnswer(rank, _dumped(error), traceback.format_exc())
 
 
 def _dumped(error: BaseException) -> bytes:

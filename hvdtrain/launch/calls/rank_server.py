@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.calls.called_rank import Answer, Arrival, node_name
+from hvdtrain.launch.calls.called_rank import Arrival, RankAnswer, node_name
 from hvdtrain.launch.cluster_environment import LOOPBACK, ClusterRank
 
 
@@ -38,7 +38,7 @@ def dumps_call(
     return pickle.dumps((sys.path, call))
 
 
-def results_of(arrived: Sequence[Answer], np: int, caller: str, cause: str) -> list[Any]:
+def results_of(arrived: Sequence[RankAnswer], np: int, caller: str, cause: str) -> list[Any]:
     """Return the results, ordered by rank."""
     for answer in arrived:  # the first one is the cause: other ranks fail because it did
         if answer.failure:
@@ -53,7 +53,7 @@ def results_of(arrived: Sequence[Answer], np: int, caller: str, cause: str) -> l
     return [results[rank] for rank in range(np)]
 
 
-def _error(answer: Answer, np: int, caller: str) -> Exception:
+def _error(answer: RankAnswer, np: int, caller: str) -> Exception:
     where = f"on rank {answer.rank} of {np}"
     try:
         error = pickle.loads(answer.content)
@@ -87,7 +87,7 @@ class RankServer:
     """Gives every rank its place and its call once all have connected, and collects the answers."""
 
     def __init__(self, listening: socket.socket, key: bytes, request: bytes, np: int) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[RankAnswer] = []
         self.lost = False
         self._listening, self._key, self._request, self._np = listening, key, request, np
         self._here = node_name()

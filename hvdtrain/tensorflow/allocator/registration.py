@@ -17,20 +17,20 @@ from hvdtrain.core import context
 from hvdtrain.core.allocators.library import (
     LEAST_BYTES,
     AllocatorError,
+    BuildRecipe,
     GradientArena,
     Library,
-    Recipe,
     blocks_for,
     build,
 )
 from hvdtrain.world import promised_world
 
 
-def recipe() -> Recipe:
+def recipe() -> BuildRecipe:
     """Return how the allocator is compiled."""
     flags = tf.sysconfig.get_compile_flags()
     headers = ["-isystem", tf.sysconfig.get_include()]  # which cause warnings
-    return Recipe(
+    return BuildRecipe(
         source=Path(__file__).with_name("gradient_allocator.cpp"),
         name=f"tensorflow{tf.__version__}",
         build=f"{tf.version.GIT_VERSION} {tf.version.COMPILER_VERSION}",

@@ -20,7 +20,7 @@ from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
 
-class OptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """An optimizer of tf.compat.v1.train that delegates to another one."""
 
     def __init__(
@@ -61,7 +61,7 @@ class OptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return variables
 
 
-class ReducingOptimizer(OptimizerWrapper):
+class ReducingOptimizer(GraphOptimizerWrapper):
     """Reduces the gradients that the wrapped optimizer computes."""
 
     def __init__(
@@ -129,7 +129,7 @@ class ReducingOptimizer(OptimizerWrapper):
             )
 
 
-class AdasumOptimizer(OptimizerWrapper):
+class AdasumOptimizer(GraphOptimizerWrapper):
     """Combines the updates of all ranks: w = w + adasum_r(update_r(w) - w)."""
 
     def __init__(

@@ -16,19 +16,19 @@ from torch.autograd.graph import get_gradient_edge
 from hvdtrain.core.allocators.library import (
     LEAST_BYTES,
     AllocatorError,
+    BuildRecipe,
     GradientArena,
     Library,
-    Recipe,
     blocks_for,
     build,
 )
 
 
-def recipe() -> Recipe:
+def recipe() -> BuildRecipe:
     """Return how the allocator is compiled."""
     abi = int(torch.compiled_with_cxx11_abi())
     beside = Path(torch.__file__).parent
-    return Recipe(
+    return BuildRecipe(
         source=Path(__file__).with_name("gradient_allocator.cpp"),
         name=f"torch{torch.__version__}",
         build=f"{torch.version.git_version} {abi}",

@@ -31,7 +31,7 @@ from hvdtrain.core.sharding.segments import Quantity, Segment
 from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps
-from hvdtrain.torch.sharding.state_memory import StateMemory, WeightMemory
+from hvdtrain.torch.sharding.state_memory import TorchStateMemory, WeightMemory
 from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import DType, ReduceOp
 
@@ -198,7 +198,7 @@ class FusedUpdate:
         }
         self._places = None if buckets.staying is None else buckets.staying.places
         self._pieces = None if self._places is None else self._cut(self._places)
-        self._state: StateMemory | None = None
+        self._state: TorchStateMemory | None = None
         self._takes_state = False
         self._rules: list[KernelRule] = []
 
@@ -207,7 +207,7 @@ class FusedUpdate:
         """Whether the kernel takes all segments, the same on all ranks."""
         return all(spec.dtype in KERNEL_TYPES for spec in self._specs)
 
-    def prepare(self, state: StateMemory) -> bool:
+    def prepare(self, state: TorchStateMemory) -> bool:
         """Use the present settings, and memory for the state."""
         if state is not self._state:
             self._state = state
@@ -229,7 +229,7 @@ class FusedUpdate:
             for name, quantity in quantities.items()
         )
 
-    def _use_state(self, state: StateMemory) -> None:
+    def _use_state(self, state: TorchStateMemory) -> None:
         for index, number in self.parameters.items():
             slots = {name: slot.data_ptr() for name, slot in state.slots(index).items()}
             steps = slots.pop("step", 0)

@@ -16,20 +16,20 @@ from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
-from hvdtrain.torch.sharding.update import SharedUpdate
+from hvdtrain.torch.sharding.update import TorchSharedUpdate
 from hvdtrain.torch.tensors.parts import parameters_of
 
 _logger = logging.getLogger("hvdtrain")
 
 
-class SharedSteps:
+class TorchSharedSteps:
     """Steps of an optimizer on gradients of which each rank has the slices that it owns."""
 
     @collective
     def __init__(self, optimizer: torch.optim.Optimizer, exchanged: Exchanged) -> None:
         check_elementwise(optimizer)
         self._optimizer, self._exchanged = optimizer, exchanged
-        self._update: SharedUpdate | ScatteredUpdate | None = None
+        self._update: TorchSharedUpdate | ScatteredUpdate | None = None
         self.kept = False
         self._scaled = False
         self.follow()
@@ -69,7 +69,7 @@ class SharedSteps:
         if isinstance(slices, ScatteredSlices):
             self._update = ScatteredUpdate(self._optimizer, buckets, slices)
         else:
-            self._update = SharedUpdate(self._optimizer, buckets, slices)
+            self._update = TorchSharedUpdate(self._optimizer, buckets, slices)
 
     @collective
     def reduce(self) -> None:
@@ -85,13 +85,13 @@ class SharedSteps:
         self.gradients.finish()
         self.kept = self._scaled = False
         self.follow()
-        if isinstance(self._update, SharedUpdate):
+        if isinstance(self._update, TorchSharedUpdate):
             self._update.begin()
 
     @collective
     def keep_gradients(self) -> None:
         """Give all ranks the reduced gradients, and leave them to the program."""
-        if isinstance(self._update, SharedUpdate):
+        if isinstance(self._update, TorchSharedUpdate):
             self._update.settle()
         self.gradients.spread()
         self.kept = True

@@ -130,7 +130,7 @@ def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
     return tensor.detach().as_strided((spec.count,), (1,))
 
 
-class StateMemory:
+class TorchStateMemory:
     """The state of all segments of a node."""
 
     def __init__(

@@ -21,7 +21,7 @@ from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.gradients.gradients import sum_slices
 from hvdtrain.torch.sharding.fused_update import FusedSteps, FusedUpdate
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, quantities_of
-from hvdtrain.torch.sharding.state_memory import StateMemory, WeightMemory
+from hvdtrain.torch.sharding.state_memory import TorchStateMemory, WeightMemory
 from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import ReduceOp
 
@@ -35,7 +35,7 @@ class SharedState:
         self._optimizer, self._buckets, self._slices = optimizer, buckets, slices
         self._parameters = [parameter for _, parameter in buckets.named]
         self._index = {id(p): index for index, p in enumerate(self._parameters)}
-        self.memory: StateMemory | None = None
+        self.memory: TorchStateMemory | None = None
         self._given = False
 
     @property
@@ -48,7 +48,7 @@ class SharedState:
     def allocate(self, segments: Sequence[Sequence[Segment]]) -> None:
         """Allocate memory for what the optimizer keeps."""
         quantities = self._quantities()
-        self.memory = StateMemory(self._buckets.plan.specs, segments, quantities)
+        self.memory = TorchStateMemory(self._buckets.plan.specs, segments, quantities)
         name = f"of the optimizer of {self._buckets.reducer.name}"
         memory = self._buckets.channel.run(AllocateMemory(self.memory.nbytes, name))
         copies = self._slices.copies(memory)
@@ -110,7 +110,7 @@ class SharedState:
         self._given = True
 
 
-class SharedUpdate:
+class TorchSharedUpdate:
     """Takes the optimizer's step on the segments that this rank owns, for all ranks of the node.
 
     Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their

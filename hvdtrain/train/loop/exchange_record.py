@@ -36,7 +36,7 @@ class ExchangeRecord(TypedDict):
     ranks: list[RankState]
 
 
-class ExchangingOptimizer(Protocol):
+class HasExchange(Protocol):
     """A DistributedOptimizer of any framework."""
 
     @property
@@ -52,7 +52,7 @@ class ExchangingOptimizer(Protocol):
 
 @collective
 def exchange_record(
-    exchange: Exchange | None, optimizer: ExchangingOptimizer, state: Callable[[], OptimizerState]
+    exchange: Exchange | None, optimizer: HasExchange, state: Callable[[], OptimizerState]
 ) -> ExchangeRecord | None:
     """Return the state of an exchange on all ranks."""
     if exchange is None:
@@ -80,7 +80,7 @@ class RecordHeader:
 def restore_exchange(
     record: ExchangeRecord | None,
     exchange: Exchange | None,
-    optimizer: ExchangingOptimizer,
+    optimizer: HasExchange,
     load: Callable[[OptimizerState], None],
 ) -> str:
     """Restore the state of an exchange."""

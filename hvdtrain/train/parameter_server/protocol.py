@@ -73,7 +73,7 @@ class Pushes:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """The answer to a worker's pull."""
 
     worker: int
@@ -109,9 +109,11 @@ class Protocol(ABC):
         """Take a worker's request for weights."""
         self._pulls[worker] = samples
 
-    def answers(self) -> list[Answer]:
+    def answers(self) -> list[ServerAnswer]:
         """Return the answers that are possible now, and take their requests as answered."""
-        answers = [Answer(w, self._is_late(w)) for w in sorted(self._pulls) if self._may_answer(w)]
+        answers = [
+            ServerAnswer(w, self._is_late(w)) for w in sorted(self._pulls) if self._may_answer(w)
+        ]
         for answer in answers:
             samples = self._pulls.pop(answer.worker)
             if answer.late:

@@ -27,11 +27,11 @@ from hvdtrain.train.parameter_server.protocol import (
     PUSH,
     REQUEST,
     WEIGHTS,
-    Answer,
     AsynchronousProtocol,
     Flat,
     Protocol,
     Pushes,
+    ServerAnswer,
     SynchronousProtocol,
     Update,
     empty_answer,
@@ -160,7 +160,7 @@ class Server:
             total += gradient
         return total
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: ServerAnswer) -> None:
         worker = answer.worker
         self._finish_sends(worker)  # it has them: it would not have asked otherwise
         header = empty_answer()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.protocol import (
-    Answer,
     AsynchronousProtocol,
     Protocol,
+    ServerAnswer,
     SynchronousProtocol,
     Update,
 )
@@ -99,7 +99,7 @@ class Workers:
         for answer in self._protocol.answers():
             self._take(answer)
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: ServerAnswer) -> None:
         self.waiting.remove(answer.worker)
         if answer.late:
             self.rounds[answer.worker] += 1

@@ -10,7 +10,7 @@ import pytest
 from channels_model import ChannelsModel
 from model_rank import explore
 
-from hvdtrain.core.gradients.step import BucketProgress, Verdict
+from hvdtrain.core.gradients.step import BucketProgress, BucketVerdict
 
 EXHAUSTIVE = os.environ.get("HVDTRAIN_TEST_EXHAUSTIVE") == "1"
 
@@ -62,18 +62,18 @@ def test_longer_steps_of_two_channels(ranks: Sequence[str]) -> None:
     assert not explore(ChannelsModel(*ranks)).fault
 
 
-def tells_nobody(own: BucketProgress, highest: Sequence[int]) -> Verdict:
+def tells_nobody(own: BucketProgress, highest: Sequence[int]) -> BucketVerdict:
     """Go on waiting for a bucket that a rank has not filled."""
-    return Verdict(own.total - highest[0])
+    return BucketVerdict(own.total - highest[0])
 
 
-def calls_nobody(own: BucketProgress, highest: Sequence[int]) -> Verdict:
+def calls_nobody(own: BucketProgress, highest: Sequence[int]) -> BucketVerdict:
     """Have backward() wait for no such bucket, but for those of other steps."""
     return VERDICT(own, highest)._replace(missed=False)
 
 
-def runs_what_one_has_filled(own: BucketProgress, highest: Sequence[int]) -> Verdict:
-    return Verdict(own.filled)
+def runs_what_one_has_filled(own: BucketProgress, highest: Sequence[int]) -> BucketVerdict:
+    return BucketVerdict(own.filled)
 
 
 VERDICT = BucketProgress.verdict
