@@ -219,7 +219,8 @@ class BucketViews:
         found = {}
         for index, view in self._views.items():
             held = self._holds(index, view)
-            if held or self._is_copy(index):
+            # A staged copy is not needed any more, and the device may still read what it is of.
+            if held or (self._is_copy(index) and view.device == self._parameters[index].device):
                 found[index] = view.clone(), held
         return found
 
