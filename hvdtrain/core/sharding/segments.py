@@ -29,6 +29,7 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
     """Return the segments of each owner, in the order of the plan.
 
     An owner has at most one segment of a parameter, and every element has exactly one owner.
+    The first owner has those without elements, which have a state, too.
     """
     found: list[list[Segment]] = [[] for _ in range(owners)]
     for number, bucket in enumerate(plan.buckets):
@@ -36,7 +37,10 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
         for segments, (low, high) in zip(found, bounds, strict=True):
             for index, begin in zip(bucket.parameters, bucket.starts, strict=True):
                 start, end = max(low, begin), min(high, begin + plan.specs[index].count)
-                if start < end:
+                empty = not plan.specs[index].count and segments is found[0]
+                if empty:
+                    segments.append(Segment(index, 0, 0, number, begin))
+                elif start < end:
                     segments.append(Segment(index, start - begin, end - start, number, start))
     return found
 

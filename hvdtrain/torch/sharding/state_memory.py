@@ -169,7 +169,8 @@ class TorchStateMemory:
         count = quantity.count(segment.count)
         start = self._layouts[owner].offsets[segment.parameter, name]
         part = self._memories[owner][start : start + count * quantity.dtype.itemsize]
-        slot = torch.frombuffer(part, dtype=dtype)
+        # torch takes no buffer without bytes.
+        slot = torch.frombuffer(part, dtype=dtype) if count else torch.empty(0, dtype=dtype)
         return slot if quantity.elementwise else slot.view(())
 
     def keep(self, index: int, entry: _Entry) -> None:

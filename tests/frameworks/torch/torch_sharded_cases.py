@@ -124,6 +124,25 @@ def shared_steps_are_those_of_every_rank() -> None:
 
 
 @case
+def parameters_without_elements_have_a_state() -> None:
+    for make in [MAKES[name] for name in ("amsgrad", *(["adagrad"] if on_host() else []))]:
+        states = []
+        for sharded in (True, False):
+            weights = [torch.nn.Parameter(torch.ones(shape)) for shape in ((0,), (50,), (3, 0))]
+            optimizer = hvd.DistributedOptimizer(make(weights), sharded=sharded)
+            for _ in range(3):
+                torch.cat([weight.flatten() for weight in weights]).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            states.append(optimizer.state_dict())
+        assert list(states[1]["state"]) == [0, 1, 2]
+        assert list(states[0]["state"]) == [0, 1, 2]
+        for index in (0, 2):
+            entries = [state["state"][index] for state in states]
+            torch.testing.assert_close(*entries, rtol=0, atol=0)
+
+
+@case
 def shared_steps_go_on_from_any_state() -> None:
     for name in ("momentum", "amsgrad", *(["adagrad"] if on_host() else [])):
         make = MAKES[name]
