@@ -35,13 +35,17 @@ from hvdtrain.types import ReduceOp
 __all__ = ["DistributedOptimizer"]
 
 
-def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step may depend on the loss, as with LBFGS and what is not torch's own."""
+def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer is torch's own, whose step() calls a closure first."""
     kind = type(optimizer)
-    own = kind.__module__.startswith("torch.optim.") and kind is getattr(
+    return kind.__module__.startswith("torch.optim.") and kind is getattr(
         torch.optim, kind.__name__, None
     )
-    return not own or kind is torch.optim.LBFGS
+
+
+def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step may depend on the loss, as with LBFGS and what is not torch's own."""
+    return not is_of_torch(optimizer) or type(optimizer) is torch.optim.LBFGS
 
 
 @collective
@@ -289,7 +293,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         with op=Sum, so that a line search takes the same steps on all. Optimizers of torch other
         than LBFGS do not look at it: their step() returns the loss of this rank, as Horovod does.
         """
-        if closure is not None:
+        if closure is not None and not is_of_torch(self._optimizer):
             self._reduce_complete()
         weights = self._exchanged.weights
         if weights is not None:

@@ -139,6 +139,29 @@ def closures() -> None:
     assert difference(model, alone) < 1e-10
 
 
+@case
+def a_closure_drops_gradients_of_another_sample_weight() -> None:
+    """Of a skipped step; only the weight of rank 0 changes."""
+    n, r = hvd.size(), hvd.rank()
+    for sharded in (False, True):
+        weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        plain = torch.optim.SGD([weight], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(plain, sharded=sharded)
+
+        def closure(o: Any = optimizer, w: torch.Tensor = weight) -> torch.Tensor:
+            o.zero_grad()
+            loss = (w * (r + 1.0)).sum()
+            loss.backward()
+            return loss
+
+        optimizer.sample_weight = 1
+        closure()
+        optimizer.sample_weight = 1 if r else 2
+        optimizer.step(closure)
+        mean = (1 + n * (n + 1) / 2) / (n + 1)
+        assert abs(float(weight) + mean) < 1e-14
+
+
 class Halving(torch.optim.SGD):
     """Halves its rate where the loss is larger than 1: the closure's loss decides."""
 
