@@ -258,6 +258,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             check_reduced(self._optimizer, gradients.parameters)
             self._finish(gradients)
             self._clipped = True
+        self._make_dense()
         if shared is None or shared.kept:
             return torch.nn.utils.clip_grad_norm_(
                 parameters_of(self._optimizer), max_norm, norm_type, error_if_nonfinite

@@ -258,6 +258,7 @@ def sparse_gradients_outside_a_process_set_are_made_dense() -> None:
             adam, process_set=members, sparse_as_dense=not sharded, sharded=sharded
         )
         table(torch.tensor([1, 5])).sum().backward()
+        assert optimizer.clip_grad_norm_(1.0) == 2.0
         optimizer.step()
     del optimizer
     hvd.remove_process_set(members)

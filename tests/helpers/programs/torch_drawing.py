@@ -226,9 +226,6 @@ def _settle(d: _Draw, program: Spec) -> None:
 # Features that are known to go wrong: the test draws no program that has them all.
 KNOWN: dict[str, Callable[[Spec], bool]] = {
     "a parameter of two optimizers": lambda p: "overlap" in p,
-    "sparse_as_dense on ranks outside of a process set": lambda p: (
-        "members" in p and p.get("sparse_as_dense", False)
-    ),
 }
 
 
