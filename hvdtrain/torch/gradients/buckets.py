@@ -20,7 +20,13 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.operations import Submission
-from hvdtrain.core.sharding.exchange import ShardedExchange, owned_slices
+from hvdtrain.core.sharding.exchange import (
+    ShardedExchange,
+    SlicedBuckets,
+    SpreadSlices,
+    SumSlices,
+    owned_slices,
+)
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Several, Streams
@@ -241,3 +247,26 @@ def _devices(parameters: Sequence[torch.nn.Parameter]) -> dict[str, set[torch.de
     for parameter in parameters:
         devices.setdefault(parameter.device.type, set()).add(parameter.device)
     return devices
+
+
+@collective
+def sum_slices(buckets: ParameterBuckets) -> None:
+    """Sum the slices of this rank whose sums were left to the optimizer's step."""
+    exchange, reducer = buckets.exchange, buckets.reducer
+    if isinstance(exchange, ShardedExchange) and exchange.pending:
+        numbers = sorted(exchange.pending)
+        chosen = [reducer.buffers[number] for number in numbers]
+        placed = [reducer.placed[number] for number in numbers]
+        sliced = SlicedBuckets(chosen, placed, exchange.slices)
+        buckets.run(SumSlices(sliced, exchange.scales, f"sums of {reducer.name}"))
+        exchange.pending.clear()
+
+
+@collective
+def spread_slices(buckets: ParameterBuckets) -> None:
+    """Give all ranks the reduced gradients of all slices."""
+    sum_slices(buckets)
+    exchange, reducer = buckets.exchange, buckets.reducer
+    if isinstance(exchange, ShardedExchange):
+        sliced = SlicedBuckets(reducer.buffers, reducer.placed, exchange.slices)
+        buckets.run(SpreadSlices(sliced, f"gradients of {reducer.name}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,13 @@ from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step_info import StepInfo
-from hvdtrain.core.sharding.exchange import ShardedExchange, SlicedBuckets, SpreadSlices, SumSlices
+from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.errors import TooManyPassesError
-from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
+from hvdtrain.torch.gradients.buckets import (
+    ParameterBuckets,
+    describe_dtype_change,
+    spread_slices,
+)
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     StepUsage,
@@ -27,73 +31,10 @@ from hvdtrain.torch.gradients.hooks import (
     in_nested_backward,
     unused_names,
 )
-from hvdtrain.torch.gradients.views import BucketViews, ParameterSettings
+from hvdtrain.torch.gradients.views import GradientChanges, ParameterSettings
 from hvdtrain.torch.operations.allgather import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.types import ReduceOp
-
-
-class GradientChanges:
-    """Looks for changes before each backward pass of a step, and before the step.
-
-    A backward pass itself writes into the buckets, so that changes have to be found before it does.
-    """
-
-    def __init__(self) -> None:
-        self._found: int | None = None
-        self._backward_ended = False
-        self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
-        self._elsewhere: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
-
-    def note(self, views: BucketViews) -> None:
-        """Note what a backward pass has left."""
-        self._backward_ended = True
-        self._versions = [memory._version for memory in views.memory]
-        self._elsewhere = {i: (view, view._version) for i, view in views.elsewhere().items()}
-
-    @property
-    def arriving(self) -> bool:
-        """Whether gradients have arrived since note(), so that changes cannot be found."""
-        return not self._backward_ended
-
-    def look(self, views: BucketViews, complete: Iterable[int], arriving: int) -> None:
-        """Look for changes since note() when another backward pass brings its first gradient."""
-        if self._backward_ended:
-            self._backward_ended = False
-            if self._found is None:
-                self._found = self._changed(views, complete, arriving)
-
-    def find(self, views: BucketViews, complete: Iterable[int]) -> int | None:
-        """Return a parameter whose gradient has changed; None if none has."""
-        return self._changed(views, complete) if self._found is None else self._found
-
-    def forget(self) -> None:
-        """Prepare for the next step."""
-        self._backward_ended, self._found = False, None
-        self._versions, self._elsewhere = [], {}
-
-    def _changed(
-        self, views: BucketViews, complete: Iterable[int], arriving: int | None = None
-    ) -> int | None:
-        """Return a parameter whose gradient the program has changed since note().
-
-        That is the first one of a bucket if it is not known which. No gradient of the bucket of
-        `arriving` was taken before it arrived.
-        """
-        for index in complete:
-            if views.is_replaced(index):
-                return index
-        for index, view in views.elsewhere().items():
-            noted, at = self._elsewhere.get(index, (None, 0))
-            if view is noted and view._version != at and index != arriving:
-                return index
-        if not self._versions:
-            return None
-        filling = arriving is not None and views.holds(arriving)
-        for memory, at, bucket in zip(views.memory, self._versions, views.buckets, strict=True):
-            if memory._version != at and not (filling and arriving in bucket.parameters):
-                return bucket.parameters[0]
-        return None
 
 
 @collective
@@ -123,27 +64,6 @@ def reduce_sparse(
     )
     total: torch.Tensor = handle.wait().coalesce()
     return total
-
-
-def sum_slices(buckets: ParameterBuckets) -> None:
-    """Sum the slices of this rank whose sums were left to the optimizer's step."""
-    exchange, reducer = buckets.exchange, buckets.reducer
-    if isinstance(exchange, ShardedExchange) and exchange.pending:
-        numbers = sorted(exchange.pending)
-        chosen = [reducer.buffers[number] for number in numbers]
-        placed = [reducer.placed[number] for number in numbers]
-        sliced = SlicedBuckets(chosen, placed, exchange.slices)
-        buckets.run(SumSlices(sliced, exchange.scales, f"sums of {reducer.name}"))
-        exchange.pending.clear()
-
-
-def spread_slices(buckets: ParameterBuckets) -> None:
-    """Give all ranks the reduced gradients of all slices."""
-    sum_slices(buckets)
-    exchange, reducer = buckets.exchange, buckets.reducer
-    if isinstance(exchange, ShardedExchange):
-        sliced = SlicedBuckets(reducer.buffers, reducer.placed, exchange.slices)
-        buckets.run(SpreadSlices(sliced, f"gradients of {reducer.name}"))
 
 
 # What reduces the gradient of each parameter, by id(); it keeps its parameters alive.

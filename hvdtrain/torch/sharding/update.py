@@ -17,8 +17,7 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import PutSegments, ShardedExchange
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
 from hvdtrain.engines.features import Slices
-from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.gradients.gradients import sum_slices
+from hvdtrain.torch.gradients.buckets import ParameterBuckets, sum_slices
 from hvdtrain.torch.sharding.fused_update import FusedSteps, FusedUpdate
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, quantities_of
 from hvdtrain.torch.sharding.state_memory import TorchStateMemory, WeightMemory
