@@ -37,6 +37,7 @@ _logger = logging.getLogger("hvdtrain")
 _AS_BEFORE = "as in the checkpoint"
 
 
+@collective
 def agree_on_bucket_size(channel: Channel) -> BucketSize:
     """Return the maximum bucket size, as configured on the first rank or measured once.
 

@@ -117,6 +117,7 @@ class Communicator(ABC):
     capabilities: Capabilities
 
     @abstractmethod
+    @collective
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
         """Start an element-wise maximum over all members, in place.
 
@@ -125,6 +126,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    @collective
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
@@ -140,6 +142,7 @@ class Communicator(ABC):
             postscale: factor after it; equal on all ranks.
         """
 
+    @collective
     def allreduce_from(
         self,
         source: Buffer,
@@ -158,6 +161,7 @@ class Communicator(ABC):
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
 
+    @collective
     def allreduce_many(
         self,
         pieces: Pieces,
@@ -192,6 +196,7 @@ class Communicator(ABC):
         """
         return None
 
+    @collective
     def vote_on_many(
         self,
         votes: npt.NDArray[np.uint64],
@@ -218,6 +223,7 @@ class Communicator(ABC):
         return False
 
     @abstractmethod
+    @collective
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         """Overwrite every member's buffer with that of `root_rank`.
 
@@ -227,6 +233,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    @collective
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
         """Concatenate the buffers of all members in rank order.
 
@@ -237,6 +244,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    @collective
     def alltoall(
         self,
         send: Buffer,
@@ -254,6 +262,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    @collective
     def reduce_scatter(
         self,
         send: Buffer,
@@ -273,13 +282,16 @@ class Communicator(ABC):
         """
 
     @abstractmethod
+    @collective
     def barrier(self) -> None:
         """Block until every member has called it."""
 
     @abstractmethod
+    @collective
     def split(self, ranks: Sequence[int]) -> Communicator | None:
         """Return a communicator of the given ranks in that order, or None on other ranks."""
 
+    @collective
     def point_to_point(self) -> PointToPoint:
         """Return messages between pairs of the members, apart from the calls of this object.
 
@@ -291,6 +303,7 @@ class Communicator(ABC):
         )
 
     @abstractmethod
+    @collective
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         """Allocate uninitialized memory that this communicator reduces fastest.
 
@@ -364,6 +377,7 @@ class Communicator(ABC):
         return error
 
     @abstractmethod
+    @collective
     def close(self) -> None:
         """Free the communicator; further calls do nothing."""
 

@@ -142,6 +142,7 @@ class Operation(ABC):
         """
         raise NotImplementedError
 
+    @collective
     def vote_on_batch(
         self,
         others: Sequence[Operation],

@@ -44,6 +44,7 @@ class ErrorFeedback(Exchange):
         self._states = [self._residual]
 
     @abstractmethod
+    @collective
     def combine(
         self,
         bucket: FilledBucket,

@@ -105,6 +105,7 @@ class ParameterBuckets:
         for streams in self.streams.values():
             streams.refuse_capture("an optimizer step")
 
+    @collective
     def run(self, operation: Operation) -> Any:
         """Run an operation on memory of the buckets' devices, in the order of their streams.
 
