@@ -139,3 +139,20 @@ def test_keras_goes_on(
     assert summary["samples"] == 300
     rel = 1e-3 if "adam" in more else 0.5
     assert summary["final"]["loss"] == pytest.approx(summary_of(out)["final"]["loss"], rel=rel)
+
+
+@pytest.mark.soak
+def test_a_checkpoint_is_later_than_the_snapshot(tmp_path: Path) -> None:
+    """Rank 0 completes the file before it goes on."""
+    summary = survive(tmp_path, 3, "1:11:backward", *SHARED, *EVERY, recipe=PLAIN)
+    (failure,) = summary["failures"]
+    assert (failure["step"], failure["again"]) == (9, 1)
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+
+
+@pytest.mark.soak
+def test_both_holders_are_killed(tmp_path: Path) -> None:
+    """The last rank goes on from a checkpoint, unless one of them noticed the other's end."""
+    summary = survive(tmp_path, 3, "0:15:forward 1:15:forward", *SHARED, *EVERY, recipe=PLAIN)
+    assert all(failure["step"] in (9, 12) for failure in summary["failures"])
+    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
