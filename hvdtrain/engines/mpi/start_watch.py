@@ -75,10 +75,12 @@ def _end_job(daemon: int, job: str, title: str) -> None:
         with suppress(OSError):  # old kernels and some containers have no pidfd
             ended.append(os.pidfd_open(daemon))
         text = f"{title} init: a rank of this host ended before all had started"
-        print(f"{text}: the job ends", file=sys.stderr, flush=True)
+        with suppress(OSError):  # stderr may be closed
+            print(f"{text}: the job ends", file=sys.stderr, flush=True)
         milestones = runpy.run_path(str(_MILESTONES))
         milestones["report"](milestones["LOST"], os.environ)
-        os.kill(daemon, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(daemon, signal.SIGTERM)
         os.closerange(0, 3)  # the daemon reads what ranks write until all have closed it
         select.select(ended, [], [], _DAEMON_SECONDS)
 

@@ -201,8 +201,8 @@ class SegmentSteps:
         return [index for index in self.owned if self._parameters[index].grad is not None]
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the reduced gradients of the segments, where ranks have reduced them."""
-        return [self._reduced(index) for index in self.used]
+        """Return the reduced gradients of the segments that have elements, as ranks have them."""
+        return [self._reduced(index) for index in self.used if self.owned[index].count]
 
     def _reduced(self, index: int) -> torch.Tensor:
         segment, elements = self.owned[index], self._buckets.views.elements(index)
