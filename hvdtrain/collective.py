@@ -11,8 +11,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def collective(function: _Function) -> _Function:
     """Mark a function that all members of its process set must call, in the same order.
 
-    A function without the mark is local. `tests/unit/package/test_collective_calls.py` reads the
-    marks: what calls a collective function has it, too. The mark costs
-    nothing when the function is called.
+    A function without the mark is local. `tests/unit/package/test_collective_calls.py` checks that
+    whatever calls a collective function is marked, too. The mark costs nothing in a call.
     """
     return function

@@ -20,7 +20,7 @@ from hvdtrain.compiled.compiler import find_compiler
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 
-# The framework that each is for, or "".
+# What needs a compiler: the framework that it is for, or "", and what it is.
 _NEEDED_BY = (
     ("torch", "the allocator of PyTorch's gradients, which are else copied into buckets"),
     ("tensorflow", "the allocator of TensorFlow's gradients, which are else copied into buckets"),

@@ -40,7 +40,7 @@ _COMMANDS = {
     "build-horovod": "Build and install Horovod for the installed frameworks.",
 }
 
-# Of packages that stand beside hvdtrain in the wheel, which say where their commands are.
+# Commands of the packages beside hvdtrain in the wheel, found by their entry points.
 _BESIDE = ("report", "lint", "compare", "bench")
 
 

@@ -157,7 +157,7 @@ class _NewcomerWaits(HostsUpdatedInterrupt):
 def require_all() -> None:
     """Check that no rank has ended before all are through.
 
-    Another one may have met that in its last operation, and need this one to continue.
+    Another rank may have met a loss in its last operation, and need this one to continue.
     """
     here = context.current()
     if here.failures is not None and not here.failures.agree(True):

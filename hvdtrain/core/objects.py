@@ -189,7 +189,7 @@ def pickled(obj: object) -> _Bytes:
 
 
 def digest(obj: object) -> str:
-    """Return the digest of plain values: text, numbers, and lists and tuples of them."""
+    """Return the digest of plain values: None, numbers, text, bytes, and lists of them."""
     stream = io.BytesIO()
     pickler = _Pickler(stream)
     pickler.fast = True  # else it would show which parts are one object

@@ -167,7 +167,7 @@ def reducescatter(
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
 ) -> Submission:
-    """Prepare a reduction of which every rank receives a part of the first dimension."""
+    """Prepare a reduction whose result is divided among the ranks by rows."""
     name = channel.name("reducescatter", name)
     if op is ReduceOp.ADASUM:
         raise UnsupportedError(f"reducescatter {name!r}: Adasum is not available here")

@@ -18,7 +18,7 @@ from hvdtrain.errors import UsageError
 
 _LOWEST = 15_000
 _TRIALS = 100
-# Of Linux: the ports that it gives to connections, and to sockets that ask for any port.
+# Linux's range of ports for connections, and for sockets that ask for any port.
 _KERNELS_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 

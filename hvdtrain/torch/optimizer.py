@@ -36,7 +36,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer is torch's own, whose step() calls a closure first."""
+    """Return whether the class is one of torch.optim, whose step() calls a closure first."""
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim.") and kind is getattr(
         torch.optim, kind.__name__, None

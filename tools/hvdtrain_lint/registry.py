@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Whose functions add themselves to the table.
+# Imported because their functions add themselves to the table.
 from hvdtrain_lint.rules import communication, outcomes, samples, training  # noqa: F401
 from hvdtrain_lint.rules.rule import TABLE, Rule
 

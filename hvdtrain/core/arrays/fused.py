@@ -225,11 +225,10 @@ def reduce_fused(
     name: str,
     settings: GradientSettings,
     weight: float | None = None,
-    step: int | None = None,
     layout: Layout | None = None,
 ) -> list[HostArray]:
     """Reduce dense gradients as one operation."""
-    own = OwnStep(weight, step)
+    own = OwnStep(weight)
     return exchange_fused(arrays, parameters, name, settings, own, layout)[0]
 
 

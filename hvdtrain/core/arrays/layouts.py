@@ -82,7 +82,7 @@ def reduce_present(
     reduce: Callable[[Sequence[HostArray], Layout], Sequence[HostArray]],
     fixed: bool = False,
 ) -> list[HostArray | None]:
-    """Reduce gradients of which some ranks have some only."""
+    """Reduce gradients where some ranks have only some of them."""
     layout = Layout("".join(NONE if g is None else DENSE for g in gradients), fixed)
     given = dict(enumerate(gradients))
     try:

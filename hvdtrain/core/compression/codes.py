@@ -155,7 +155,7 @@ class _Table(Structure):
 
 @cache
 def load_kernel() -> ctypes.CDLL | None:
-    """Return the library, or None if there is no usable one, of which the log tells the reason."""
+    """Return the library, or None if there is no usable one; the log says why."""
     without = "gradients are coded with numpy"
     return load_or_report(_MODULE, _SOURCE.parent, open_kernel, without)
 

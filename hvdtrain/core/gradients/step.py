@@ -82,7 +82,7 @@ class BucketProgress:
         return self if self.between else replace(self, between=True, passes=self.passes + 1)
 
     def vote(self, awaited: int) -> tuple[int, int, int]:
-        """Return the vote on the next bucket, of which ranks take the maxima."""
+        """Return this rank's vote on the next bucket; ranks take the maximum of each number."""
         return self.total - self.filled, awaited, 0 if self.ready else UNTIL_STEP - self.passes
 
     def verdict(self, highest: Sequence[int]) -> BucketVerdict:

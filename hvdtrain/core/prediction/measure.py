@@ -75,7 +75,7 @@ def _speed(threads: int, others: int, meet: Callable[[], None]) -> tuple[float, 
 # a computation that is short may have a core for itself although ranks have to share them.
 _RUNS, _REHEARSAL_SECONDS = 2, 0.005
 _SAMPLE_ELEMENTS = 1 << 16
-# Of a parameter whose time is that of calls and not of elements.
+# Shape of a parameter whose time is that of calls, not of elements.
 _SMALL = (64, 64)
 
 

@@ -41,7 +41,7 @@ _PACKAGE = Path(hvdtrain.__file__).parent
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 _SCRIPTS = Path(sysconfig.get_path("scripts"))
 _INSTALLED = {"site-packages", "dist-packages"}
-# Through which hvdtrain is called, as by backward().
+# Frameworks that call hvdtrain, as in backward().
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
@@ -171,7 +171,7 @@ class ExitGuard:
         self._process_id = os.getpid()
         self._terminated = False
         self._leaving = False
-        self._timer: threading.Timer | None = None  # of end_soon
+        self._timer: threading.Timer | None = None  # started by end_soon()
         self._excepthook = sys.excepthook
         self._thread_excepthook = threading.excepthook
 
@@ -213,7 +213,7 @@ class ExitGuard:
         elif isinstance(error, UsageError | ConnectionLostError | RanksLostError):
             # A traceback would not help: the line that raised it is not the cause.
             if self._timer is not None:
-                self._timer.cancel()  # the program ends by itself
+                self._timer.cancel()  # this error ends the job itself
             _leave_it_to_the_launcher(error)
             self._say(str(error))
             self._end(error.exit_code)

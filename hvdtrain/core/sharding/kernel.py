@@ -75,7 +75,7 @@ class KernelUpdate(Structure):
 
 @cache
 def load_kernel() -> ctypes.CDLL | None:
-    """Return the library, or None if there is no usable one, of which the log tells the reason."""
+    """Return the library, or None if there is no usable one; the log says why."""
     without = "shared optimizer steps take several passes over memory"
     return load_or_report(_MODULE, _SOURCE.parent, open_kernel, without)
 

@@ -29,7 +29,7 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
     """Return the segments of each owner, in the order of the plan.
 
     An owner has at most one segment of a parameter, and every element has exactly one owner.
-    The first owner has those without elements, which have a state, too.
+    Parameters without elements belong to the first owner, because they have a state, too.
     """
     found: list[list[Segment]] = [[] for _ in range(owners)]
     for number, bucket in enumerate(plan.buckets):

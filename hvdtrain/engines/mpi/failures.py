@@ -52,8 +52,8 @@ def require_succession(key: str, before: MPI.Intracomm, left: MPI.Intracomm) -> 
     """Check that no other ranks continue in the place of these (on each of them).
 
     Where connections are closed and nobody has ended, each side takes the other one for dead. The
-    side of which a rank is the first to publish it with mpirun continues; ranks of a minority wait
-    before they do. Where nothing can be published, no side is excluded.
+    side that publishes this first through mpirun continues; ranks of a minority wait before they
+    publish. Where nothing can be published, no side is excluded.
     """
     if left.size == before.size:
         return

@@ -24,11 +24,10 @@ from hvdtrain.errors import HvdtrainError, PeerFailureError
 from hvdtrain.polling import poll_until
 
 _ENDS = 1  # tag of messages
-# Ranks look for them ten times a second.
+# Ranks look for messages about the end ten times a second.
 _HEARD_SECONDS = 1.0
 
 
-# mpi4py declares the result as a communicator of any kind.
 @collective
 def shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
     """Return a communicator of the ranks that are left (collective over them)."""

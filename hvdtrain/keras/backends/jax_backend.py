@@ -35,7 +35,7 @@ _TICKET = jax.ShapeDtypeStruct((), np.int32)
 
 
 class JaxBackend:
-    """Implements Backend; see there."""
+    """Implements `ReductionBackend`; see there."""
 
     @property
     def allocator(self) -> FindLibrary | None:

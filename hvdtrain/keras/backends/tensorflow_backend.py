@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 class TensorFlowBackend:
-    """Implements Backend; see there."""
+    """Implements `ReductionBackend`; see there."""
 
     @property
     def allocator(self) -> FindLibrary | None:

@@ -21,7 +21,7 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 class TorchBackend:
-    """Implements Backend; see there."""
+    """Implements `ReductionBackend`; see there."""
 
     @property
     def allocator(self) -> FindLibrary | None:

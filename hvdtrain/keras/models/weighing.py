@@ -28,8 +28,8 @@ _SAY_IT = (
     "set optimizer.sample_weight to a function of (x, y, sample_weight) that returns what the "
     "rank's loss of a batch divides by"
 )
-# A batch of which nothing counts has no gradient, but the regularizers of its rank have one. So its
-# weight is no 0, of which all ranks together could make no average.
+# A batch in which nothing counts has no gradient, but the regularizers of its rank have one. Its
+# weight is therefore not 0: if all were 0, there would be no average.
 _NOTHING = 1e-30
 
 

@@ -133,9 +133,9 @@ KUBERNETES = Scheduler(
     },
 )
 
-# Hosts have fully qualified names there, which Open MPI 4 would truncate.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
+# keep_fqdn_hostnames: hosts in Kubernetes have qualified names, which Open MPI 4 would truncate.
 _MANIFEST = """\
 apiVersion: kubeflow.org/v2beta1
 kind: MPIJob

@@ -219,7 +219,7 @@ class BucketViews:
         found = {}
         for index, view in self._views.items():
             held = self._holds(index, view)
-            # A staged copy is not needed any more, and the device may still read what it is of.
+            # A staged copy is no longer needed, and the device may still be reading its source.
             if held or (self._is_copy(index) and view.device == self._parameters[index].device):
                 found[index] = view.clone(), held
         return found

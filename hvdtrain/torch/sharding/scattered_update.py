@@ -287,6 +287,7 @@ class ScatteredUpdate:
             whole = self._gather(to)
             self._whole = whole if to == self._slices.number else None
 
+    @collective
     def _gather(self, to: int | None) -> dict[int, _Entry]:
         assert self._plan is not None
         buckets, streams = self.buckets, self.buckets.streams

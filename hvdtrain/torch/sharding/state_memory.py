@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradients.plan import ParameterSpec
@@ -28,6 +29,7 @@ class WeightMemory:
     Each rank has its own copy of all weights. `p.data` becomes a view of the memory.
     """
 
+    @collective
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],

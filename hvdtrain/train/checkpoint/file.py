@@ -17,7 +17,7 @@ from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, read, 
 CHECKPOINT, BEST = "checkpoint", "best"
 DIGEST_LENGTH = 16
 
-# Before that of every checkpoint.
+# Sorts before the position of every checkpoint.
 NO_POSITION = (-1, 0)
 
 _PATTERN = re.compile(

@@ -1,4 +1,4 @@
-"""Where the time of each rank went: the lines of ranks.jsonl."""
+"""What ranks tell each other between steps: requests to stop, and where their time went."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from hvdtrain.train.options.declare import (
 )
 from hvdtrain.train.parameter_server.settings import ALLREDUCE, ParameterServer, parse_strategy
 
-# For one rank.
+# Learning rates for one rank.
 DEFAULT_LR = {"sgd": 0.02, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.002}
 SGD_MOMENTUM = 0.9
 

@@ -101,7 +101,6 @@ class _Section:
             [[] for _ in range(program.size)] for _ in range(self._phases)
         ]
         self._run: list[list[Planned]] = [[] for _ in range(self._phases)]
-        self._listens = False
 
     def write(self) -> None:
         """Plan all operations, and extend every rank's program."""

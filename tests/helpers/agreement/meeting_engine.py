@@ -323,7 +323,6 @@ class EngineFault:
     arrives: bool = False
     dies: bool = False
     interrupted: bool = False
-    happened: bool = False
 
 
 class _Started(Pending):
@@ -494,7 +493,6 @@ class MeetingCommunicator(Communicator):
         self._calls += 1
         if fault is None or number != fault.call:
             return False
-        fault.happened = True
         if fault.dies:
             self.group.cut_off(self.rank)
             raise ConnectionLostError(f"rank {self.rank} is dead")

@@ -15,7 +15,7 @@ from hvdtrain_lint.source.tree import last_name, path_of, words_in
 _SAMPLERS = ("DistributedSampler", "GlobalBatchSampler", "ElasticSampler")
 _SHUFFLE_POSITION = 3
 _WRAPPERS = {"enumerate", "tqdm", "iter", "list", "zip"}
-# They make loops of different lengths end together, or equal.
+# These make loops of different lengths end together, or make them equal.
 _JOINING = {"join", "Join", "joinable"}
 _EQUALIZING = {"repeat", "take", "cycle"}
 _SEEDING = re.compile(r"seed", re.IGNORECASE)
