@@ -178,7 +178,7 @@ class MilestoneListener:
 
 
 _MOST_IN_VAIN = 3
-# Ranks of the same host notice a loss themselves. Others may be in init(): they continue without it.
+# Ranks of the same host notice a loss themselves. Others may be in init(): they go without it.
 _JOIN_SECONDS = 10.0
 # Ranks that have not begun so long after the first one have ended in Python's own start.
 _BEGIN_SECONDS = 60.0
