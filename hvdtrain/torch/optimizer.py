@@ -260,8 +260,10 @@ class DistributedOptimizer(ExchangingOptimizer):
             self._clipped = True
         self._make_dense()
         if shared is None or shared.kept:
+            # torch has no largest of no elements.
+            parameters = [each for each in parameters_of(self._optimizer) if each.numel()]
             return torch.nn.utils.clip_grad_norm_(
-                parameters_of(self._optimizer), max_norm, norm_type, error_if_nonfinite
+                parameters, max_norm, norm_type, error_if_nonfinite
             )
         return shared.clip(max_norm, float(norm_type), error_if_nonfinite)
 
