@@ -91,15 +91,15 @@ setup(
     },
     ext_modules=[
         kernel("hvdtrain.engines.shared_memory._node_kernel"),
-        kernel("hvdtrain.core.compression._codes_kernel"),
+        kernel("hvdtrain.core.exchanges._codes_kernel"),
         kernel("hvdtrain.core.sharding._update_kernel"),
     ],
     package_data={
         "hvdtrain": [
             *("py.typed", "compiled/*.h", "engines/shared_memory/*.c"),
-            *("engines/shared_memory/*/*.h", "core/compression/*.c", "core/sharding/*.c"),
-            "core/allocators/*.h",
-            *("torch/allocator/*.cpp", "tensorflow/allocator/*.cpp"),
+            *("engines/shared_memory/*/*.h", "core/exchanges/*.c", "core/sharding/*.c"),
+            "core/*.h",
+            *("torch/*.cpp", "tensorflow/*.cpp"),
         ],
         "hvdtrain_compare": ["results/*.html", "results/*.css"],
         "hvdtrain_report": ["assets/*"],

@@ -13,7 +13,7 @@ from hvdtrain.data.digits import load_digits
 from hvdtrain.data.images import require_pillow
 from hvdtrain.data.map_file import load_map_files
 from hvdtrain.train import Recipe, fit
-from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.metrics import Accuracy
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data-dir", type=Path, help="with train.txt and test.txt; default: digits")

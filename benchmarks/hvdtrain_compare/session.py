@@ -14,8 +14,7 @@ from hvdtrain import __version__
 from hvdtrain.check.machine import find_cores
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.running import RUNS
-from hvdtrain.train.records.files import new_directory, prepare_directory
-from hvdtrain.train.records.results import json_text
+from hvdtrain.train.records import json_text, new_directory, prepare_directory
 from hvdtrain_compare.results.page import require_jinja, write_page
 from hvdtrain_compare.results.row import Row, make_rows
 from hvdtrain_compare.results.table import print_tables

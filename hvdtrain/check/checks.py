@@ -16,7 +16,7 @@ from hvdtrain import __version__
 from hvdtrain.check.machine import check_cores, check_memory
 from hvdtrain.check.mpi import check_engines, check_mpi, check_trial
 from hvdtrain.check.probe import ProbeError, Section, ask_python, finish, guarded
-from hvdtrain.compiled.compiler import find_compiler
+from hvdtrain.compiled.library import find_compiler
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 
@@ -78,7 +78,7 @@ def check_frameworks() -> Section:
     lines, problems = [], []
     for name in filter(_version, _FRAMEWORKS):
         try:
-            facts[name] = ask_python("-m", "hvdtrain.probes.framework", name)
+            facts[name] = ask_python("-m", "hvdtrain.probes", "framework", name)
             lines.append(f"{name} {facts[name]['version']} loads")
         except ProbeError as error:
             facts[name] = {"error": str(error)}

@@ -7,8 +7,7 @@ import os
 from dataclasses import asdict, dataclass, fields
 
 from hvdtrain.check.probe import ProbeError, Section, ask_python
-from hvdtrain.control_groups import cpu_limit, own_groups, read_file
-from hvdtrain.memory import Memory, find_memory
+from hvdtrain.control_groups import Memory, cpu_limit, find_memory, own_groups, read_file
 
 _SHM = "/dev/shm"
 _TRIAL_BYTES = 1 << 20
@@ -124,7 +123,7 @@ def _memory() -> tuple[dict[str, int | None], str]:
 def _ask_kernel() -> str:
     """Return the reason why ranks add with numpy instead, or ""."""
     try:
-        objection: str = ask_python("-m", "hvdtrain.probes.kernel")["objection"]
+        objection: str = ask_python("-m", "hvdtrain.probes", "kernel")["objection"]
     except ProbeError as error:
         return f"it does not load ({error}), so ranks of a node add with numpy"
     return objection and f"{objection}; until then ranks of a node add with numpy"
@@ -133,7 +132,7 @@ def _ask_kernel() -> str:
 def _ask_allocator(module: str) -> str:
     """Return the reason why gradients of a framework are copied into buckets, or ""."""
     try:
-        objection: str = ask_python("-m", f"hvdtrain.probes.{module}_allocator")["objection"]
+        objection: str = ask_python("-m", "hvdtrain.probes", "allocator", module)["objection"]
     except ProbeError as error:
         return f"it does not load ({error}), so gradients are copied into buckets"
     return objection and f"{objection}; until then gradients are copied into buckets"

@@ -40,7 +40,7 @@ def check_mpi() -> Section:
     }
     lines, problems = [str(library)], []
     try:
-        started = ask_python("-m", "hvdtrain.probes.mpi_start")
+        started = ask_python("-m", "hvdtrain.probes", "mpi_start")
         facts |= started
         lines.append(
             f"threads: {started['threads']}{_TOO_FEW * (started['threads'] != 'multiple')}"
@@ -85,7 +85,7 @@ def check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
 
 def _ask_engine(name: str) -> dict[str, object]:
     try:
-        found = ask_python("-m", "hvdtrain.probes.engine", name)
+        found = ask_python("-m", "hvdtrain.probes", "engine", name)
     except ProbeError as error:
         return {"available": False, "reason": f"it does not load ({error})"}
     if "reason" in found:
@@ -122,7 +122,7 @@ def _try_two_ranks(mpirun: Path, library: MpiLibrary) -> Finished:
     line = mpirun_command(
         str(mpirun),
         library.vendor,
-        [sys.executable, "-m", "hvdtrain.probes.two_ranks"],
+        [sys.executable, "-m", "hvdtrain.probes", "two_ranks"],
         ranks=_RANKS,
         hostfile=None,
         environ=os.environ,

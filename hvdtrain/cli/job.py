@@ -14,8 +14,14 @@ from click.core import ParameterSource
 from hvdtrain.cli.train import command as train
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.jobs.schedulers import SCHEDULERS, JobRequest, parse_seconds
-from hvdtrain.launch.jobs.script import KUBERNETES, job_script, mpi_job
+from hvdtrain.launch.jobs import (
+    KUBERNETES,
+    SCHEDULERS,
+    JobRequest,
+    job_script,
+    mpi_job,
+    parse_seconds,
+)
 from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.train.options import TrainOptions
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hvdtrain.core import context
-from hvdtrain.core.allocators.library import FindLibrary
+from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_positive
 from hvdtrain.core.exchanges.half import HalfExchange

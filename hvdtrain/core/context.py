@@ -17,16 +17,16 @@ from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.votes import exchange
-from hvdtrain.core.membership.recovery import Recovery, open_next, open_of_newcomer, recruit
-from hvdtrain.core.membership.world import Context, open_context, start_watches
-from hvdtrain.core.process.exits import (
+from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
     install_plain_excepthook,
     write_message,
 )
-from hvdtrain.core.process.tuning import keep_freed_memory
+from hvdtrain.core.membership.recovery import Recovery, open_next, open_of_newcomer, recruit
+from hvdtrain.core.membership.world import Context, open_context, start_watches
 from hvdtrain.core.timeline.start_stop import begin_from_environment
+from hvdtrain.core.tuning import keep_freed_memory
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.registry import open_engine
 from hvdtrain.errors import (

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hvdtrain.data.augment import center_crop, random_crop, random_flip
     from hvdtrain.data.dataset import Dataset, Samples
-    from hvdtrain.data.sampling.iterable import StreamBatches
-    from hvdtrain.data.sampling.samplers import EvaluationSampler, GlobalBatchSampler
-    from hvdtrain.data.sampling.seeds import (
+    from hvdtrain.data.sampling import (
+        EvaluationSampler,
+        GlobalBatchSampler,
+        StreamBatches,
         sample_generator,
         sample_seed,
         seed_generators,
@@ -34,12 +35,11 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(["Dataset", "Samples"], "dataset"),
-    **dict.fromkeys(["EvaluationSampler", "GlobalBatchSampler"], "sampling.samplers"),
     **dict.fromkeys(["center_crop", "random_crop", "random_flip"], "augment"),
+    **dict.fromkeys(["EvaluationSampler", "GlobalBatchSampler", "StreamBatches"], "sampling"),
     **dict.fromkeys(
-        ["sample_generator", "sample_seed", "seed_generators", "step_seed"], "sampling.seeds"
+        ["sample_generator", "sample_seed", "seed_generators", "step_seed"], "sampling"
     ),
-    "StreamBatches": "sampling.iterable",
 }
 
 

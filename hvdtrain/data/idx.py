@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hvdtrain.data.dataset import Dataset, Samples
 from hvdtrain.data.files import data_folder, missing_files, read_bytes
-from hvdtrain.data.pixels import standardized
+from hvdtrain.data.images import standardized
 from hvdtrain.errors import UsageError
 
 __all__ = ["load_mnist", "read_idx", "read_mnist_images"]

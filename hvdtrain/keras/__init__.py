@@ -8,6 +8,7 @@ import keras
 
 from hvdtrain.advice import require_version
 from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import (
     cross_rank,
     cross_size,
@@ -18,7 +19,6 @@ from hvdtrain.core.horovod_api import (
     rank,
     size,
 )
-from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -50,7 +50,7 @@ from hvdtrain.keras.builds import (
     nccl_built,
     rocm_built,
 )
-from hvdtrain.keras.models.hooks import hook_models
+from hvdtrain.keras.fitting import hook_models
 from hvdtrain.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from hvdtrain.types import ReduceOp
 

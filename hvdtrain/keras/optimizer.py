@@ -14,7 +14,7 @@ from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import HALF_TYPES, Compression, Compressor
 from hvdtrain.keras.backends.distributed import distribute
 from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.models.hooks import hook_models
+from hvdtrain.keras.fitting import hook_models
 from hvdtrain.types import ReduceOp
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hvdtrain.lightning.library import PYTORCH
-from hvdtrain.lightning.metrics import gather_states
+from hvdtrain.lightning.environment import PYTORCH, gather_states
 from hvdtrain.lightning.strategy import HvdStrategy
 
 __all__ = ["HvdStrategy", "gather_states"]

@@ -2,9 +2,77 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from torchmetrics import Metric
+
 import hvdtrain.torch as hvd
+from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.lightning.library import ClusterEnvironment
+
+__all__ = ["gather_states", "synchronize_metrics"]
+
+# The second has the same content under other names; objects of one are unknown to the other.
+_FABRICS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+
+
+def load_pytorch() -> ModuleType:
+    """Return the library that the program has imported already, else the first one installed."""
+    loaded = [name for name in _FABRICS if name in sys.modules]
+    for name in loaded or _FABRICS:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise ImportError("hvdtrain.lightning needs Lightning 2: pip install lightning")
+
+
+def load_fabric(name: str) -> ModuleType:
+    """Return a module of the Fabric that belongs to the library."""
+    return importlib.import_module(f"{_FABRICS[PYTORCH.__name__]}.{name}")
+
+
+def load_utilities(name: str) -> ModuleType:
+    """Return a module of the library's utilities."""
+    return importlib.import_module(f"{PYTORCH.__name__}.utilities.{name}")
+
+
+PYTORCH = load_pytorch()
+ClusterEnvironment: Any = load_fabric("plugins.environments").ClusterEnvironment
+LayerSync: Any = PYTORCH.plugins.LayerSync
+ParallelStrategy: Any = PYTORCH.strategies.ParallelStrategy
+
+
+def synchronize_metrics(model: torch.nn.Module) -> None:
+    """Have the metrics of a model combine the states of all ranks in `compute()`."""
+    for metric in model.modules():
+        if isinstance(metric, Metric) and metric.dist_sync_fn in (None, gather_states):
+            metric.dist_sync_fn = gather_states
+            metric.distributed_available_fn = _joined
+
+
+@collective
+def gather_states(state: torch.Tensor, group: hvd.ProcessSet | None = None) -> list[torch.Tensor]:
+    """Return the tensors of all ranks, by rank, which may differ in shape (collective).
+
+    Args:
+        state: tensor of this rank.
+        group: ranks that take part; None for all.
+    """
+    members = group or hvd.global_process_set
+    shapes = hvd.allgather_object(tuple(state.shape), process_set=members)
+    flat = hvd.allgather(state.detach().reshape(-1), process_set=members)
+    parts = flat.split([torch.Size(shape).numel() for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _joined() -> bool:
+    return hvd.is_initialized() and hvd.size() > 1
 
 
 class HvdEnvironment(ClusterEnvironment):

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from hvdtrain.data.sampling.sharding import steps_per_epoch
-from hvdtrain.lightning.library import load_utilities
+from hvdtrain.data.sampling import steps_per_epoch
+from hvdtrain.lightning.environment import load_utilities
 
 # Warnings of Lightning that are true of its own samplers only.
 _EVALUATING = "Using `DistributedSampler` with the dataloaders"

@@ -13,9 +13,14 @@ import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.devices import device_index
-from hvdtrain.lightning.environment import HvdEnvironment
-from hvdtrain.lightning.library import PYTORCH, LayerSync, ParallelStrategy, load_fabric
-from hvdtrain.lightning.metrics import synchronize_metrics
+from hvdtrain.lightning.environment import (
+    PYTORCH,
+    HvdEnvironment,
+    LayerSync,
+    ParallelStrategy,
+    load_fabric,
+    synchronize_metrics,
+)
 from hvdtrain.lightning.sampling import divide_training, omit_padding, silence_warnings, weight_of
 from hvdtrain.torch import DistributedOptimizer
 from hvdtrain.torch.functions import broadcast_module

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvdtrain.advice import require_version
 from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import (
     cross_rank,
     cross_size,
@@ -21,7 +22,6 @@ from hvdtrain.core.horovod_api import (
     rank,
     size,
 )
-from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -31,7 +31,7 @@ from hvdtrain.core.process_set import (
 from hvdtrain.core.timeline_control import start_timeline, stop_timeline
 from hvdtrain.errors import HorovodInternalError, UsageError
 from hvdtrain.tensorflow import elastic
-from hvdtrain.tensorflow.allocator.registration import register_allocator
+from hvdtrain.tensorflow.allocator import register_allocator
 from hvdtrain.tensorflow.builds import (
     ccl_built,
     cuda_built,

@@ -18,7 +18,7 @@ from hvdtrain.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvdtrain.tensorflow.graph.types import Model, Variable
+from hvdtrain.tensorflow.graph import Model, Variable
 
 __all__ = [
     "HorovodInternalError",

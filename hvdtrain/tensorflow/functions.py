@@ -18,9 +18,7 @@ from hvdtrain.core.process_set import (
     require_process_set,
 )
 from hvdtrain.errors import MismatchError
-from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.graph.types import Variable
+from hvdtrain.tensorflow.graph import Variable, call_on_arrays, do_not_convert
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

@@ -18,7 +18,7 @@ from hvdtrain.tensorflow.gradients.v1_optimizer import (
     GraphOptimizerWrapper,
     ReducingOptimizer,
 )
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.graph import do_not_convert
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 from hvdtrain.types import ReduceOp
 

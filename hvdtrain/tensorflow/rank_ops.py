@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core import context, horovod_api
-from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert
 
 __all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvdtrain.collective import collective
 from hvdtrain.core.process_set import global_process_set, stays_alone
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.graph import do_not_convert
 from hvdtrain.tensorflow.operations.reductions import allreduce
 from hvdtrain.types import ReduceOp
 

@@ -8,6 +8,7 @@ import torch
 
 from hvdtrain.advice import require_version
 from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import (
     cross_rank,
     cross_size,
@@ -17,7 +18,6 @@ from hvdtrain.core.horovod_api import (
     rank,
     size,
 )
-from hvdtrain.core.process.exits import install_plain_excepthook
 from hvdtrain.core.process_set import (
     ProcessSet,
     add_process_set,
@@ -64,14 +64,13 @@ from hvdtrain.torch.operations.allreduce import (
     grouped_allreduce_async_,
 )
 from hvdtrain.torch.operations.alltoall import alltoall, alltoall_async
-from hvdtrain.torch.operations.barrier import barrier, join
 from hvdtrain.torch.operations.broadcast import (
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
 )
-from hvdtrain.torch.operations.handle import poll, synchronize
+from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
 from hvdtrain.torch.operations.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,

@@ -11,7 +11,7 @@ from typing import Any
 from hvdtrain.collective import collective
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.records.results import Summary
+from hvdtrain.train.records import Summary
 from hvdtrain.train.session import train
 
 __all__ = ["fit"]

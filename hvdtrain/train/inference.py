@@ -22,7 +22,7 @@ from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.parameter_server.settings import ALLREDUCE
 from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.records.environment import CONFIG
+from hvdtrain.train.records import CONFIG
 from hvdtrain.train.resume import CheckpointLoader, RunStart
 from hvdtrain.train.setup import TrainingSetup, set_up
 

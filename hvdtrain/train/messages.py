@@ -7,11 +7,11 @@ from typing import Any
 
 from hvdtrain import __version__
 from hvdtrain.topology import format_by_rank, format_ranks
-from hvdtrain.train.metrics.totals import Values
+from hvdtrain.train.metrics import Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.progress import Progress
-from hvdtrain.train.records.results import MetricsRecord, RanksJoined, RanksLost, Summary
+from hvdtrain.train.records import MetricsRecord, RanksJoined, RanksLost, Summary
 from hvdtrain.train.setup import TrainingSetup
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from hvdtrain.core.context import Context
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.protocol import Array, TrainingState
-from hvdtrain.train.metrics.totals import Totals
+from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 

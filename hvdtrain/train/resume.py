@@ -25,8 +25,15 @@ from hvdtrain.train.loop.protocol import Framework, TrainingLoop, TrainingState
 from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.progress import Progress, restore_progress
-from hvdtrain.train.records.files import new_directory, prepare_directory, usage_errors
-from hvdtrain.train.records.results import METRICS, SUMMARY, drop_lines_after, remove_marker
+from hvdtrain.train.records import (
+    METRICS,
+    SUMMARY,
+    drop_lines_after,
+    new_directory,
+    prepare_directory,
+    remove_marker,
+    usage_errors,
+)
 
 
 @dataclass(frozen=True)

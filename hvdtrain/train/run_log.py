@@ -15,9 +15,8 @@ from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
 from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, checkpoint_content
-from hvdtrain.train.records.environment import CONFIG
-from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import (
+from hvdtrain.train.records import (
+    CONFIG,
     METRICS,
     RANKS,
     STEPS,
@@ -26,6 +25,7 @@ from hvdtrain.train.records.results import (
     Summary,
     append_lines,
     leave_marker,
+    usage_errors,
     write_summary,
 )
 from hvdtrain.train.resume import world_settings

@@ -17,9 +17,7 @@ from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
 from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records.environment import write_environment
-from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import RanksJoined, RanksLost, Summary
+from hvdtrain.train.records import RanksJoined, RanksLost, Summary, usage_errors, write_environment
 from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog

@@ -20,7 +20,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.gather import call_everywhere, require_same_options
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.metrics.totals import require_known
+from hvdtrain.train.metrics import require_known
 from hvdtrain.train.options import BACKENDS, TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.recipe_loader import load_recipe

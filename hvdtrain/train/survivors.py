@@ -19,8 +19,7 @@ from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
 from hvdtrain.train.loop.snapshots import Found
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress, restore_progress
-from hvdtrain.train.records.files import usage_errors
-from hvdtrain.train.records.results import drop_lines_after
+from hvdtrain.train.records import drop_lines_after, usage_errors
 from hvdtrain.train.resume import RunStart, WorldSettings, restore_or_warn
 
 

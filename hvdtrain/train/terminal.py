@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hvdtrain.train.messages import values_text
-from hvdtrain.train.records.results import MetricsRecord
+from hvdtrain.train.records import MetricsRecord
 from hvdtrain.world import under_launcher
 
 if TYPE_CHECKING:

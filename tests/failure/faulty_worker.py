@@ -126,10 +126,9 @@ def do(work: Callable[[], None], catches: bool) -> None:
 if __name__ == "__main__":
     fault = EngineFault.parse(sys.argv[1])
     install(fault)
-    from hvdtrain.core import context, operations
+    from hvdtrain.core import context, exits, operations
     from hvdtrain.core import process_set as process_sets
     from hvdtrain.core.agreement.channel import Channel
-    from hvdtrain.core.process import exits
 
     work = globals()[sys.argv[2]]
     # Where the program raises, or asks again, the two seconds after which the job ends are not to

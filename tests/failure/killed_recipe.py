@@ -39,7 +39,7 @@ class Killed:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        joined = "hvdtrain.probes.newcomer" in sys.orig_argv
+        joined = "hvdtrain.engines.mpi.newcomer" in sys.orig_argv
         own = "new" if joined else os.environ.get("OMPI_COMM_WORLD_RANK", "0")
         again = os.environ.get("HVDTRAIN_RESTARTS", "0") != "0"
         kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split() if not again]

@@ -18,7 +18,7 @@ from run_files import both_splits, epochs_of, metrics_of, summary_of
 
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import position_of
-from hvdtrain.train.records.results import MARKER
+from hvdtrain.train.records import MARKER
 
 WORKER = TESTS / "train" / "train_worker.py"
 LIMIT_SECONDS = 300

@@ -13,7 +13,7 @@ from ranks import launch
 UNEVEN = """\
 import torch
 import hvdtrain.torch as hvd
-from hvdtrain.core.process import exits
+from hvdtrain.core import exits
 
 exits._REPORT_SECONDS = 600.0  # for which rank 0, which has left, waits for the other's traceback
 hvd.init()

@@ -20,7 +20,7 @@ _FOUNDATIONS = {
         "config",
         "control_groups",
     ),
-    *("devices", "errors", "files", "memory", "polling", "streams", "milestones", "topology"),
+    *("devices", "errors", "files", "polling", "streams", "milestones", "topology"),
     *("types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
@@ -52,20 +52,19 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     "hvdtrain_compare": _BELOW_CLI | {"cli", "hvdtrain_report"},
     "hvdtrain_bench": _BELOW_CLI,
 }
-# The folders of each layer, lowest first: each may import those before it. "" is the layer's own.
+# The folders of each layer, lowest first: each may import those before it. "" is the layer's own
+# modules, but for those that have a place by their names.
 _FOLDERS: Mapping[str, list[str]] = {
     "engines": ["", "shared_memory", "mpi", "torch_distributed", "horovod"],
     "core": [
-        *("process", "agreement", "collectives", "timeline", "stall", "places", "allocators"),
-        *("gradients", "compression", "prediction", "exchanges", "sharding", "membership", ""),
-        "arrays",
+        *("exits", "tuning", "agreement", "collectives", "timeline", "stall", "places"),
+        *("allocators", "gradients", "exchanges", "sharding", "membership", "", "arrays"),
     ],
     "torch": ["tensors", "operations", "allocator", "gradients", "sharding", "", "elastic"],
     "tensorflow": ["allocator", "graph", "operations", "gradients", ""],
-    "keras": ["backends", "callbacks", "models", "elastic", ""],
-    "launch": ["hosts", "launchers", "jobs", "", "calls", "scripts"],
+    "keras": ["backends", "callbacks", ""],
+    "launch": ["hosts", "launchers", "", "calls", "scripts"],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
-    "data": ["sampling", ""],
     "train": [
         *("optimizers", "tracking", "parameter_server", "options", "metrics", "records", "recipes"),
         *("checkpoint", "loop", "recipes.builtin", "torch", "keras", ""),
@@ -153,6 +152,8 @@ def _modules(package: Path) -> Iterator[tuple[str, _Module]]:
         layer = _layer(package.name, inside)
         depth = 1 if package.name == "hvdtrain" else 0
         folder = ".".join(parts[1 + depth : -1])
+        if not folder and parts[-1] in _FOLDERS.get(layer or "", ()):
+            folder = parts[-1]
         is_front = is_package and len(inside) <= depth
         yield name, _Module(path, layer, None if is_front else folder)
 

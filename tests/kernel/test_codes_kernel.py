@@ -10,8 +10,8 @@ from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_ki
 from compiling import LEVELS, compile_library, copy_kernel, run_watched, supports
 
 from hvdtrain.compiled.library import KernelError
-from hvdtrain.core.compression import codes
-from hvdtrain.core.compression.codes import BITS
+from hvdtrain.core.exchanges import codes
+from hvdtrain.core.exchanges.codes import BITS
 
 SOURCE = Path(codes.__file__).with_name("codes_kernel.c")
 DRIVER = Path(__file__).with_name("codes_driver.c")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.recipes.builtin.digits import recipe as recipe
 

@@ -23,7 +23,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 # ruff: noqa: E402
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.session import train

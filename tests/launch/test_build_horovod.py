@@ -13,7 +13,7 @@ from horovod_environment import horovod_python, require_compiler
 from job import Completed
 from ranks import launch, start
 
-from hvdtrain.compiled.compiler import COMPILERS
+from hvdtrain.compiled.library import COMPILERS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ("-m", "hvdtrain", "build-horovod")

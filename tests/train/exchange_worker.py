@@ -37,7 +37,7 @@ from weight_exchange_cases import WEIGHT_CASES
 
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.collectives.allreduce import adasum
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp

@@ -22,8 +22,13 @@ from stopping import stop_in_step
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.data.sampling.seeds import seed_generators, step_seed
-from hvdtrain.data.sampling.sharding import epoch_permutation, global_batch, steps_per_epoch
+from hvdtrain.data.sampling import (
+    epoch_permutation,
+    global_batch,
+    seed_generators,
+    step_seed,
+    steps_per_epoch,
+)
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint

@@ -12,7 +12,7 @@ import pytest
 from ranks import run_ranks
 from run_files import metrics_of, summary_of
 
-from hvdtrain.data.sampling.sharding import epoch_permutation
+from hvdtrain.data.sampling import epoch_permutation
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
 

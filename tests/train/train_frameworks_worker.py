@@ -28,7 +28,7 @@ from hvdtrain.cli.main import main
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.data.sampling.sharding import epoch_permutation, global_batch, steps_per_epoch
+from hvdtrain.data.sampling import epoch_permutation, global_batch, steps_per_epoch
 from hvdtrain.devices import DeviceWish
 from hvdtrain.errors import TrainingError
 from hvdtrain.topology import Topology

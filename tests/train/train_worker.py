@@ -36,7 +36,7 @@ from hvdtrain.train.loop import heartbeat
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import Progress
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.records.results import MARKER
+from hvdtrain.train.records import MARKER
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.session import train
 

@@ -16,10 +16,10 @@ from torch import nn
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
-from hvdtrain.data.sampling.samplers import GlobalBatchSampler
+from hvdtrain.data.sampling import GlobalBatchSampler
 from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
 from hvdtrain.train.loop.snapshots import Triggers
-from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin.digits import recipe as digits
 from hvdtrain.train.recipes.builtin.resnet import resnet

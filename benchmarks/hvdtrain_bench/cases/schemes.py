@@ -9,8 +9,8 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.measured_costs import rehearse, small
 from hvdtrain.core.gradients.plan import ParameterSpec
-from hvdtrain.core.prediction.measure import rehearse, small
 from hvdtrain.types import DType
 from hvdtrain_bench.harness.periods import SHARDED, period_of
 from hvdtrain_bench.scaling.scheme import Scheme

@@ -18,7 +18,7 @@ from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.train.options import RUNS
-from hvdtrain.train.records.files import new_directory, prepare_directory
+from hvdtrain.train.records import new_directory, prepare_directory
 from hvdtrain.world import promised_world
 from hvdtrain_bench.analysis.machine import largest_power_of_two
 from hvdtrain_bench.harness.jobs import RankLauncher

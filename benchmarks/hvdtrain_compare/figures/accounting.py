@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices
 from hvdtrain_compare.protocol.rank_file import Weights
 
 

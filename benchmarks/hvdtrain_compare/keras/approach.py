@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.data.sampling.sharding import Indices, global_batch, rank_slice, steps_per_epoch
+from hvdtrain.data.sampling import Indices, global_batch, rank_slice, steps_per_epoch
 from hvdtrain_compare.protocol.task import Place
 
 Shares = Callable[[Indices, int, Place], list[Indices]]

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.data.sampling.sharding import Indices, epoch_permutation
+from hvdtrain.data.sampling import Indices, epoch_permutation
 from hvdtrain.train.keras.metrics import sum_over_samples
 from hvdtrain.train.loop.step_plan import padded
 from hvdtrain_compare.keras.approach import Approach, exact_test_share

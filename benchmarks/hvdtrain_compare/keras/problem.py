@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.data.sampling.seeds import seed_generators
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices, seed_generators
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
 from hvdtrain.topology import Topology

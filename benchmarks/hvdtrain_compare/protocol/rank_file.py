@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
 

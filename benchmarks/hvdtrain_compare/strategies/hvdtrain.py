@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SHARDED = "sharded"
 _CODE = """\
 import hvdtrain.torch as hvd
-from hvdtrain.data.sampling.samplers import EvaluationSampler, GlobalBatchSampler
+from hvdtrain.data.sampling import EvaluationSampler, GlobalBatchSampler
 hvd.init()
 sampler = GlobalBatchSampler(len(dataset), batch_size, seed)
 loader = DataLoader(dataset, batch_sampler=sampler)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices
 from hvdtrain.train.torch.evaluation import call_model
 from hvdtrain_compare.torch.problem import Problem
 from hvdtrain_compare.torch.trainer import Trainer

@@ -7,8 +7,13 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
-from hvdtrain.data.sampling.samplers import EvaluationSampler
-from hvdtrain.data.sampling.sharding import Indices, global_batch, rank_slice, steps_per_epoch
+from hvdtrain.data.sampling import (
+    EvaluationSampler,
+    Indices,
+    global_batch,
+    rank_slice,
+    steps_per_epoch,
+)
 from hvdtrain_compare.protocol.task import Place
 
 

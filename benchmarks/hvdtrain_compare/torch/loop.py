@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from hvdtrain.data.sampling.sharding import Indices, epoch_permutation
+from hvdtrain.data.sampling import Indices, epoch_permutation
 from hvdtrain.train.loop.step_plan import Microbatch
-from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.torch.sources import Step
 from hvdtrain_compare.protocol.meters import SocketMeter, peak_memory_bytes
 from hvdtrain_compare.protocol.rank_file import RankResult, Weights

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvdtrain.data.dataset import is_stream
-from hvdtrain.data.sampling.seeds import seed_generators
+from hvdtrain.data.sampling import seed_generators
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.step_plan import StepPlan

@@ -17,7 +17,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.allocators.library import FindLibrary, placing_slices
+from hvdtrain.core.allocators import FindLibrary, placing_slices
 from hvdtrain.core.arguments import GradientSettings, group_indices
 from hvdtrain.core.arrays.layouts import Layout, LayoutsDifferError
 from hvdtrain.core.arrays.memory import (
@@ -41,7 +41,7 @@ from hvdtrain.core.gradients.plan import (
 )
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.core.places.places import LentBucket
+from hvdtrain.core.places import LentBucket
 from hvdtrain.errors import MismatchError
 from hvdtrain.types import DType
 

@@ -15,7 +15,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.allocators.library import (
+from hvdtrain.core.allocators import (
     LEAST_BYTES,
     FindLibrary,
     GradientArena,
@@ -24,7 +24,7 @@ from hvdtrain.core.allocators.library import (
     suitable_slices,
 )
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.places.places import GradientPlaces, LentBucket
+from hvdtrain.core.places import GradientPlaces, LentBucket
 from hvdtrain.types import DType
 
 # Addresses at which kernels read fastest.

@@ -29,7 +29,7 @@ from hvdtrain.core.gradients.plan import (
     make_plan,
 )
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.places.places import LentBucket
+from hvdtrain.core.places import LentBucket
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.exchange import PutSegments, ShardedExchange
 from hvdtrain.core.sharding.segments import Segment

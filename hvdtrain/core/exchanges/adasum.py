@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.request import Zeros
-from hvdtrain.core.collectives.adasum import adasum
+from hvdtrain.core.collectives.allreduce import adasum
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState

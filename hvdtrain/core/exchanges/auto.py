@@ -12,7 +12,17 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange, check_count
+from hvdtrain.core.exchanges.costs import (
+    Chosen,
+    Measured,
+    best,
+    choice_line,
+    outcome_line,
+    prediction_lines,
+    predictions,
+)
 from hvdtrain.core.exchanges.half import HalfExchange
+from hvdtrain.core.exchanges.measured_costs import Measurement, Place, StepTimes
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
@@ -26,16 +36,6 @@ from hvdtrain.core.gradients.exchange import (
     parse_exchange,
 )
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.prediction.costs import (
-    Chosen,
-    Measured,
-    best,
-    choice_line,
-    outcome_line,
-    prediction_lines,
-    predictions,
-)
-from hvdtrain.core.prediction.measure import Measurement, Place, StepTimes
 from hvdtrain.topology import count_threads
 from hvdtrain.types import ReduceOp
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from hvdtrain.arrays import Array, buffer_of, copy, like_shape
 from hvdtrain.collective import collective
-from hvdtrain.core.compression.codes import (
+from hvdtrain.core.exchanges.codes import (
     BITS,
     BlockTable,
     add_message,
@@ -17,7 +17,7 @@ from hvdtrain.core.compression.codes import (
     read_message,
     to_message,
 )
-from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
+from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.exchange import FilledBucket
 from hvdtrain.engines.communicator import Communicator

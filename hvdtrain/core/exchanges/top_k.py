@@ -20,8 +20,8 @@ from hvdtrain.arrays import (
     zeros_like,
 )
 from hvdtrain.collective import collective
-from hvdtrain.core.compression.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.exchanges.allreduce import check_momentum
+from hvdtrain.core.exchanges.error_feedback import ErrorFeedback, sum_together
 from hvdtrain.core.gradients.communicators import Communicators, gather
 from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice, StepInfo
 from hvdtrain.core.gradients.parameter_state import ParameterState

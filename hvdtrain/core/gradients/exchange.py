@@ -17,7 +17,7 @@ from hvdtrain.core.agreement.request import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo
-from hvdtrain.core.places.places import PlacedBucket
+from hvdtrain.core.places import PlacedBucket
 from hvdtrain.types import DType, ReduceOp
 
 __all__ = [

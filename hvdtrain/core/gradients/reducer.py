@@ -22,7 +22,7 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep
-from hvdtrain.core.places.places import PlacedBucket
+from hvdtrain.core.places import PlacedBucket
 from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams

@@ -20,7 +20,7 @@ from hvdtrain.core.gradients.communicators import Communicators, communicators_o
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.step_info import agree_on_step
-from hvdtrain.core.places.places import PlacedBucket
+from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp

@@ -10,8 +10,7 @@ from functools import partial
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.votes import exchange
-from hvdtrain.core.membership.followers import Followers, Key, Taken
-from hvdtrain.core.membership.recruiter import Recruiter
+from hvdtrain.core.membership.recruiter import Followers, Key, Recruiter, Taken
 from hvdtrain.core.membership.world import Context, open_context, start_watches
 from hvdtrain.core.timeline.start_stop import Recording
 from hvdtrain.core.timeline.times import JoinTimes, RecoveryTimes, read_clock

@@ -28,12 +28,11 @@ from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.membership.followers import Followers
-from hvdtrain.core.membership.recruiter import Recruiter
-from hvdtrain.core.process.tuning import restore_switch_interval, shorten_switch_interval
-from hvdtrain.core.stall.watch import StallWatch, pending_on, watch_stalls
+from hvdtrain.core.membership.recruiter import Followers, Recruiter
+from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
 from hvdtrain.core.timeline.times import Stopwatch
+from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures
 from hvdtrain.errors import RanksLostError
 from hvdtrain.polling import poll_until

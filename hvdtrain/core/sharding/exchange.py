@@ -17,7 +17,7 @@ from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.places.places import PlacedBucket
+from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.features import Slices, aligned_bounds
 from hvdtrain.types import DType, ReduceOp

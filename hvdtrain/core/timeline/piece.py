@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from hvdtrain.core.process.exits import write_message
+from hvdtrain.core.exits import write_message
 from hvdtrain.core.timeline.events import Event, Events, TraceRow, rows_of
 from hvdtrain.core.timeline.times import RankRecords
 

@@ -16,7 +16,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.process.exits import write_message
+from hvdtrain.core.exits import write_message
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
 from hvdtrain.core.timeline.piece import (
     GrowingFile,

@@ -1,7 +1,7 @@
 """Ranks that come: a process is started while the others continue, and becomes one of them.
 
 It initializes MPI at once, so that the rank that has started it notices if it ends, and then runs
-what the other ranks run: see hvdtrain.probes.newcomer.
+what the other ranks run: see hvdtrain.engines.mpi.newcomer.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _EARLY = ("PYTHON", "LD_LIBRARY_PATH", "OMPI_MCA_", "PATH=")
 # These belong to one process or host.
 _NOT_SENT = ("OMPI_", "PMIX_", "PRTE_", "HOSTNAME=", "TMPDIR=", "PWD=", "_=")
 _WATCH_SECONDS = 0.2
-_NEWCOMER = "hvdtrain.probes.newcomer"
+_NEWCOMER = "hvdtrain.engines.mpi.newcomer"
 # Options of Python without a value, and -m behind them in one word.
 _COMBINED = re.compile(r"(-[bBdEhiIOPqRsSuvVx?]+|)-?m(.*)")
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
+from hvdtrain.control_groups import find_memory
 from hvdtrain.engines.features import GatherBytes
 from hvdtrain.engines.shared_memory.system_errors import (
     SystemFailure,
     agree_on_failure,
     failure_from_error,
 )
-from hvdtrain.memory import find_memory
 
 _logger = logging.getLogger("hvdtrain")
 

@@ -219,7 +219,7 @@ class Workshop:
         line = mpirun_command(
             str(self._plan.mpirun),
             self._plan.mpi.vendor,
-            [sys.executable, "-m", "hvdtrain.probes.horovod", framework],
+            [sys.executable, "-m", "hvdtrain.probes", "horovod", framework],
             ranks=2,
             hostfile=None,
             environ=os.environ,

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from hvdtrain.core.context import is_initialized
-from hvdtrain.core.process.exits import install_plain_excepthook
+from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.errors import UsageError
 
 __all__ = ["MODULES", "HorovodFinder"]

@@ -16,11 +16,11 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.allocators.library import FindLibrary
+from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
-from hvdtrain.core.process.tuning import keep_large_memory
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.core.tuning import keep_large_memory
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable

@@ -10,7 +10,7 @@ import keras
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.allocators.library import FindLibrary
+from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import OwnStep, exchange_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present

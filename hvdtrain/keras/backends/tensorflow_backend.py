@@ -11,15 +11,14 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.allocators.library import FindLibrary
+from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
-from hvdtrain.tensorflow.allocator.registration import find_library
+from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
-from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
+from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert
 from hvdtrain.tensorflow.operations import reductions
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.types import ReduceOp

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.allocators.library import FindLibrary
+from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable

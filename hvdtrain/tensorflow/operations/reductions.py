@@ -9,8 +9,7 @@ import tensorflow as tf
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.tensorflow.graph.tracing import do_not_convert
-from hvdtrain.tensorflow.graph.types import TensorLike
+from hvdtrain.tensorflow.graph import TensorLike, do_not_convert
 from hvdtrain.tensorflow.operations import differentiable
 from hvdtrain.tensorflow.operations.compression import Compression, Compressor
 from hvdtrain.tensorflow.operations.differentiable import OperationName, Reduction, size_as

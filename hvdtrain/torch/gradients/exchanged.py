@@ -19,7 +19,7 @@ from hvdtrain.core.exchanges.saved import (
     save_exchange,
 )
 from hvdtrain.core.gradients.exchange import Kind, LocalSteps
-from hvdtrain.core.membership.followers import Follower
+from hvdtrain.core.membership.recruiter import Follower
 from hvdtrain.core.objects import together
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.gradients import Gradients

@@ -14,7 +14,7 @@ from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.allocators.library import (
+from hvdtrain.core.allocators import (
     LEAST_BYTES,
     GradientArena,
     Library,
@@ -26,9 +26,9 @@ from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.places.places import GradientPlaces, PlacedBucket
+from hvdtrain.core.places import GradientPlaces, PlacedBucket
 from hvdtrain.streams import Streams
-from hvdtrain.torch.allocator.trial import Allocator, find_allocator, why_no_allocator
+from hvdtrain.torch.allocator import Allocator, find_allocator, why_no_allocator
 from hvdtrain.torch.operations.compression import Compression, Compressor
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer, is_plain
 

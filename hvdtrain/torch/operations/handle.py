@@ -26,7 +26,28 @@ from hvdtrain.torch.tensors.routes import (
 )
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Handle", "StartedHandle", "needs_gradient", "poll", "synchronize"]
+__all__ = ["Handle", "StartedHandle", "barrier", "join", "needs_gradient", "poll", "synchronize"]
+
+
+@disable_compile
+@collective
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Block until every rank of the process set has called it (collective)."""
+    operations.barrier(channel_of(process_set))
+
+
+@disable_compile
+@collective
+def join(device: int = -1) -> int:
+    """Contribute zeros to the other ranks' reductions until all ranks have joined (collective).
+
+    Args:
+        device: accepted for compatibility with Horovod; it has no effect.
+
+    Returns:
+        The rank that joined last: one that missed none of the operations before, if there is one.
+    """
+    return operations.join()
 
 
 class Handle:

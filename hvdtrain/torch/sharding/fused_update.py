@@ -16,7 +16,7 @@ from hvdtrain.core import context
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.core.places.places import GradientPlaces, Pieces
+from hvdtrain.core.places import GradientPlaces, Pieces
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES, ShardedExchange
 from hvdtrain.core.sharding.kernel import (
     KINDS,

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import keras
 
 from hvdtrain.collective import collective
-from hvdtrain.data.sampling.seeds import seed_generators
+from hvdtrain.data.sampling import seed_generators
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology

@@ -12,7 +12,7 @@ import numpy as np
 import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
 from hvdtrain.data.dataset import Samples
-from hvdtrain.data.sampling.sharding import Indices, rank_slice
+from hvdtrain.data.sampling import Indices, rank_slice
 from hvdtrain.train.keras.fit import (
     BatchDataset,
     SampleReader,
@@ -26,10 +26,9 @@ from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_
 from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
-from hvdtrain.train.loop.ledger import note_samples
 from hvdtrain.train.loop.protocol import Array
-from hvdtrain.train.loop.step_plan import StepPlan, padded
-from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.loop.step_plan import StepPlan, note_samples, padded
+from hvdtrain.train.metrics import Totals, Values
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 

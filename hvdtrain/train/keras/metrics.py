@@ -11,7 +11,7 @@ import numpy as np
 import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
-from hvdtrain.train.metrics.totals import Counts, Totals
+from hvdtrain.train.metrics import Counts, Totals
 
 # Each update of these adds sums over the batch to their variables, which start at zero.
 _SUMMABLE = (

@@ -10,13 +10,13 @@ import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.types import Tensor, Variable
 from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan, padded
-from hvdtrain.train.metrics.totals import Totals
+from hvdtrain.train.metrics import Totals
 from hvdtrain.train.parameter_server.protocol import Flat, Pushes
 from hvdtrain.train.parameter_server.rounds import ServedRounds
 from hvdtrain.train.parameter_server.settings import ParameterServer

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, call_on_root
-from hvdtrain.data.sampling.sharding import Indices
+from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import HvdtrainError, OneRankError, UsageError
 from hvdtrain.topology import format_by_rank
-from hvdtrain.train.metrics.exact import Gathered
+from hvdtrain.train.metrics import Gathered
 from hvdtrain.train.options import OPTIONS, TrainOptions
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from hvdtrain.train.checkpoint.saver import Checkpointable
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.exchange_record import ExchangeRecord
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.metrics.totals import RatedMetric, SummedMetric, Totals, Values
+from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 

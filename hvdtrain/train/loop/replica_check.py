@@ -18,7 +18,7 @@ from hvdtrain.core import context, operations
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import TrainingError
 from hvdtrain.topology import format_ranks
-from hvdtrain.train.metrics.totals import Totals
+from hvdtrain.train.metrics import Totals
 from hvdtrain.types import ReduceOp
 
 Words = npt.NDArray[np.int64]

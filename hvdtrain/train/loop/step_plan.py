@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,17 +11,41 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.core import context
 from hvdtrain.core.collectives.ordered import branch
-from hvdtrain.data.sampling.sharding import (
+from hvdtrain.data.sampling import (
     Indices,
     epoch_permutation,
     global_batch,
     rank_slice,
     steps_per_epoch,
 )
+from hvdtrain.milestones import RESTARTS
 from hvdtrain.topology import Topology
 from hvdtrain.train.optimizers.schedule import ScheduleSettings, learning_rate, parse_milestones
 from hvdtrain.train.options import TrainOptions
+
+# Name of a file; that of each process ends with its number.
+_VARIABLE = "HVDTRAIN_LEDGER"
+
+
+def note_samples(epoch: int, done: int, own: Indices) -> None:
+    """Append a line about the next step, if HVDTRAIN_LEDGER asks for it.
+
+    A step counts if ranks continue from a later point: lines are written before it, as a rank
+    that is killed after it has no time to.
+
+    Args:
+        own: numbers of the samples of this rank, int64 [n].
+    """
+    path = os.environ.get(_VARIABLE)
+    if path is None:
+        return
+    size = context.current().topology.size
+    start = int(os.environ.get(RESTARTS, "0"))
+    line = {"epoch": epoch, "done": done, "start": start, "ranks": size, "samples": own.tolist()}
+    with open(f"{path}.{os.getpid()}", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 @dataclass(frozen=True)

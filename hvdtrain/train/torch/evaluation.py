@@ -16,8 +16,7 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.loop.gather import gathered_value
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import Microbatch
-from hvdtrain.train.metrics.exact import Gathered
-from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.metrics import Gathered, Totals, Values
 from hvdtrain.train.torch.sources import Batch, Source, Step
 
 

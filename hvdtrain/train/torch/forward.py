@@ -13,7 +13,7 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.advice import did_you_mean
 from hvdtrain.collective import collective
-from hvdtrain.compiled.compiler import find_compiler
+from hvdtrain.compiled.library import find_compiler
 from hvdtrain.errors import UsageError
 from hvdtrain.train.torch.evaluation import call_model
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.data.sampling.seeds import seed_generators
+from hvdtrain.data.sampling import seed_generators
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology

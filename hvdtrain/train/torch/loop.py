@@ -10,15 +10,13 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
-from hvdtrain.data.sampling.seeds import seed_generators, step_seed
+from hvdtrain.data.sampling import seed_generators, step_seed
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks
-from hvdtrain.train.loop.ledger import note_samples
 from hvdtrain.train.loop.protocol import Array
-from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.metrics.exact import Gathered
-from hvdtrain.train.metrics.totals import Totals, Values
+from hvdtrain.train.loop.step_plan import StepPlan, note_samples
+from hvdtrain.train.metrics import Gathered, Totals, Values
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import move_to

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.data.sampling.sharding import steps_per_epoch
+from hvdtrain.data.sampling import steps_per_epoch
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.metrics.totals import Totals
+from hvdtrain.train.metrics import Totals
 from hvdtrain.train.parameter_server.protocol import Flat, Pushes
 from hvdtrain.train.parameter_server.rounds import ServedRounds
 from hvdtrain.train.parameter_server.settings import ParameterServer

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hvdtrain.data.dataset import Samples, is_stream
-from hvdtrain.data.sampling.seeds import sample_generator, sample_seed, seed_generators
+from hvdtrain.data.sampling import sample_generator, sample_seed, seed_generators
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import Microbatch
 

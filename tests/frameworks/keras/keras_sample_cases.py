@@ -18,7 +18,7 @@ from keras_weight_cases import fit_line, line_batches, line_model
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.keras.models import weighing
+from hvdtrain.keras import fitting
 
 
 def gradients_count_by_samples() -> str:
@@ -226,7 +226,7 @@ def stepped_once(
     # TensorFlow takes a second for each graph.
     eagerly = keras.backend.backend() == "tensorflow" and callable(loss)
     model.compile(optimizer, loss=loss, run_eagerly=eagerly)
-    weighing.warn_once.cache_clear()
+    fitting.warn_once.cache_clear()
     with contextlib.redirect_stderr(said):
         if by_fit:
             model.fit(Batches([batch] if isinstance(batch, tuple) else batch), verbose=0)

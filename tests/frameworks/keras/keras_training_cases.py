@@ -13,6 +13,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
+from hvdtrain.train.keras.fit import keras_optimizer
 from hvdtrain.train.keras.metrics import (
     KerasMetricSums,
     KerasMetricValue,
@@ -20,7 +21,6 @@ from hvdtrain.train.keras.metrics import (
     sum_over_samples,
 )
 from hvdtrain.train.loop.replica_check import array_checksum, replica_difference
-from hvdtrain.train.optimizers.make_keras import keras_optimizer
 
 
 @dataclass(frozen=True)

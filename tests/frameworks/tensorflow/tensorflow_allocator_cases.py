@@ -12,8 +12,8 @@ import tensorflow as tf
 import hvdtrain.tensorflow as hvd
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.arrays.memory import Lending
-from hvdtrain.core.places.places import LentBucket
-from hvdtrain.tensorflow.allocator.registration import why_no_allocator
+from hvdtrain.core.places import LentBucket
+from hvdtrain.tensorflow.allocator import why_no_allocator
 
 # Two are large enough to be served, and the small one is copied.
 SHAPES = [(160, 128), (130, 256), (8, 8)]

@@ -25,7 +25,7 @@ from tensorflow_training_cases import (
 )
 
 import hvdtrain.tensorflow as hvd
-from hvdtrain.tensorflow.graph.array_calls import _Runs
+from hvdtrain.tensorflow.graph import _Runs
 
 v1 = tf.compat.v1
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.core.allocators.library import (
+from hvdtrain.core.allocators import (
     LEAST_BYTES,
     AllocatorError,
     GradientArena,
     blocks_for,
     build,
 )
-from hvdtrain.torch.allocator.trial import Allocator, find_allocator, recipe, why_no_allocator
+from hvdtrain.torch.allocator import Allocator, find_allocator, recipe, why_no_allocator
 
 COUNT = LEAST_BYTES // 4
 

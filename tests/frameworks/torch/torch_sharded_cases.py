@@ -28,7 +28,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.features import Slices
 from hvdtrain.errors import MismatchError
-from hvdtrain.torch.allocator.trial import find_allocator
+from hvdtrain.torch.allocator import find_allocator
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.torch.forward import Precision
 from hvdtrain.train.torch.update import Updater

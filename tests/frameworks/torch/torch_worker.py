@@ -40,8 +40,7 @@ from shared_launch import run_each
 from torch_table_cases import FOUND, run_features
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
-from hvdtrain.core.allocators import library
+from hvdtrain.core import allocators, context
 from hvdtrain.torch.gradients import views
 
 _OF_EXCHANGES = (
@@ -51,7 +50,7 @@ _OF_EXCHANGES = (
     torch_local_cases.__name__,
     torch_post_local_cases.__name__,
 )
-LEAST_BYTES = library.LEAST_BYTES
+LEAST_BYTES = allocators.LEAST_BYTES
 OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
 _SHARDED = (
     torch_sharded_cases.__name__,
@@ -80,7 +79,7 @@ def run(job: str) -> dict[str, object]:
     table, *settings = job.split(", ")
     in_place = table.endswith(" in place")
     table = table.removesuffix(" in place")
-    for module in (library, views):
+    for module in (allocators, views):
         vars(module)["LEAST_BYTES"] = 1 if in_place else LEAST_BYTES
     os.environ |= dict(f"HVDTRAIN_{setting}".split("=") for setting in settings)
     hvd.init()

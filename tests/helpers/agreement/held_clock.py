@@ -6,9 +6,9 @@ import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from hvdtrain.core import stall
 from hvdtrain.core.agreement import operation, queue, votes
 from hvdtrain.core.gradients import step
-from hvdtrain.core.stall import watch
 
 
 class HeldClock:
@@ -23,18 +23,18 @@ class HeldClock:
         self._state: tuple[float, float | None] = (0.0, None)
         self._looks = 0
         instead: Any = SimpleNamespace(**{**vars(time), "perf_counter": self._now})
-        for module in (operation, votes, queue, step, watch, *more):
+        for module in (operation, votes, queue, step, stall, *more):
             module.time = instead  # type: ignore[attr-defined]
-        look, clock = watch.StallWatch._look, self
+        look, clock = stall.StallWatch._look, self
 
-        def counted(self: watch.StallWatch) -> bool:
+        def counted(self: stall.StallWatch) -> bool:
             goes_on = look(self)
             clock._looks += 1
             if clock.seconds_per_look:
                 clock.move(clock.seconds_per_look)
             return goes_on
 
-        watch.StallWatch._look = counted  # type: ignore[method-assign]
+        stall.StallWatch._look = counted  # type: ignore[method-assign]
 
     def go(self) -> None:
         """Have it go on as clocks do."""

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.arrays import Array, like_shape, to_host
-from hvdtrain.core.compression import codes
-from hvdtrain.core.compression.codes import row_bytes
+from hvdtrain.core.exchanges import codes
+from hvdtrain.core.exchanges.codes import row_bytes
 
 # A row less than numpy adds side by side, rows divided into halves, whole and odd ones.
 LENGTHS = (7, 8, 65, 129, 512, 1001, 20_011)

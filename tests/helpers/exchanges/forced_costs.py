@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from hvdtrain.core.exchanges import auto
+from hvdtrain.core.exchanges.costs import GradientCost, Measured, Method
+from hvdtrain.core.exchanges.measured_costs import Measurement
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.prediction.costs import GradientCost, Measured, Method
-from hvdtrain.core.prediction.measure import Measurement
 
 # Bytes per second of a link that is worth any compression.
 SLOW = 1e3

@@ -11,7 +11,7 @@ import pytest
 from environments import named_python
 from ranks import packages_of
 
-from hvdtrain.compiled.compiler import COMPILERS
+from hvdtrain.compiled.library import COMPILERS
 
 
 def horovod_python() -> Path:

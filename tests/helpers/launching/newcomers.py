@@ -8,7 +8,7 @@ import time
 from hvdtrain.core import context
 
 # Whether this process has joined ranks at work: what it reports would have the number of another.
-JOINED = "hvdtrain.probes.newcomer" in sys.orig_argv
+JOINED = "hvdtrain.engines.mpi.newcomer" in sys.orig_argv
 
 
 def await_newcomer(wanted: int) -> None:

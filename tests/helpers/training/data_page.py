@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.data.sampling.sharding import epoch_permutation
+from hvdtrain.data.sampling import epoch_permutation
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 

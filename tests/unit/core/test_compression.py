@@ -12,9 +12,9 @@ from coded_rows import coded_by_arrays, coded_by_kernel, normal, room
 from compression_formulas import coded
 
 from hvdtrain.arrays import Array, HostArray, to_host
-from hvdtrain.core.compression import codes
-from hvdtrain.core.compression.codes import BITS
+from hvdtrain.core.exchanges import codes
 from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.codes import BITS
 from hvdtrain.core.exchanges.half import round_to_half, widen_half
 from hvdtrain.core.exchanges.power_sgd import matrix_shape, orthonormal
 from hvdtrain.core.exchanges.top_k import largest

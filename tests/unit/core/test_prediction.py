@@ -16,14 +16,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.auto import AutoExchange
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.exchanges.half import HalfExchange
-from hvdtrain.core.exchanges.local_sgd import LocalSGD
-from hvdtrain.core.exchanges.warm_up import WarmUp
-from hvdtrain.core.gradients.bucket_size import AllreduceCost
-from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
-from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
-from hvdtrain.core.prediction.costs import (
+from hvdtrain.core.exchanges.costs import (
     GradientCost,
     Measured,
     Method,
@@ -34,7 +27,14 @@ from hvdtrain.core.prediction.costs import (
     prediction_lines,
     predictions,
 )
-from hvdtrain.core.prediction.measure import StepTimes, rehearse
+from hvdtrain.core.exchanges.half import HalfExchange
+from hvdtrain.core.exchanges.local_sgd import LocalSGD
+from hvdtrain.core.exchanges.measured_costs import StepTimes, rehearse
+from hvdtrain.core.exchanges.warm_up import WarmUp
+from hvdtrain.core.gradients.bucket_size import AllreduceCost
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 

@@ -16,13 +16,13 @@ import pytest
 
 from hvdtrain.core import context
 from hvdtrain.core.arrays.memory import MemoryPool, empty
-from hvdtrain.core.process.tuning import LONGEST_SWITCH_SECONDS
+from hvdtrain.core.tuning import LONGEST_SWITCH_SECONDS
 
 # Three pieces that are freed together; glibc would give them back.
 FAULTS = """
 import resource, sys
 import numpy as np
-from hvdtrain.core.process.tuning import keep_freed_memory, keep_large_memory
+from hvdtrain.core.tuning import keep_freed_memory, keep_large_memory
 pieces, nbytes, *words = sys.argv[1:]
 environ = {word: "1" for word in words}
 took = keep_freed_memory(environ)
@@ -59,8 +59,8 @@ def test_page_faults_of_new_tensors(
 
 ABORTING = """
 import os, sys
-from hvdtrain.core.process import exits
-from hvdtrain.core.process.exits import ExitGuard
+from hvdtrain.core import exits
+from hvdtrain.core.exits import ExitGuard
 from hvdtrain.topology import Topology
 
 descriptor, exits._LONGEST_SECONDS = int(sys.argv[1]), float(sys.argv[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
-from hvdtrain.core.stall.watch import (
+from hvdtrain.core.stall import (
     StallSettings,
     StallWarnings,
     Wait,

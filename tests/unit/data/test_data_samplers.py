@@ -22,7 +22,7 @@ from hvdtrain.data import (
     seed_generators,
     step_seed,
 )
-from hvdtrain.data.sampling.sharding import epoch_permutation
+from hvdtrain.data.sampling import epoch_permutation
 from hvdtrain.errors import NotInitializedError, UsageError
 
 SAMPLES = st.integers(1, 200)

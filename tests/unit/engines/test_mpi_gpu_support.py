@@ -14,11 +14,11 @@ import pytest
 from mpis import MPICH, OPEN_MPI_4
 from ranks import mpi_python
 
-from hvdtrain.engines.mpi.gpu_support import gpu_kinds
+from hvdtrain.engines.mpi.gpu import gpu_kinds
 
 CODE = """
 import ctypes, json
-from hvdtrain.engines.mpi.gpu_support import gpu_kinds
+from hvdtrain.engines.mpi.gpu import gpu_kinds
 from mpi4py import MPI
 library = ctypes.CDLL(MPI.__file__)
 asked = [name for name in %r if hasattr(library, name)]

@@ -10,7 +10,7 @@ from hvdtrain.errors import HvdtrainError
 mpi4py.rc.initialize = False  # the module below imports MPI
 from hvdtrain.engines.mpi.joining import program_words  # noqa: E402
 
-NEWCOMER = ["-m", "hvdtrain.probes.newcomer"]
+NEWCOMER = ["-m", "hvdtrain.engines.mpi.newcomer"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.core.collectives.adasum import combine
-from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.collectives.allreduce import combine, divide_truncating
 from hvdtrain.engines.torch_distributed.backend import bytes_of
 from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType

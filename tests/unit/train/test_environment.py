@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import hvdtrain
+from hvdtrain.train import records
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import resolve
-from hvdtrain.train.records import environment
-from hvdtrain.train.records.environment import CONFIG, ENVIRONMENT, git_state, write_environment
+from hvdtrain.train.records import CONFIG, ENVIRONMENT, git_state, write_environment
 
 WHO = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
 
@@ -32,7 +32,7 @@ def run_git(folder: Path, *words: str) -> str:
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of a repository with one commit of one file, recipe.py."""
     # Git has as much time as it needs, however slow the machine is.
-    monkeypatch.setattr(environment, "_TIMEOUT_SECONDS", 300.0)
+    monkeypatch.setattr(records, "_TIMEOUT_SECONDS", 300.0)
     folder = tmp_path / "a repository"
     folder.mkdir()
     run_git(folder, "init", "--quiet")

@@ -19,8 +19,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing, sync_directory
 from hvdtrain.train.messages import decay_text, device_text, failure_tags
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records.files import prepare_directory
-from hvdtrain.train.records.results import (
+from hvdtrain.train.records import (
     METRICS,
     RANKS,
     STEPS,
@@ -29,6 +28,7 @@ from hvdtrain.train.records.results import (
     RanksLost,
     append_lines,
     drop_lines_after,
+    prepare_directory,
 )
 from hvdtrain.train.setup import choose_framework
 from hvdtrain.train.terminal import Terminal, on_terminal

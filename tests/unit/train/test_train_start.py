@@ -16,7 +16,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, mark_best
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.metrics.totals import Totals
+from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.progress import BestEvaluation, Progress, checkpoint_content
 from hvdtrain.train.resume import RunStart, begin_run, find_checkpoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from hvdtrain.data.digits import load_digits
-from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hvdtrain.data.augment import crop_and_flip
 from hvdtrain.data.images import ImageFiles, read_image, require_pillow
 from hvdtrain.errors import UsageError
-from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.builtin.resnet import resnet
 from hvdtrain.train.recipes.recipe import Recipe

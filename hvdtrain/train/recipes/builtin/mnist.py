@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from hvdtrain.data.idx import load_mnist, read_mnist_images
-from hvdtrain.train.metrics.exact import Accuracy
+from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.builtin.losses import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 

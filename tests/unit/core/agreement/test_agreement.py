@@ -29,8 +29,8 @@ from hvdtrain.core.agreement.decision import (
     last_to_join,
 )
 from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.agreement.queue import NEVER, NOW, Alarm, after
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
-from hvdtrain.core.process.alarm import NEVER, NOW, Alarm, after
 from hvdtrain.types import DType, ReduceOp
 
 SUM = Zeros(((3, DType.FLOAT32),), ReduceOp.SUM)

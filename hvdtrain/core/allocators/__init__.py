@@ -1,1 +1,0 @@
-"""Memory of the node that serves allocations of a framework, for gradients that stay there."""

@@ -1,1 +1,0 @@
-"""Parts of compressed exchanges: error feedback, half types, few bits, the largest elements."""

@@ -1,0 +1,358 @@
+"""Numbers as codes of few bits, each row of a matrix with a range of its own.
+
+A code q of a row stands for base + step * q:
+
+- 1 bit: q is the sign, and the two values are the means of the negative and of the other elements
+  (CNTK's zero threshold);
+- more bits: 2^bits - 1 levels at equal distances around 0, over a range of 4 standard deviations to
+  each side, or 2 for 2 bits. Elements outside get the outermost level.
+
+The standard deviation is that around 0. CNTK has the range of 4 for 2 bits, too, which loses more
+of a normal distribution than 1 bit does, and sends nothing of elements of one magnitude.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, c_int32, c_int64, c_uint64
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from hvdtrain.arrays import (
+    Array,
+    buffer_of,
+    contiguous,
+    from_bytes,
+    like_shape,
+    namespace,
+    of_type,
+    zeros_like,
+)
+from hvdtrain.compiled.library import load_or_report, open_library
+from hvdtrain.core.gradients.exchange import FilledBucket, ParameterSlice
+from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.types import DType
+
+BITS = (1, 2, 4, 8)
+
+
+def row_bytes(length: int, bits: int) -> int:
+    """Return the number of bytes of a row's codes.
+
+    The codes of a byte lie as far from each other as the row has bytes, so that those of
+    neighboring elements are made and read together.
+    """
+    return -(-length * bits // 8)
+
+
+_DEVIATIONS = {2: 2.0, 4: 4.0, 8: 4.0}
+# Rows are coded in parts that fit into the cache of a core.
+_PART_ELEMENTS = 1 << 15
+
+
+def encode_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """See codes.encode()."""
+    for part in _parts(rows):
+        own: Any = rows[part]
+        levels, factors[part] = _two_values(own) if bits == 1 else _levels(own, bits)
+        codes[part] = _packed(levels, bits)
+        own -= _values(levels, factors[part])
+
+
+def decode_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """See codes.decode()."""
+    for part in _parts(rows):
+        rows[part] = _values(_unpacked(codes[part], bits, rows.shape[1]), factors[part])
+
+
+def add_decoded_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """See codes.add_decoded()."""
+    for part in _parts(rows):
+        own: Any = rows[part]
+        own += _values(_unpacked(codes[part], bits, rows.shape[1]), factors[part])
+
+
+def _parts(rows: Array) -> list[slice]:
+    """Return the parts of some rows that fit into the cache."""
+    count = max(1, _PART_ELEMENTS // rows.shape[1])
+    return [slice(low, low + count) for low in range(0, rows.shape[0], count)]
+
+
+def _values(codes: Array, factors: Array) -> Array:
+    return codes * factors[:, 1:] + factors[:, :1]
+
+
+def _two_values(rows: Any) -> tuple[Array, Array]:
+    """Return codes and factors with 1 bit."""
+    xp = namespace(rows)
+    codes = rows >= 0
+    upper = of_type(codes.sum(1), rows)
+    total, magnitude = rows.sum(1), abs(rows).sum(1)
+    # An empty class has the sum 0.
+    high = (magnitude + total) / 2 / xp.clip(upper, 1, None)
+    low = (total - magnitude) / 2 / xp.clip(rows.shape[1] - upper, 1, None)
+    return of_type(codes, _byte(rows)), xp.stack([low, high - low], 1)
+
+
+def _levels(rows: Any, bits: int) -> tuple[Array, Array]:
+    """Return codes and factors with more than 1 bit."""
+    xp = namespace(rows)
+    outermost = 2 ** (bits - 1) - 1
+    deviation = xp.sqrt((rows * rows).sum(1) / rows.shape[1])
+    step = deviation * (2 * _DEVIATIONS[bits] / (2**bits - 1))
+    inverse = 1 / xp.where(step > 0, step, xp.ones_like(step))
+    levels = xp.clip(xp.round(rows * inverse[:, None]), -outermost, outermost)
+    return of_type(levels + outermost, _byte(rows)), xp.stack([-outermost * step, step], 1)
+
+
+def _byte(model: Array) -> Array:
+    return like_shape(model, (0,), "uint8")
+
+
+def _packed(codes: Array, bits: int) -> Array:
+    """Return the codes of rows, [rows, length] uint8, as [rows, row_bytes()] uint8."""
+    width, length = row_bytes(codes.shape[1], bits), codes.shape[1]
+    packed = zeros_like(codes[:, :width])
+    for number, low in enumerate(range(0, length, width)):
+        part: Any = codes[:, low : low + width]
+        into: Any = packed[:, : part.shape[1]]
+        into |= part << (number * bits)
+    return packed
+
+
+def _unpacked(packed: Array, bits: int, length: int) -> Array:
+    """Return the codes of rows, [rows, length] uint8."""
+    codes, width = like_shape(packed, (packed.shape[0], length)), packed.shape[1]
+    for number, low in enumerate(range(0, length, width)):
+        high = min(low + width, length)
+        part = cast("Any", packed)[:, : high - low]
+        codes[:, low:high] = (part >> (number * bits)) & (2**bits - 1)
+    return codes
+
+
+_SOURCE = Path(__file__).with_name("codes_kernel.c")
+_CALLS = ("encode", "decode", "add_decoded")
+_MODULE = "hvdtrain.core.exchanges._codes_kernel"
+
+
+class _Table(Structure):
+    """table_t of codes_kernel.c: rows of one length, and their codes."""
+
+    _fields_ = (
+        ("rows", c_uint64),
+        ("factors", c_uint64),
+        ("codes", c_uint64),
+        ("count", c_int64),
+        ("length", c_int64),
+        ("bits", c_int32),
+        ("is_double", c_int32),
+    )
+
+
+@cache
+def load_kernel() -> ctypes.CDLL | None:
+    """Return the library, or None if there is no usable one; the log says why."""
+    without = "gradients are coded with numpy"
+    return load_or_report(_MODULE, _SOURCE.parent, open_kernel, without)
+
+
+def open_kernel(path: Path | None) -> ctypes.CDLL:
+    """Load the library from a file."""
+    library = open_library(path, _SOURCE)
+    for call in _CALLS:
+        function = getattr(library, f"hvd_{call}")
+        function.restype, function.argtypes = None, [POINTER(_Table)]
+    return library
+
+
+def with_kernel(call: str, rows: Array, factors: Array, codes: Array, bits: int) -> bool:
+    """Do with the kernel what a function of array_codes does; return False where there is none.
+
+    Args:
+        rows: [rows, length], contiguous, float32 or float64.
+        factors: [rows, 2], contiguous, in the dtype of the rows.
+    """
+    memory = buffer_of(rows)
+    library = load_kernel() if memory.device == "cpu" else None
+    if library is None:
+        return False
+    table = _Table(
+        memory.pointer,
+        buffer_of(factors).pointer,
+        buffer_of(codes).pointer,
+        *rows.shape,
+        bits,
+        memory.dtype is DType.FLOAT64,
+    )
+    getattr(library, f"hvd_{call}")(table)
+    return True
+
+
+# Shorter columns are divided into blocks of this length.
+_LEAST_COLUMN = 64
+_COLUMN_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """Elements of parameters as rows of one length.
+
+    Attributes:
+        views: views of the elements, each [rows, length] with at least one row, of any strides.
+    """
+
+    views: Sequence[Array]
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(view.shape[0] for view in self.views)
+
+    def rows(self, low: int, high: int) -> list[Array]:
+        """Return views of the rows from `low` up to `high`, each with at least one row."""
+        found, first = [], 0
+        for view in self.views:
+            part = view[max(low - first, 0) : max(high - first, 0)]
+            if part.shape[0]:
+                found.append(part)
+            first += view.shape[0]
+        return found
+
+
+def block_tables(
+    bucket: FilledBucket, elements: Array, start: int, block: int
+) -> tuple[list[BlockTable], list[Array]]:
+    """Divide a slice of a bucket into rows, and into views of what fills no row."""
+    views: dict[int, list[Array]] = {}
+    rest = []
+    for piece in bucket.pieces(elements, start):
+        columns = _columns(piece, bucket.specs[piece.index]) if block == 0 else None
+        if columns is not None:
+            views.setdefault(columns.shape[1], []).append(columns)
+            continue
+        length = block or _COLUMN_BLOCK
+        whole = piece.elements.shape[0] // length * length
+        if whole:
+            rows = piece.elements[:whole].reshape(whole // length, length)
+            views.setdefault(length, []).append(rows)
+        if whole < piece.elements.shape[0]:
+            rest.append(piece.elements[whole:])
+    return [BlockTable(each) for each in views.values()], rest
+
+
+def _columns(piece: ParameterSlice, spec: ParameterSpec) -> Array | None:
+    """Return a view of a whole parameter's columns, [columns, length]; None if they are short.
+
+    The matrix has the dimension that is outermost in memory and all others; its longer side is that
+    of the columns. A vector is one column.
+    """
+    sides = [side for side in zip(spec.strides, spec.shape, strict=True) if side[1] > 1]
+    outermost = max(sides)[1] if len(sides) > 1 else 1
+    matrix = piece.elements.reshape(outermost, spec.count // outermost)
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = matrix.T
+    return matrix if matrix.shape[1] >= _LEAST_COLUMN else None
+
+
+def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """Code each row, and leave in the rows what the codes lose.
+
+    Args:
+        rows: [rows, length], float32 or float64, of any strides; overwritten with the error.
+        factors: overwritten with bases and steps, [rows, 2], contiguous, in the dtype of the rows.
+        codes: overwritten with the codes, [rows, row_bytes(length, bits)] uint8, contiguous.
+    """
+    with _contiguous(rows) as own:
+        if not with_kernel("encode", own, factors, codes, bits):
+            encode_arrays(own, factors, codes, bits)
+
+
+def decode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """Overwrite rows with the values of codes.
+
+    Args:
+        rows: [rows, length], in the dtype of the factors, of any strides.
+    """
+    with _contiguous(rows) as own:
+        if not with_kernel("decode", own, factors, codes, bits):
+            decode_arrays(own, factors, codes, bits)
+
+
+def add_decoded(rows: Array, factors: Array, codes: Array, bits: int) -> None:
+    """Add the values of codes to rows; see decode()."""
+    with _contiguous(rows) as own:
+        if not with_kernel("add_decoded", own, factors, codes, bits):
+            add_decoded_arrays(own, factors, codes, bits)
+
+
+@contextmanager
+def _contiguous(rows: Array) -> Iterator[Array]:
+    """Give rows, or a copy that is contiguous and overwrites them at the end."""
+    own = contiguous(rows)
+    yield own
+    if own is not rows:
+        rows[...] = own
+
+
+# Messages lie one after the other in memory, and begin with numbers of up to 8 bytes.
+_ALIGNMENT = 8
+
+
+def coded_bytes(tables: Sequence[Array], bits: int) -> int:
+    """Return the size of the message for matrices of these shapes.
+
+    Args:
+        tables: matrices, each [rows, length].
+    """
+    return -(-sum(map(sum, _sizes(tables, bits))) // _ALIGNMENT) * _ALIGNMENT
+
+
+def to_message(message: Array, tables: Sequence[Array], bits: int) -> None:
+    """Write the codes of matrices, and leave in the matrices what the codes lose.
+
+    Args:
+        message: overwritten, [coded_bytes(tables, bits)] uint8.
+        tables: matrices, each [rows, length].
+    """
+    message[sum(map(sum, _sizes(tables, bits))) :] = 0
+    for table, factors, codes in _message_parts(message, tables, bits):
+        encode(table, factors, codes, bits)
+
+
+def read_message(message: Array, tables: Sequence[Array], bits: int) -> None:
+    """Overwrite matrices with what a message stands for."""
+    for table, factors, codes in _message_parts(message, tables, bits):
+        decode(table, factors, codes, bits)
+
+
+def add_message(message: Array, tables: Sequence[Array], bits: int) -> None:
+    """Add what a message stands for to matrices; see read_message()."""
+    for table, factors, codes in _message_parts(message, tables, bits):
+        add_decoded(table, factors, codes, bits)
+
+
+def _message_parts(
+    message: Array, tables: Sequence[Array], bits: int
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield each matrix with views of its factors and of its codes in the message."""
+    sizes = list(_sizes(tables, bits))
+    factors_at, codes_at = 0, sum(factors for factors, _ in sizes)
+    for table, (factors, codes) in zip(tables, sizes, strict=True):
+        rows = table.shape[0]
+        yield (
+            table,
+            from_bytes(message[factors_at : factors_at + factors], table).reshape(rows, 2),
+            message[codes_at : codes_at + codes].reshape(rows, codes // rows),
+        )
+        factors_at, codes_at = factors_at + factors, codes_at + codes
+
+
+def _sizes(tables: Sequence[Array], bits: int) -> Iterator[tuple[int, int]]:
+    """Yield the number of bytes of each matrix's factors, and of its codes."""
+    for table in tables:
+        rows, length = table.shape
+        yield rows * 2 * table.itemsize, rows * row_bytes(length, bits)

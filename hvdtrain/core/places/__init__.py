@@ -1,1 +1,0 @@
-"""Gradients that are reduced where they lie, on each rank elsewhere."""

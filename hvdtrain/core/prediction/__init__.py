@@ -1,1 +1,0 @@
-"""Predicted step times of exchanges, from measurements, and the choice among them."""

@@ -1,1 +1,0 @@
-"""Control of a rank's own process: output, exits, memory and threads."""

@@ -1,1 +1,0 @@
-"""The stall watch: reports operations that wait too long, and the ranks that are missing."""

@@ -1,1 +1,0 @@
-"""Which samples each rank takes, and the seeds of what is random."""

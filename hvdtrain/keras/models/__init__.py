@@ -1,1 +1,0 @@
-"""What compile and fit of Keras models do on several ranks."""

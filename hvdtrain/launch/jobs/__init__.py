@@ -1,1 +1,0 @@
-"""Job scripts for the schedulers of clusters."""

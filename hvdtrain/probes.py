@@ -1,0 +1,154 @@
+"""Programs that test one part of an installation each, in a process that may crash or hang.
+
+`check` starts them as `python -m hvdtrain.probes NAME ARGUMENTS`. Each prints one JSON object, or
+ends with an error. Nothing imports them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from hvdtrain.collective import collective
+from hvdtrain.config import Config
+from hvdtrain.errors import HvdtrainError
+
+_COUNT = 1000
+
+
+def engine(name: str) -> None:
+    """Open an engine on one rank: whether it is available, and its library or why it is not."""
+    from hvdtrain.engines.registry import open_world
+
+    try:
+        world = open_world(name, Config(), os.environ)
+    except HvdtrainError as error:
+        _answer(available=False, reason=str(error))
+    else:
+        _answer(available=True, library=world.library)
+        world.communicator.close()
+
+
+def framework(name: str) -> None:
+    """Import torch, tensorflow or jax: its version and the number of GPUs that it finds."""
+    if name == "torch":
+        import torch
+
+        version = torch.__version__
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    elif name == "tensorflow":
+        import tensorflow
+
+        version = tensorflow.__version__
+        gpus = len(tensorflow.config.list_physical_devices("GPU"))
+    elif name == "jax":
+        import jax
+
+        version = jax.__version__
+        gpus = sum(device.platform == "gpu" for device in jax.devices())
+    else:
+        raise ValueError(f"unknown framework {name!r}")
+    _answer(version=str(version), gpus=gpus)
+
+
+def kernel() -> None:
+    """Load the kernel with which ranks of a node add: why it is not used, or ""."""
+    from hvdtrain.engines.shared_memory.kernel import why_no_kernel
+
+    _answer(objection=why_no_kernel())
+
+
+def allocator(framework: str) -> None:
+    """Compile and try the allocator of gradients: why they are copied into buckets, or ""."""
+    if framework == "torch":
+        from hvdtrain.torch.allocator import why_no_allocator
+    else:
+        from hvdtrain.tensorflow.allocator import why_no_allocator
+    _answer(objection=why_no_allocator())
+
+
+def mpi_start() -> None:
+    """Initialize MPI on one rank: its thread level, and the kinds of GPU memory that it takes."""
+    import ctypes
+
+    from mpi4py import MPI
+
+    from hvdtrain.engines.mpi.gpu import gpu_kinds
+
+    levels = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    gpu_memory = gpu_kinds(ctypes.CDLL(MPI.__file__))
+    _answer(threads=levels[MPI.Query_thread()], gpu_memory=gpu_memory)
+
+
+@collective
+def horovod(framework: str) -> None:
+    """All-reduce rank + 1 through an installed `horovod.FRAMEWORK` on two ranks."""
+    total, size = _torch_sum() if framework == "torch" else _tensorflow_sum()
+    if total != [3.0] * _COUNT:
+        raise RuntimeError(f"horovod.{framework}: wrong sum on {size} ranks: {total[:3]} ...")
+
+
+def _torch_sum() -> tuple[list[float], int]:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    total = hvd.allreduce(torch.full((_COUNT,), hvd.rank() + 1.0), op=hvd.Sum)
+    return total.tolist(), hvd.size()
+
+
+def _tensorflow_sum() -> tuple[list[float], int]:
+    import horovod.tensorflow as hvd
+    import tensorflow
+
+    hvd.init()
+    total = hvd.allreduce(tensorflow.fill([_COUNT], hvd.rank() + 1.0), op=hvd.Sum)
+    return total.numpy().tolist(), hvd.size()
+
+
+@collective
+def two_ranks() -> None:
+    """All-reduce rank + 1 with the configured engine; rank 0 says the sums and where ranks are."""
+    import numpy as np
+
+    from hvdtrain.buffer import Buffer
+    from hvdtrain.engines.registry import choose_engine, open_world
+    from hvdtrain.types import ReduceOp
+
+    try:
+        config = Config.from_environ(os.environ)
+        world = open_world(choose_engine(config.engine, os.environ), config, os.environ)
+    except HvdtrainError as error:
+        sys.exit(f"hvdtrain: {error}")
+    ranks = world.communicator
+    array = np.full(_COUNT, ranks.rank + 1.0)
+    ranks.allreduce(Buffer.from_array(array), ReduceOp.SUM)
+    cores = np.empty(ranks.size, np.int64)
+    own = np.array([len(os.sched_getaffinity(0))])
+    ranks.allgather(Buffer.from_array(own), Buffer.from_array(cores), [1] * ranks.size)
+    if ranks.rank == 0:
+        _answer(
+            engine=world.engine,
+            library=world.library,
+            size=ranks.size,
+            cores=cores.tolist(),
+            nodes=len(set(world.nodes)),
+            hosts=len(set(world.hostnames)),
+            sums=sorted(set(array.tolist())),
+        )
+    ranks.close()
+
+
+def _answer(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

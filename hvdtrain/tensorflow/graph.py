@@ -1,0 +1,278 @@
+"""Functions of numpy arrays as TensorFlow operations, in eager mode and in graphs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.saved_model import save_context
+
+from hvdtrain.arrays import HostArray
+from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def do_not_convert(function: F) -> F:
+    """Keep AutoGraph from rewriting a function, and what it calls, inside a tf.function."""
+    unconverted: F = tf.autograph.experimental.do_not_convert(function)
+    return unconverted
+
+
+def keeps_trace_order(graph: tf.Graph) -> bool:
+    """Return whether TensorFlow runs all stateful operations of a graph in the order of the trace.
+
+    It does in functions that are called in eager mode, except those that it makes for gradients.
+    """
+    ordered = getattr(graph, "_add_control_dependencies", False)
+    return bool(ordered) and tf.compat.v1.executing_eagerly_outside_functions()
+
+
+def next_in_trace_order() -> tf.Operation:
+    """Add an operation to the graph that runs after all those that this function added before."""
+    if save_context.in_save_context():  # which allows no resources other than the model's
+        return tf.no_op()
+    return tf.raw_ops.AssignAddVariableOp(resource=_order_resource(), value=0)
+
+
+@functools.cache
+def _order_resource() -> tf.Tensor:
+    """Return a resource; a tf.Variable would make TensorFlow trace the calling function twice."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="hvdtrain_order")
+        tf.raw_ops.AssignVariableOp(resource=handle, value=0)
+    return handle
+
+
+def as_array(tensor: tf.Tensor) -> HostArray:
+    """Return an eager tensor as an array: a view of host memory, else a copy."""
+    if tensor.dtype == tf.bfloat16 or "CPU" not in tensor.backing_device:
+        copied: HostArray = np.asarray(tensor.numpy())
+        return copied
+    return np.asarray(memoryview(tensor))
+
+
+# A gradient as TensorFlow returns it: dense, sparse, or None where nothing depends on a variable.
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+
+# Anything that tf.convert_to_tensor takes: tensors, variables, arrays, lists and numbers.
+TensorLike: TypeAlias = "tf.types.experimental.TensorLike"
+
+
+class Variable(Protocol):
+    """A variable of TensorFlow, Keras 3 or tf_keras."""
+
+    @property
+    def dtype(self) -> tf.DType: ...
+
+    @property
+    def shape(self) -> tf.TensorShape: ...
+
+    def assign(self, value: TensorLike) -> tf.Tensor | None:
+        """Overwrite the variable; in a graph return the operation that does it."""
+
+
+class Model(Protocol):
+    """A model of Keras 3 or tf_keras."""
+
+    built: bool
+
+    @property
+    def variables(self) -> list[Variable]: ...
+
+    @property
+    def trainable_variables(self) -> list[Variable]: ...
+
+
+class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """Ranks submitted different requests."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
+class InvalidArgumentError(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
+    """An argument is invalid."""
+
+    def __init__(self, message: str) -> None:
+        tf.errors.InvalidArgumentError.__init__(self, None, None, message)
+
+
+def as_eager_error(error: Exception) -> Exception:
+    """Return the error that Horovod's operations raise in eager mode for an error of the core."""
+    if isinstance(error, MismatchError):
+        return FailedPreconditionError(str(error))
+    if isinstance(error, ValueError) and not isinstance(error, HvdtrainError):
+        return InvalidArgumentError(str(error))
+    return error
+
+
+_mutex_numbers = itertools.count()
+
+# A complete run is dropped when this many later runs of its operation have started.
+_KEPT_RUNS = 1000
+
+
+def call_in_thread(
+    function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+    tensors: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    name: str,
+) -> Sequence[tf.Tensor] | tf.Operation:
+    """Add operations to the graph that call a function in a thread of its own."""
+    runs = _Runs(function)
+    with tf.name_scope(f"{name}/"), tf.device("CPU:0"):
+        mutex = tf.raw_ops.MutexV2(container="", shared_name=f"hvdtrain {next(_mutex_numbers)}")
+        with tf.control_dependencies(list(tensors)):
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+        run = tf.py_function(runs.start, [lock, *tensors], tf.int64)
+        with tf.control_dependencies([run]):
+            complete = tf.raw_ops.MutexLock(mutex=mutex)
+        with tf.control_dependencies([complete.op]):
+            return tf.numpy_function(runs.finish, [run], list(dtypes))
+
+
+class _Runs:
+    """Runs of a function that were started, each in a thread of its own."""
+
+    def __init__(self, function: Callable[[Sequence[HostArray]], Sequence[HostArray]]) -> None:
+        self._function = function
+        self._numbers = itertools.count()
+        self._pending: dict[int, Future[Sequence[HostArray]]] = {}
+
+    def start(self, lock: tf.Tensor, *tensors: tf.Tensor) -> HostArray:
+        """Start a run."""
+        number, done = next(self._numbers), Future[Sequence[HostArray]]()
+        self._pending[number] = done
+        self._drop_abandoned(number - _KEPT_RUNS)
+        locks = [lock]
+
+        def run() -> None:
+            try:
+                done.set_result(self._function([as_array(tensor) for tensor in tensors]))
+            except BaseException as error:  # the session is to raise it
+                done.set_exception(error)
+            finally:
+                locks.clear()
+
+        threading.Thread(target=run, name="hvdtrain-operation", daemon=True).start()
+        return np.array(number)
+
+    def _drop_abandoned(self, before: int) -> None:
+        """Drop complete runs with lower numbers: their session failed before taking the results."""
+        # Iterate over a copy: sessions of one graph start and finish runs in their own threads.
+        for number, done in self._pending.copy().items():
+            if number < before and done.done():
+                self._pending.pop(number, None)
+
+    def finish(self, number: np.integer[Any] | int) -> list[HostArray]:
+        """Return the results of a complete run, or raise its error."""
+        return list(self._pending.pop(int(number)).result())
+
+
+# Takes the inputs and the operation name, which is None where the core numbers the operation.
+ArrayFunction = Callable[[Sequence[HostArray], str | None], Sequence[HostArray]]
+
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9_]")
+_NOT_IN_NODE_NAMES = re.compile(r"[^A-Za-z0-9_.\-/]")
+
+
+def automatic_name(kind: str, tensors: Sequence[tf.Tensor]) -> str | None:
+    """Return a name for an operation that the user has not named.
+
+    In a graph it is made from the names of its tensors: a counter would depend on how often a rank
+    has traced a function. Eager tensors have no names, and the core numbers their operations.
+    """
+    if tf.executing_eagerly():
+        return None
+    names = dict.fromkeys(_NOT_IN_NAMES.sub("_", t.name) for t in (*tensors[:1], *tensors[-1:]))
+    return "_".join([f"Horovod{kind}", *names])
+
+
+def call_on_arrays(
+    function: ArrayFunction,
+    tensors: Sequence[tf.Tensor],
+    dtypes: Sequence[tf.DType],
+    shapes: Sequence[tf.TensorShape | Sequence[int | None]],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    collective: bool = True,
+) -> list[tf.Tensor]:
+    """Call a function on tensors as arrays: at once in eager mode, else when the graph runs."""
+    if tf.executing_eagerly():
+        return _call_now(function, tensors, name)
+    graph = tf.compat.v1.get_default_graph()
+    _refuse_xla(graph)
+    node = _NOT_IN_NODE_NAMES.sub("_", name or "Horovod")
+    if not node[0].isalnum():  # no other character may begin the name of a node
+        node = f"Horovod{node}"
+    ordered = keeps_trace_order(graph)
+    if ordered:
+        full = graph.unique_name(node, mark_as_used=False)
+    else:
+        full = _naming_graph(graph).unique_name(node)
+    key = full.rpartition("/")[2] if ignore_name_scope else full
+
+    def run(arrays: Sequence[HostArray]) -> Sequence[HostArray]:
+        return function(arrays, key)
+
+    if not collective:
+        outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+    elif ordered:
+        with tf.control_dependencies([next_in_trace_order()]):
+            outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+        with tf.control_dependencies(outputs if dtypes else [outputs]):
+            next_in_trace_order()
+    else:
+        outputs = call_in_thread(run, list(tensors), list(dtypes), full)
+    for output, shape in zip(outputs if dtypes else [], shapes, strict=True):
+        output.set_shape(shape)
+    return list(outputs) if dtypes else [outputs]
+
+
+def _unpacked(
+    run: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+) -> Callable[..., list[HostArray]]:
+    # TensorFlow passes some scalars as numbers, not as arrays.
+    return lambda *arrays: list(run([np.asarray(array) for array in arrays]))
+
+
+def _call_now(
+    function: ArrayFunction, tensors: Sequence[tf.Tensor], name: str | None
+) -> list[tf.Tensor]:
+    try:
+        arrays = function([as_array(tensor) for tensor in tensors], name)
+    except Exception as error:
+        eager_error = as_eager_error(error)
+        if eager_error is error:
+            raise
+        raise eager_error from None
+    return [tf.convert_to_tensor(array) for array in arrays]
+
+
+def _refuse_xla(graph: tf.Graph) -> None:
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise UnsupportedError(
+            "XLA cannot compile operations that call Python, as hvdtrain's do: use "
+            "tf.function(jit_compile=False), in Keras model.compile(jit_compile=False), and move "
+            "what XLA should compile into a tf.function without hvdtrain's operations"
+        )
+
+
+def _naming_graph(graph: tf.Graph) -> tf.Graph:
+    """Return the graph in which an operation's name must be unique.
+
+    In a session branches of a graph may run at the same time. Names outside a function would
+    depend on how often a rank has traced it.
+    """
+    while graph.building_function and not tf.compat.v1.executing_eagerly_outside_functions():
+        graph = graph.outer_graph
+    return graph
