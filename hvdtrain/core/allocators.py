@@ -41,8 +41,6 @@ class AllocatorError(Exception):
 
 @dataclass(frozen=True)
 class BuildRecipe:
-    """How an allocator is compiled."""
-
     source: Path
     name: str
     build: str
@@ -180,11 +178,9 @@ class Library:
         return handle
 
     def base(self, handle: int) -> int:
-        """Return the address of an arena's first block."""
         return int(self._calls.hvd_arena_base(handle))
 
     def used(self, handle: int) -> int:
-        """Return the number of blocks of an arena in use."""
         return int(self._calls.hvd_arena_used(handle))
 
     def prefer(self, handle: int) -> None:
@@ -231,7 +227,6 @@ class GradientArena:
 
     @property
     def used(self) -> int:
-        """Number of blocks in use."""
         return self._library.used(self._handle)
 
     def prefer(self) -> None:

@@ -69,7 +69,6 @@ def op_on_wire(
 
 
 def check_predivide(factor: float, op: ReduceOp) -> None:
-    """Check a gradient_predivide_factor."""
     check_positive("gradient_predivide_factor", factor)
     if factor != 1.0 and op is not ReduceOp.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")
@@ -86,7 +85,6 @@ def choose_groups(num_groups: int, groups: Groups) -> Groups:
 
 
 def check_groups(groups: Groups, *kinds: type) -> None:
-    """Check the argument `groups`."""
     if groups is None:
         return
     if not isinstance(groups, list):
@@ -172,7 +170,6 @@ class GradientSettings:
         return self.op if self.exchange is None else self.exchange.op
 
     def check_sample_weight(self, weight: float | None) -> None:
-        """Check a weight of this rank in the average of the next steps."""
         if weight is None:
             return
         if not 0 <= weight < float("inf"):

@@ -60,14 +60,12 @@ _REPORT_SECONDS = 5.0
 
 
 def is_child_process() -> bool:
-    """Return whether this process was started by multiprocessing."""
     # A spawned child imports the main script before it knows its parent; until then it is marked.
     inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
     return inheriting or multiprocessing.parent_process() is not None
 
 
 def check_world_size(world: EngineWorld) -> None:
-    """Check that the world has as many ranks as the launcher has started."""
     promised = promised_world(os.environ)
     size = world.communicator.size
     if promised is None or promised.size == size or world.joined:
@@ -364,7 +362,6 @@ def is_initialized() -> bool:
 
 
 def current() -> Context:
-    """Return the context."""
     if _context is None:
         raise NotInitializedError("hvdtrain is not initialized: call init() first")
     if _context.process_id != _process_id:

@@ -97,7 +97,6 @@ _POLL_SECONDS = 1e-3
 
 
 def flush_output() -> None:
-    """Flush stdout and stderr to the operating system."""
     _release_stderr()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -178,7 +178,6 @@ def _loaded(payload: _Bytes) -> Any:
 
 
 def pickled(obj: object) -> _Bytes:
-    """Return the pickle of an object."""
     stream = io.BytesIO()
     try:
         _Pickler(stream).dump(obj)

@@ -62,7 +62,6 @@ class Submission:
 
     @collective
     def run(self) -> Any:
-        """Submit the operation and wait for it."""
         operation = self.operation
         with context.current().blocked.running():
             result = self.channel.run(operation)
@@ -181,7 +180,6 @@ def reducescatter(
 
 @collective
 def barrier(channel: Channel) -> None:
-    """Wait until every rank of a channel has called this."""
     Submission(channel, Barrier(channel.name("barrier", None))).run()
 
 

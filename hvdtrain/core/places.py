@@ -65,7 +65,6 @@ class GradientPlaces:
 
     @staticmethod
     def table_bytes(parameters: int) -> int:
-        """Return the size of the table for this number of parameters."""
         return 8 * parameters + 16
 
     def offset(self, bucket: Buffer) -> int:
@@ -235,11 +234,9 @@ class LentBucket(PlacedBucket):
 
     @collective
     def spread(self) -> None:
-        """Copy each slice from its owner to all ranks of the node."""
         self._places.slices.spread(self._buffer)
 
     def gather(self) -> None:
-        """Copy gradients that lie elsewhere into the bucket."""
         for index, (address, _) in self._lent.items():
             start, count = self._extents[index]
             part = self._buffer.slice(start, count)
@@ -249,5 +246,4 @@ class LentBucket(PlacedBucket):
         """Leave the results in the bucket."""
 
     def clear(self) -> None:
-        """Let all gradients of this rank lie in the bucket."""
         self._lent.clear()

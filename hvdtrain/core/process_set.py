@@ -123,7 +123,6 @@ class _GlobalProcessSet(ProcessSet):
         return [] if here is None else list(range(here.topology.size))
 
     def channel(self) -> Channel:
-        """Return the channel of the world."""
         return context.current().world
 
     def _registered(self) -> list[int]:
@@ -145,7 +144,6 @@ def require_process_set(process_set: object) -> ProcessSet:
 
 
 def channel_of(process_set: object) -> Channel:
-    """Return the channel of a process set."""
     return require_process_set(process_set).channel()
 
 

@@ -335,7 +335,6 @@ class StallWatch:
 
     @collective
     def stop(self) -> None:
-        """End the watch."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()

@@ -88,8 +88,6 @@ def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineW
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """The GPUs that a rank sees."""
-
     count: int
     mask: int = 0
 

@@ -27,7 +27,6 @@ from hvdtrain.world import promised_world
 
 
 def recipe() -> BuildRecipe:
-    """Return how the allocator is compiled."""
     flags = tf.sysconfig.get_compile_flags()
     headers = ["-isystem", tf.sysconfig.get_include()]  # which cause warnings
     return BuildRecipe(

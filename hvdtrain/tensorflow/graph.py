@@ -100,8 +100,6 @@ class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):
 
 
 class InvalidArgumentError(ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
-    """An argument is invalid."""
-
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
@@ -149,7 +147,6 @@ class _Runs:
         self._pending: dict[int, Future[Sequence[HostArray]]] = {}
 
     def start(self, lock: tf.Tensor, *tensors: tf.Tensor) -> HostArray:
-        """Start a run."""
         number, done = next(self._numbers), Future[Sequence[HostArray]]()
         self._pending[number] = done
         self._drop_abandoned(number - _KEPT_RUNS)

@@ -25,7 +25,6 @@ from hvdtrain.core.allocators import (
 
 
 def recipe() -> BuildRecipe:
-    """Return how the allocator is compiled."""
     abi = int(torch.compiled_with_cxx11_abi())
     beside = Path(torch.__file__).parent
     return BuildRecipe(

@@ -43,29 +43,23 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's parameter groups."""
         return self._optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's state."""
         return self._optimizer.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's defaults."""
         return self._optimizer.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients."""
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state."""
         self._optimizer.load_state_dict(state_dict)
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
@@ -73,7 +67,6 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return self._optimizer.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Register a hook on the wrapped optimizer."""
         return self._optimizer.register_step_post_hook(hook)
 
     def __getattr__(self, name: str) -> Any:

@@ -223,7 +223,6 @@ class DistributedOptimizer(ExchangingOptimizer):
 
     @collective
     def _finish(self, gradients: Gradients) -> None:
-        """Reduce all gradients."""
         if self._steps is None:
             gradients.finish()
         else:

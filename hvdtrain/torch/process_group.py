@@ -55,7 +55,6 @@ def reduction_of(options: Any) -> ReduceOp:
 
 
 def require_all_ranks(rank: int, size: int) -> None:
-    """Check that a group has all ranks in their order."""
     if (rank, size) != (hvd.rank(), hvd.size()):
         raise UnsupportedError(
             f"{hvd.rank()}/{hvd.size()}: backend hvdtrain supports only groups of all ranks in "
@@ -83,11 +82,9 @@ class SubmittedWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether it is done."""
         return self._done.done()
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """Return the future of its results."""
         return self._future
 
     def run(self, operation: Callable[[], None], result: Tensors) -> None:
@@ -145,15 +142,12 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         self._group_name = name
 
     def size(self) -> int:
-        """Return the number of ranks."""
         return self._size
 
     def rank(self) -> int:
-        """Return this rank."""
         return self._rank
 
     def getBackendName(self) -> str:
-        """Return the name of the backend."""
         return "hvdtrain"
 
     def setGroupName(self, name: str) -> None:
@@ -161,7 +155,6 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         self._group_name = name
 
     def getGroupName(self) -> str:
-        """Return that name."""
         return self._group_name
 
     def shutdown(self) -> None:

@@ -78,7 +78,6 @@ class Channel:
 
     @collective
     def run(self, operation: Operation) -> Any:
-        """Submit an operation and return its result."""
         operation.waiters = 1
         try:
             self._queue.add(operation)
@@ -98,7 +97,6 @@ class Channel:
 
     @collective
     def wait(self, operation: Operation) -> Any:
-        """Wait for a submitted operation; return its result or raise its error."""
         with self._queue.waiting(operation):
             self._driving.wait(operation)
         return operation.outcome()
@@ -121,7 +119,6 @@ class Channel:
         self._queue.listen(listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Remove a listener that was added with `listen`."""
         self._queue.unlisten(listener)
 
     def call_listeners(self) -> None:

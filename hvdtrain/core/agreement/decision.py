@@ -232,8 +232,6 @@ class ChannelState:
 
 @dataclass(frozen=True)
 class Submitted:
-    """The program has submitted a request."""
-
     request: Request
 
 
@@ -255,8 +253,6 @@ class Voted:
 
 @dataclass(frozen=True)
 class ReportsExchanged:
-    """The members have exchanged their reports."""
-
     reports: tuple[Report, ...]
     ranks: tuple[int, ...]
     own: Report
@@ -285,8 +281,6 @@ Event = Submitted | RoundBegan | Voted | ReportsExchanged | Left | Failed | Clos
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse the request that was submitted."""
-
     reason: str
     lost: bool = False
     deserted: bool = False
@@ -313,8 +307,6 @@ class RunRequests:
 
 @dataclass(frozen=True)
 class Fail:
-    """Fail the requests with these keys that are pending here."""
-
     reasons: Mapping[str, str]
 
 
@@ -327,8 +319,6 @@ class Leave:
 
 @dataclass(frozen=True)
 class FailAll:
-    """Fail all pending requests."""
-
     reason: str
 
 

@@ -66,7 +66,6 @@ class ReportExchange:
 
     @collective
     def __call__(self, own: Report) -> tuple[Report, ...]:
-        """Return the reports of all members, by rank."""
         messages = gather_bytes(self._communicator, self._packed(own))
         reports = tuple([self._unpacked(message) for message in messages])
         if len(self._requests) > _MOST_NUMBERS:
@@ -149,7 +148,6 @@ class Driver:
         return ", ".join(subjects) or "a vote"
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what an error means to the program; see `Communicator.explained`."""
         return self._communicator.explained(error)
 
     @collective
@@ -318,7 +316,6 @@ class Driving:
 
     @collective
     def run_prepared(self, prepared: Prepared, data: object) -> bool:
-        """Run a prepared operation; see `Channel.run_prepared`."""
         if not self._turn.acquire(blocking=False):
             return False
         try:

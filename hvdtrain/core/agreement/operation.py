@@ -63,17 +63,14 @@ class Operation(ABC):
     _buffers: Sequence[Buffer] = ()
 
     def end(self, result: object = None, error: BaseException | None = None) -> None:
-        """Set the outcome."""
         self._result, self._error = result, error
         self.done = True
 
     @property
     def failed(self) -> bool:
-        """Whether the operation has ended with an error."""
         return self._error is not None
 
     def outcome(self) -> Any:
-        """Return the result of an operation that is done."""
         if self._error is not None:
             raise self._error
         return self._result

@@ -114,7 +114,6 @@ class Arrivals:
         self._hurry = False  # a thread waits, or will not submit more
 
     def note(self) -> None:
-        """Count a submission."""
         self._count += 1
         if self._backing_off:
             self._changed.notify_all()
@@ -134,7 +133,6 @@ class Arrivals:
         self._alarm.wait()
 
     def release(self) -> None:
-        """Release the alarm, after the end of the channel's thread."""
         self._alarm.close()
 
     def note_round(self) -> None:
@@ -147,7 +145,6 @@ class Arrivals:
         self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
 
     def hurry(self) -> None:
-        """Let the next round begin at once."""
         self._hurry = True
         self.interrupt()
 
@@ -233,7 +230,6 @@ class Queue:
 
     @property
     def closed(self) -> bool:
-        """Whether the channel is closed, so that no operation is accepted."""
         return self._state.phase is _CLOSED
 
     @property
@@ -307,7 +303,6 @@ class Queue:
         return actions
 
     def operations(self) -> list[Operation]:
-        """Return the pending operations, in the order of submission."""
         with self._lock:
             return list(self._operations.values())
 
@@ -381,7 +376,6 @@ class Queue:
         self.end_pending(error)
 
     def end_pending(self, error: BaseException) -> None:
-        """Fail all operations."""
         for operation in self.operations():
             self.end(operation, error)
 
@@ -412,30 +406,25 @@ class Queue:
             self._ended.wait_for(lambda: operation.done or may_drive())
 
     def wake_drivers(self) -> None:
-        """Wake the threads that may drive the channel now."""
         if self._operations or self.listeners:
             with self._lock:
                 self._arrivals.expect()
                 self._ended.notify_all()
 
     def waiting(self, operation: Operation) -> Waiting:
-        """Return a context in which a thread of the program counts as waiting for an operation."""
         return Waiting(operation, self._lock)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Add a function to call while another member is blocked."""
         with self._lock:
             self.listeners.append(listener)
             self._arrivals.interrupt()
 
     def unlisten(self, listener: Callable[[], None]) -> None:
-        """Remove a listener."""
         with self._lock:
             if listener in self.listeners:
                 self.listeners.remove(listener)
 
     def call_listeners(self) -> None:
-        """Call the listeners, because another member is blocked."""
         for listener in list(self.listeners):
             listener()
 
@@ -445,7 +434,6 @@ class Queue:
             self._arrivals.hurry()
 
     def release(self) -> None:
-        """Release what `wait_for_work` needs, after the end of the channel's thread."""
         with self._lock:
             self._arrivals.release()
 
@@ -461,10 +449,8 @@ class Queue:
         return False
 
     def back_off(self) -> None:
-        """Wait for a submission on this rank, or on another rank in the meantime (driver)."""
         with self._lock:
             self._arrivals.back_off(lambda: self.closed)
 
     def reset_back_off(self) -> None:
-        """Begin with short waits again, because operations could be run (driver)."""
         self._arrivals.note_run()

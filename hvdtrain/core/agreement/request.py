@@ -50,7 +50,6 @@ class Request:
 
     @cached_property
     def packed(self) -> bytes:
-        """The pickled request, for other ranks."""
         return pickle.dumps((self.operation, self.name, self.details, self.zeros, self.instead))
 
     @cached_property
@@ -62,11 +61,9 @@ class Request:
 
     @cached_property
     def _beginning(self) -> blake2b:
-        """The hasher of what precedes the name; to be copied."""
         return _hasher(self.operation, self.details)
 
     def renamed(self, name: str) -> Request:
-        """Return the same request under another name."""
         made = object.__new__(Request)
         # A frozen dataclass sets its attributes one by one, which takes longer.
         made.__dict__.update(

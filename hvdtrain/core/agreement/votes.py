@@ -138,14 +138,12 @@ class Prepared(Operation):
         self._next_name = next_name
 
     def renew(self) -> None:
-        """Begin the next call."""
         self.submitted = time.perf_counter()
         if self._next_name is not None:
             self.request = self.next_request()
             self.ballot = self.request.ballot
 
     def next_request(self) -> Request:
-        """Return the request of the next call."""
         return self.request if self._next_name is None else self.request.renamed(self._next_name())
 
     @collective

@@ -44,13 +44,11 @@ class ArrayPlan:
 
 
 def find_plan(key: Key) -> ArrayPlan | None:
-    """Return the plan for a call, if there is one."""
     require_process_set(key[4])
     return context.current().plans.get((ArrayPlan, key))
 
 
 def keep_plan(key: Key, sent: HostArray, wire_op: ReduceOp, kind: str) -> None:
-    """Keep a plan for calls like one that was accepted."""
     name, _, prescale, postscale, process_set, *_ = key
     plans, channel = context.current().plans, channel_of(process_set)
     if len(plans) >= _MOST_PLANS or not sent.size:

@@ -64,8 +64,6 @@ class OwnStep:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of the buckets."""
-
     pool: MemoryPool
     lending: Lending | None = None
 
@@ -137,7 +135,6 @@ class FusedPlan:
         own: OwnStep,
         variant: str,
     ) -> tuple[list[HostArray], StepInfo]:
-        """Reduce the gradients, or the weights, of one step."""
         memory = self._memory
         block = memory.pool.allocate()
         buffers = cut(self._plan.buckets, {"cpu": block})
@@ -173,7 +170,6 @@ class FusedPlan:
         ], reducer.step.info
 
     def begin(self, arrays: Sequence[HostArray]) -> None:
-        """Pass weights that all ranks have in common to the exchange."""
         buffers = cut(self._plan.buckets, {"cpu": self._memory.pool.allocate()})
         pairs = zip(self._plan.buckets, buffers, strict=True)
         for number, (bucket, buffer) in enumerate(pairs):

@@ -14,8 +14,6 @@ DENSE, SPARSE, NONE = "d", "s", "-"
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a rank's gradients."""
-
     kinds: str
     fixed: bool = False
 

@@ -53,7 +53,6 @@ class ExchangedWeights:
     def begin(
         self, weights: Sequence[HostArray], parameters: Sequence[object], samples: float | None
     ) -> None:
-        """Pass the weights that all ranks have in common to the exchange (collective at first)."""
         counts = self._exchange.counts_samples and self.counter.samples_per_step is None
         if counts and samples is not None:
             self._take_part(weights, (), parameters, flush=False, weight=samples)

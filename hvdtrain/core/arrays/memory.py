@@ -102,7 +102,6 @@ def as_buffer(array: HostArray) -> Buffer:
 
 
 def from_buffer(buffer: Buffer, dtype: np.dtype[Any], shape: Sequence[int]) -> HostArray:
-    """View a buffer in host memory as an array."""
     return buffer.array().view(dtype).reshape(shape)
 
 

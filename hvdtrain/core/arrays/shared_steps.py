@@ -42,7 +42,6 @@ _ALIGNMENT_BYTES = 4096
 
 
 def node_slices(process_set: ProcessSet) -> Slices | None:
-    """Return the slices of memory that the ranks of a node share."""
     if not process_set.included() or process_set.size() == 1:
         return None
     slices = process_set.channel().communicator.slices()
@@ -102,7 +101,6 @@ class NewWeights:
         return block, pool.is_given(block)
 
     def places(self, step: int) -> list[list[HostArray]]:
-        """Return the place of each owned segment in the block of each rank, [count] each."""
         return self._places[step % _BLOCKS]
 
 
@@ -124,8 +122,6 @@ class StepValues:
 
 @dataclass(frozen=True)
 class SegmentUpdate:
-    """The update of a segment in a step."""
-
     rule: UpdateRule
     segment: Segment
     values: StepValues
@@ -191,7 +187,6 @@ class ArraySharedSteps:
         values: StepValues,
         samples: float | None,
     ) -> dict[int, HostArray]:
-        """Update the variables that have a gradient."""
         reducer = self._reducer or self._open()
         step = reducer.steps
         block, free = self._new.take(step)
@@ -243,7 +238,6 @@ class ArraySharedSteps:
 
     @collective
     def _open_lending(self, plan: BucketPlan, memory: Elements) -> None:
-        """Let the framework allocate gradients in memory of the node, if it can."""
         self._buffers, find = cut(plan.buckets, {"cpu": memory}), self._settings.allocator
         self._lending: Lending | None = None
         if find is not None:
@@ -292,7 +286,6 @@ class ArraySharedSteps:
         return not occupied
 
     def _fill(self, reducer: Reducer, gradients: Mapping[int, HostArray]) -> None:
-        """Copy or lend the gradients to the buckets."""
         rows = zip(reducer.plan.buckets, reducer.buffers, self._lent, strict=True)
         for bucket, buffer, lent in rows:
             if lent is not None:

@@ -52,11 +52,9 @@ class SgdRule:
 
     @property
     def quantities(self) -> Sequence[str]:
-        """Names of what it keeps for each element."""
         return ("momentum",) if self.momentum else ()
 
     def update(self, block: Block) -> None:
-        """See UpdateRule."""
         weights, gradient = block.weights, block.gradient
         momentum = cast(self.momentum, weights.dtype)
         gradient *= weights.dtype.type(block.rate)
@@ -83,11 +81,9 @@ class AdamRule:
 
     @property
     def quantities(self) -> Sequence[str]:
-        """Names of what it keeps for each element."""
         return ("momentum", "velocity", *(("velocity_hat",) if self.amsgrad else ()))
 
     def update(self, block: Block) -> None:
-        """See UpdateRule."""
         weights, gradient = block.weights, block.gradient
         kind = weights.dtype.type
         power_1, power_2 = (

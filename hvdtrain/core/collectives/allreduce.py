@@ -98,7 +98,6 @@ class Terms(NamedTuple):
 def batch_key_of(
     buffers: Sequence[Buffer], op: ReduceOp, prescale: float, postscale: float
 ) -> Hashable:
-    """Return the batch key of a reduction; see `Operation.batch_key`."""
     dtype = buffers[0].dtype
     # Factors truncate each integer, for which engines have no call on many tensors.
     factors = dtype.is_integer and (prescale, postscale) != (1.0, 1.0)
@@ -122,7 +121,6 @@ def _key(*terms: Hashable) -> Hashable:
 def engine_reduction(
     op: ReduceOp, dtype: DType, postscale: float, size: int
 ) -> tuple[ReduceOp, float, bool]:
-    """Return how an engine computes a reduction."""
     if op is not ReduceOp.AVERAGE:
         return op, postscale, False
     if dtype.is_integer:
@@ -269,7 +267,6 @@ class Allreduce(Operation):
 
     @property
     def dtype(self) -> DType:
-        """The element type of the first tensor."""
         return self._buffers[0].dtype
 
     def _reduce_together(

@@ -25,13 +25,11 @@ def check_count(name: str, number: int, least: int = 1) -> None:
 
 
 def check_positive(name: str, number: float) -> None:
-    """Check that an argument is a positive number."""
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be a positive number, got {number}")
 
 
 def check_momentum(momentum: float) -> None:
-    """Check the momentum of an exchange."""
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
 
@@ -62,7 +60,6 @@ class AllreduceExchange(Exchange):
 
     @classmethod
     def answering(cls, zeros: Zeros) -> AllreduceExchange:
-        """Return the exchange of a joined rank, from the result of zeros() on another rank."""
         return cls(zeros.op, zeros.postscale)
 
     def factors(self, info: StepInfo) -> tuple[float, float]:

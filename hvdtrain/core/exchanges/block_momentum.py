@@ -32,8 +32,6 @@ _AHEAD = "look-ahead"
 
 @dataclass(frozen=True)
 class _Update:
-    """The factors of one exchange."""
-
     momentum: float
     gain: float
     share: float
@@ -133,7 +131,6 @@ class BlockMomentum(Exchange):
         return _Update(momentum, gain, share, ahead)
 
     def _momentum_of(self, size: int) -> float:
-        """Return the momentum of a whole block."""
         return 1 - 1 / size if self._momentum is None else self._momentum
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:

@@ -55,7 +55,6 @@ _PART_ELEMENTS = 1 << 15
 
 
 def encode_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """See codes.encode()."""
     for part in _parts(rows):
         own: Any = rows[part]
         levels, factors[part] = _two_values(own) if bits == 1 else _levels(own, bits)
@@ -64,13 +63,11 @@ def encode_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
 
 
 def decode_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """See codes.decode()."""
     for part in _parts(rows):
         rows[part] = _values(_unpacked(codes[part], bits, rows.shape[1]), factors[part])
 
 
 def add_decoded_arrays(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """See codes.add_decoded()."""
     for part in _parts(rows):
         own: Any = rows[part]
         own += _values(_unpacked(codes[part], bits, rows.shape[1]), factors[part])
@@ -161,7 +158,6 @@ def load_kernel() -> ctypes.CDLL | None:
 
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:
-    """Load the library from a file."""
     library = open_library(path, _SOURCE)
     for call in _CALLS:
         function = getattr(library, f"hvd_{call}")
@@ -209,7 +205,6 @@ class BlockTable:
 
     @property
     def count(self) -> int:
-        """Number of rows."""
         return sum(view.shape[0] for view in self.views)
 
     def rows(self, low: int, high: int) -> list[Array]:

@@ -105,7 +105,6 @@ def runs_of(bucket: Bucket, choice: Sequence[int]) -> list[tuple[int, int, int]]
 
 
 def run_seconds(measured: Measured, method: Method, indices: Sequence[int]) -> float:
-    """Return the time of a run."""
     nbytes = sum(method.gradients[index].nbytes for index in indices) / measured.owners
     latency = method.calls * measured.network.latency_seconds
     sending = latency + nbytes / measured.network.bytes_per_second
@@ -119,7 +118,6 @@ def _computing_seconds(measured: Measured, method: Method, indices: Sequence[int
 
 
 def predict(measured: Measured, plan: BucketPlan, choice: Sequence[int]) -> Prediction:
-    """Predict a step."""
     finished = moved = delay = 0.0
     for bucket, ready in zip(plan.buckets, measured.ready_seconds, strict=True):
         finished = max(ready + delay, finished) + measured.node.seconds(bucket.nbytes)
@@ -273,18 +271,15 @@ class Chosen:
         return ExchangeState(shared, own)
 
     def prepare(self, plan: BucketPlan) -> None:
-        """Prepare for a plan, as `Exchange.prepare`."""
         for exchange in self.exchanges.values():
             exchange.prepare(plan)
 
     @collective
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        """Overwrite a bucket with the result, as `Exchange.reduce`."""
         for method, first, last in runs_of(bucket.layout, self.methods):
             self.exchanges[method].reduce(bucket.section(first, last), info, communicators)
 
     def end(self, info: StepInfo) -> None:
-        """End a step, as `Exchange.end`."""
         for exchange in self.exchanges.values():
             exchange.end(info)
 
@@ -298,7 +293,6 @@ def _part(number: int, arrays: Mapping[str, HostArray]) -> dict[str, HostArray]:
 def prediction_lines(
     measured: Measured, found: Sequence[Prediction], now_seconds: float | None
 ) -> list[str]:
-    """Return a table of predictions."""
     link = measured.network
     now = "" if now_seconds is None else f"; a step takes {_milliseconds(now_seconds)} now"
     rows = [("", "sent by a node", "step")]
@@ -315,7 +309,6 @@ def prediction_lines(
 
 
 def choice_line(names: Sequence[str], plan: BucketPlan, chosen: Sequence[int]) -> str:
-    """Return what was chosen."""
     parts = []
     total = sum(spec.count for spec in plan.specs)
     for number in sorted(set(chosen)):

@@ -22,7 +22,6 @@ __all__ = ["HalfExchange"]
 
 
 def to_float32(array: Array) -> Array:
-    """Return an array converted to float32, or itself if it is float32."""
     given: Any = array
     return cast("Array", given.float() if is_tensor(array) else given.astype("f4", copy=False))
 
@@ -103,7 +102,6 @@ class HalfExchange(Exchange):
 
     @classmethod
     def answering(cls, zeros: Zeros) -> HalfExchange:
-        """Return the exchange of a joined rank, from the result of zeros() on another rank."""
         return cls(zeros.half, zeros.op, zeros.postscale)
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:

@@ -189,7 +189,6 @@ class StepTimes:
         self._ended: float | None = None
 
     def clear(self) -> None:
-        """Forget all steps that have ended."""
         self.seconds, self._ready, self._reduced = [], [], []
         self._filled, self._reducing = [], []
 
@@ -199,7 +198,6 @@ class StepTimes:
         self._reducing.append(seconds)
 
     def end_step(self, when: float) -> None:
-        """Note that the step has ended at a time."""
         if self._ended is not None:
             start = self._ended
             self.seconds.append(when - start)
@@ -216,7 +214,6 @@ class StepTimes:
         return [median(times) for times in zip(*self._reduced, strict=True)]
 
     def median_seconds(self) -> float:
-        """Return the median time of a step."""
         return median(self.seconds)
 
 

@@ -29,7 +29,6 @@ class AllreduceCost:
     bytes_per_second: float
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time of an all-reduce of a size in bytes."""
         return self.latency_seconds + nbytes / self.bytes_per_second
 
 

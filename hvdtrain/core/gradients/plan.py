@@ -35,12 +35,10 @@ class ParameterSpec:
 
     @property
     def count(self) -> int:
-        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The size of its gradient in bytes."""
         return self.count * self.dtype.itemsize
 
 
@@ -56,7 +54,6 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes."""
         return self.count * self.dtype.itemsize
 
 
@@ -72,7 +69,6 @@ class BucketPlan:
 
     @property
     def nbytes(self) -> int:
-        """The size of all gradients in bytes."""
         return sum(spec.nbytes for spec in self.specs)
 
     @cached_property
@@ -82,7 +78,6 @@ class BucketPlan:
 
     @cached_property
     def digest(self) -> str:
-        """A hash that is equal exactly for equal plans."""
         return blake2b(repr(self).encode(), digest_size=8).hexdigest()
 
     @property

@@ -37,7 +37,6 @@ def step_request(
     exchange: Exchange,
     step: int | None = None,
 ) -> Request:
-    """Return the request of a step."""
     devices = device_types(buffers)
     details = (
         ("exchange", exchange.spec),

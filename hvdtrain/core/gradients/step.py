@@ -78,7 +78,6 @@ class BucketProgress:
         return replace(self, between=False)
 
     def end_pass(self) -> BucketProgress:
-        """Return the progress after the end of a backward pass."""
         return self if self.between else replace(self, between=True, passes=self.passes + 1)
 
     def vote(self, awaited: int) -> tuple[int, int, int]:
@@ -149,7 +148,6 @@ class GradientStep(Operation):
 
     @property
     def launched(self) -> int:
-        """The number of buckets that are launched."""
         return self._progress.filled
 
     @property
@@ -164,7 +162,6 @@ class GradientStep(Operation):
 
     @property
     def all_ready(self) -> bool:
-        """Whether all gradients are ready."""
         return not any(self._missing)
 
     def ready(self, index: int) -> bool:
@@ -182,16 +179,13 @@ class GradientStep(Operation):
         return self._missing[number] == 0
 
     def launch_ready(self) -> None:
-        """Launch the next buckets of the plan whose gradients are all ready."""
         while not self.complete and self._missing[self.launched] == 0:
             self.launch()
 
     def launch(self) -> None:
-        """Launch the next bucket of the plan."""
         self._launch(1)
 
     def launch_all(self) -> None:
-        """Launch all remaining buckets."""
         self._launch(None)
 
     def _launch(self, count: int | None) -> None:
@@ -288,7 +282,6 @@ class GradientStep(Operation):
 
     @collective
     def _await_bucket(self, number: int, communicator: Communicator) -> Mark:
-        """Wait until all ranks have filled a bucket."""
         rest = _FIRST_REST_SECONDS
         # The first one is filled when a step is submitted, or soon, by the program alone.
         while self._certain <= number and number:

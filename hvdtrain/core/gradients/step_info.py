@@ -142,7 +142,6 @@ class StepCounter:
         return self.local_steps == 0
 
     def check_synchronized(self, caller: str) -> None:
-        """Check that the weights of all ranks are equal."""
         if not self.synchronized:
             raise RuntimeError(
                 "the ranks' weights differ until their next exchange: call flush() before "
@@ -158,7 +157,6 @@ class StepCounter:
         return LocalSteps(self._since_exchange, self.samples_per_step, self.steps, rate)
 
     def end_exchange(self, info: StepInfo, partial: bool, counts_samples: bool) -> None:
-        """Note that weights were exchanged."""
         if counts_samples and info.total:
             # Without any step the samples are those of the first one.
             self.samples_per_step = info.total * info.size / (info.local_steps or info.size)

@@ -184,7 +184,6 @@ class Recruiter:
 
     @property
     def waits(self) -> bool:
-        """Whether a process is ready to join."""
         return any(recruit.ready_after is not None for recruit in self._recruits)
 
     def take(self) -> Recruit | None:

@@ -109,7 +109,6 @@ class FailureWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the watch."""
         self._stopping.set()
         self._thread.join()
 
@@ -191,7 +190,6 @@ class Context:
 
     @collective
     def close_channel(self, channel: Channel) -> None:
-        """Close a channel (collective over its members)."""
         channel.wait(channel.leave())
         self.plans.clear()  # those of this channel would keep its memory
         self._channels.remove(channel)
@@ -268,7 +266,6 @@ def make_channel(
     failed: Callable[[str], None],
     failures: Failures | None,
 ) -> Channel:
-    """Return a channel of a world."""
     lost = None if failures is None else failures.revoke
     return Channel(communicator, ranks, topology.title, answer_with_zeros, label, failed, lost)
 

@@ -161,7 +161,6 @@ class SlicedBuckets:
     slices: OwnedSlices
 
     def request(self, kind: str, name: str) -> Request:
-        """Return the request of an operation on them."""
         return Request(kind, name, (("buffers", str(len(self.buffers))),))
 
     def __iter__(self) -> Iterator[tuple[Buffer, PlacedBucket | None]]:

@@ -81,7 +81,6 @@ def load_kernel() -> ctypes.CDLL | None:
 
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:
-    """Load the library from a file."""
     library = open_library(path, _SOURCE)
     for function in (library.hvd_update, library.hvd_sum):
         function.restype, function.argtypes = None, [POINTER(KernelUpdate)]

@@ -31,12 +31,10 @@ class Item:
 
     @property
     def start(self) -> float:
-        """The start of the first phase."""
         return self.phases[0][1]
 
     @property
     def end(self) -> float:
-        """The end of the last phase."""
         return self.phases[-1][2]
 
 
@@ -124,7 +122,6 @@ class Events:
         yield self._metadata("process_sort_index", 0, sort_index=self._rank)
 
     def thread(self, thread: int, label: str, lane: int) -> Iterator[Event]:
-        """Yield the metadata events that name a row."""
         name = label if lane == 1 else f"{label} ({lane})"
         yield self._metadata("thread_name", thread, name=name)
         yield self._metadata("thread_sort_index", thread, sort_index=thread)

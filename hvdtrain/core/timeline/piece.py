@@ -42,7 +42,6 @@ class GrowingFile:
     def write(
         self, lasting: Iterable[dict[str, object]], passing: Iterable[dict[str, object]]
     ) -> None:
-        """Append events."""
         if self._place > self._most_bytes:
             self.close()
             os.replace(self.path, earlier_path(self.path))
@@ -86,7 +85,6 @@ def earlier_path(path: str) -> str:
 
 
 def piece_path(path: str, rank: int) -> str:
-    """Return the path of a rank's piece of a timeline."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}.rank-{rank}{suffix}"
 
@@ -152,7 +150,6 @@ class PieceWriter:
         self._thread.start()
 
     def save(self) -> None:
-        """Write all records so far."""
         if self._lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
             try:
                 self._write()
@@ -160,7 +157,6 @@ class PieceWriter:
                 self._lock.release()
 
     def close(self) -> None:
-        """Write all records and stop the thread."""
         self._closing.set()
         self._thread.join()
         self.save()

@@ -75,11 +75,9 @@ class Track:
         self._agreed: float | None = None
 
     def submitted(self, operation: Recorded) -> None:
-        """Record that this rank has submitted an operation."""
         self._open[operation] = _Marks(time.perf_counter())
 
     def proposed(self, operation: Recorded) -> None:
-        """Record that a round begins in which this rank proposes an operation."""
         self._round_began, self._agreed = time.perf_counter(), None
         if self._marks_rounds:
             self._times.rounds.append(self._round_began)
@@ -88,11 +86,9 @@ class Track:
             marks.proposed = self._round_began
 
     def agreed(self) -> None:
-        """Record that all ranks have agreed on the operations of a round."""
         self._agreed = time.perf_counter()
 
     def began(self, operation: Recorded) -> None:
-        """Record that an operation starts to run."""
         now = time.perf_counter()
         agreed = now if self._agreed is None else self._agreed
         # A joined rank has not submitted the operation with which it answers.
@@ -162,18 +158,15 @@ class Recording:
         blocked.intervals = self.times.blocked
 
     def track(self, label: str, process_set: str) -> Track:
-        """Add and return the recording of a channel."""
         times = ChannelTimes(label, process_set)
         self.times.channels.append(times)
         self._tracks.append(Track(times, self.marks_rounds))
         return self._tracks[-1]
 
     def recovered(self, times: RecoveryTimes) -> None:
-        """Record a recovery from the loss of ranks."""
         self.times.recoveries.append(times)
 
     def joined(self, times: JoinTimes) -> None:
-        """Record that ranks have joined."""
         self.times.joins.append(times)
 
     def finish(self) -> None:
@@ -186,12 +179,10 @@ class Recording:
             self.piece.close()
 
     def save(self) -> None:
-        """Write all records so far to disk."""
         if self.piece is not None:
             self.piece.save()
 
     def under_way(self) -> RankRecords:
-        """Return records of what has not ended, as if it ended now."""
         since = self._blocked.since if self._blocked is not None else None
         blocked = Records([(since, time.perf_counter())] if since is not None else ())
         channels = [track.under_way() for track in list(self._tracks)]
@@ -201,7 +192,6 @@ class Recording:
 
 @collective
 def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) -> Recording:
-    """Start a recording."""
     # Before the barriers, after which other ranks create their pieces.
     remove_piece(piece_path(path, communicator.rank))  # hosts may not share the directory
     if communicator.rank == 0:

@@ -144,7 +144,6 @@ class ChannelTimes:
     rounds: Records[float] = field(default_factory=Records)
 
     def take(self) -> ChannelTimes:
-        """Return the records since the last call."""
         return ChannelTimes(
             self.label,
             self.process_set,
@@ -156,8 +155,6 @@ class ChannelTimes:
 
 @dataclass
 class RankRecords:
-    """Records of a rank."""
-
     start: Reading
     stop: Reading
     zero_seconds: float
@@ -167,7 +164,6 @@ class RankRecords:
     joins: Records[JoinTimes] = field(default_factory=Records)
 
     def take(self) -> RankRecords:
-        """Return the records since the last call."""
         channels = [channel.take() for channel in list(self.channels)]
         return RankRecords(
             self.start,

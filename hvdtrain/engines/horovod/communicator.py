@@ -166,14 +166,12 @@ class HorovodCalls:
         return bool(self._hvd.poll(handle))
 
     def finish(self, handle: int) -> Any:
-        """Wait for an operation and return its result."""
         try:
             return self._hvd.synchronize(handle)
         except self._hvd.HorovodInternalError as error:
             raise _own(error) from error
 
     def run(self, operation: str, tensor: torch.Tensor, **how: object) -> Any:
-        """Start an operation, wait for it and return its result."""
         return self.finish(self.start(operation, tensor, **how))
 
 

@@ -34,8 +34,6 @@ from hvdtrain.types import DType, ReduceOp
 
 
 class MpiPointToPoint(PointToPoint):
-    """Messages on an MPI communicator."""
-
     def __init__(self, comm: MPI.Intracomm, chunk_bytes: int) -> None:
         self._comm, self._chunk_bytes = comm, chunk_bytes
 
@@ -218,7 +216,6 @@ class MpiCommunicator(Communicator):
         return self._node_group.voted_reduction(count, dtype, op, prescale, postscale)
 
     def _mpi_for(self, buffer: Buffer) -> FlatMpi:
-        """Return the MPI calls for the device of a buffer."""
         return self._host if buffer.device == "cpu" else self._gpu
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:

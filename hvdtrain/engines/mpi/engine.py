@@ -133,7 +133,6 @@ def _open(
 
 @collective
 def initialize(MPI: ModuleType, environ: MutableMapping[str, str]) -> None:
-    """Initialize MPI."""
     level = _thread_level(MPI)
     if environ.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
         MPI.Init_thread(level)

@@ -60,7 +60,6 @@ class FlatMpi:
         """Wait for the calling thread's work on the buffer's device; host memory needs no wait."""
 
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> None:
-        """Reduce in place; see Communicator.allreduce."""
         for piece in buffer.pieces(self._reduce_bytes):
             piece.scale(prescale)
             ordered = to_ordered(piece, op)
@@ -70,13 +69,11 @@ class FlatMpi:
             piece.scale(postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        """Overwrite every member's buffer; see Communicator.broadcast."""
         self._settle(buffer)
         for piece in buffer.pieces(self._chunk_bytes):
             self._comm.Bcast(_bytes(piece), root_rank)
 
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        """Concatenate all members' buffers; see Communicator.allgather."""
         if receive.nbytes > self._chunk_bytes:
             self._allgather_by_broadcasts(send, receive, counts)
             return
@@ -102,7 +99,6 @@ class FlatMpi:
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        """Exchange parts; see Communicator.alltoall."""
         # Totals differ between ranks, which must all use the same algorithm: pairwise, in pieces.
         self._settle(send)
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
@@ -131,7 +127,6 @@ class FlatMpi:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce and keep one part; see Communicator.reduce_scatter."""
         if prescale != 1.0 or is_ordered(send.dtype, op):
             own = send.like(send.count)
             own.copy_from(send)

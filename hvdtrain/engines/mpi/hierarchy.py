@@ -183,7 +183,6 @@ class NodeHierarchy:
 
     @collective
     def allreduce(self, buffer: Buffer, op: ReduceOp, prescale: float, postscale: float) -> bool:
-        """Reduce in place."""
         shared_in_place = self._is_shared_everywhere(buffer)
         scratch = [] if shared_in_place else self._open_scratch()
         if not shared_in_place and not scratch:
@@ -244,7 +243,6 @@ class NodeHierarchy:
         return _agree(self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last())
 
     def slices(self) -> NodeSlices:
-        """Return the slices of memory that the ranks of this node share."""
         alone = self._alone or self._across == MPI.COMM_NULL
         across = None if alone else self._across
         number = self._local.Get_rank()
@@ -252,7 +250,6 @@ class NodeHierarchy:
 
     @collective
     def close(self) -> None:
-        """Free the communicators and the memory."""
         self._group.close()
         for comm in (self._local, self._across):
             if comm != MPI.COMM_NULL:
@@ -271,7 +268,6 @@ class _Chunk:
 
 
 def _copy_to(piece: Buffer, place: Buffer) -> Buffer:
-    """Copy a piece into shared memory."""
     shared = Buffer(place.pointer, piece.dtype, piece.count, owner=place)
     shared.array()[:] = piece.array()
     return shared

@@ -136,7 +136,6 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
 
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:
-    """Load the library from a file."""
     parts = _SOURCE.with_name("node")
     headers = [parts / f"{name}.h" for name in _PARTS]
     library = open_library(path, _SOURCE, *headers)

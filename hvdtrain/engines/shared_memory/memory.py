@@ -87,7 +87,6 @@ class NodeArena:
         return self.location_of(buffer.pointer)
 
     def location_of(self, address: int) -> int:
-        """Return the location of the buffer at an address; see `location`."""
         for number, memory in enumerate(self._shared, start=1):
             offset = address - memory.addresses[self._rank]
             if 0 <= offset < memory.parts[self._rank].size:

@@ -128,7 +128,6 @@ class NodeGroup:
 
     @collective
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        """Start an element-wise maximum, in place."""
         self.peers.check_now_and_then()
         return NodeMaximum(self._kernel, self._state, values, self.peers)
 
@@ -151,7 +150,6 @@ class NodeGroup:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce many tensors."""
         self._prepare_many(pieces, dtype, op, prescale, postscale)
         self._finish(self._kernel.hvd_reduce)
 
@@ -165,7 +163,6 @@ class NodeGroup:
         prescale: float,
         postscale: float,
     ) -> bool:
-        """Vote on the reduction of many tensors; see Communicator.vote_on_many."""
         self.peers.check_now_and_then()
         self._prepare_many(pieces, dtype, op, prescale, postscale)
         task = self._task
@@ -261,7 +258,6 @@ class NodeGroup:
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> NodeVotedReduction | None:
-        """Return a reduction that is voted on and run in one call."""
         calls = load_calls()
         if calls is None:
             return None

@@ -46,7 +46,6 @@ class NumpyNodeGroup:
     def add(
         self, buffer: Buffer, op: ReduceOp, prescale: float, owners: int, postscale: float = 1.0
     ) -> Buffer:
-        """Reduce within the node and return this rank's slice of the result."""
         buffer.scale(prescale)
         self.meet()
         own = self._own_slice(buffer, owners)
@@ -63,7 +62,6 @@ class NumpyNodeGroup:
 
     @collective
     def spread(self, buffer: Buffer, postscale: float, owners: int) -> None:
-        """Write postscale times each owner's slice into the buffers of all ranks."""
         own = self._own_slice(buffer, owners)
         if own.count:
             own.scale(postscale)
@@ -74,12 +72,10 @@ class NumpyNodeGroup:
 
     @collective
     def meet(self) -> None:
-        """Wait until all ranks are here, and see what they have written."""
         # MPI_Barrier would keep a core busy while waiting for a late rank.
         poll_until(self._comm.Ibarrier().Test)
 
     def close(self) -> None:
-        """Release the memory."""
         self.arena.close()
 
     def _own_slice(self, buffer: Buffer, owners: int) -> Buffer:

@@ -105,5 +105,4 @@ class Peers:
             )
 
     def close(self) -> None:
-        """Stop watching."""
         self._watch.close()

@@ -114,7 +114,6 @@ class GroupBackend:
     def allreduce(
         self, tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float
     ) -> None:
-        """Reduce elements in place; see Communicator.allreduce."""
         if tensor.dtype in (torch.bool, torch.uint64):
             multiply(tensor, prescale)
             self._reduce_bits(tensor, op)

@@ -185,7 +185,6 @@ def device_at(address: str) -> dist.ProcessGroupGloo.Device:
 
 @collective
 def gloo_group(members: Members) -> dist.ProcessGroupGloo:
-    """Create the gloo group of the members."""
     kind: Any = dist.ProcessGroupGloo
     options = kind._Options()
     options._timeout = _CONNECT

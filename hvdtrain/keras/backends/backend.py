@@ -14,7 +14,6 @@ _BACKENDS = ("tensorflow", "torch", "jax")
 
 @functools.cache  # also keeps AutoGraph from rewriting this function
 def current_backend() -> ReductionBackend:
-    """Return the backend that Keras runs on."""
     name = keras.backend.backend()
     require_backend(name)
     # Imported here, because only the framework of this backend may be installed.
@@ -32,7 +31,6 @@ def current_backend() -> ReductionBackend:
 
 
 def require_backend(name: str) -> None:
-    """Check a backend of Keras."""
     if name not in _BACKENDS:
         raise UsageError(
             f"hvdtrain.keras works with Keras's backends {', '.join(_BACKENDS)}, found {name!r}: "

@@ -69,7 +69,6 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
 
 @collective
 def require_equal_variables(variables: Iterable[Variable] | None, operation: str) -> None:
-    """Check that number, shapes and dtypes of variables are equal on all ranks."""
     here = context.current().topology
     own: list[_Spec] | None = None
     if variables is not None:

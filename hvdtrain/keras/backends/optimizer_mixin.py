@@ -116,7 +116,6 @@ class DistributedMixin:
         return since
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """Create the optimizer's own variables."""
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
         super().build(variables)  # type: ignore[misc]
         if is_new and self.hvdtrain_reduction.shared is not None:
@@ -127,7 +126,6 @@ class DistributedMixin:
     def add_variable_from_reference(
         self, reference_variable: Variable, name: str | None = None, initializer: str = "zeros"
     ) -> Variable | StateVariable:
-        """Create a variable of the optimizer for one of the model."""
         create = super().add_variable_from_reference  # type: ignore[misc]
         shared = self.hvdtrain_reduction.shared
         if shared is None:

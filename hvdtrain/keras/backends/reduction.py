@@ -97,7 +97,6 @@ class Reduction:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
         return self._steps if self.weights is None else self.weights.counter.steps
 
     @steps.setter
@@ -272,7 +271,6 @@ class Reduction:
         return results, info.weigh()
 
     def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
-        """Return the state of the exchange and the number of steps."""
         counts: Mapping[str, float | None] = {}
         if self.weights is not None:
             counts = self.weights.counts(optimizer)
@@ -280,7 +278,6 @@ class Reduction:
         return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
 
     def load_exchange_state(self, state: SavedExchange) -> None:
-        """Restore the state of the exchange."""
         members = self.settings.process_set
         first = members.included() and members.rank() == 0
         exchange = self.settings.make_exchange()

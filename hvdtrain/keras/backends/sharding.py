@@ -186,7 +186,6 @@ class KerasSharedUpdate:
         variables: Sequence[Variable],
         samples: Tensor | float | None,
     ) -> None:
-        """Take a step."""
         assert self._steps is not None
         indices = [optimizer._get_variable_index(variable) for variable in variables]
         own = {i: g for i, g in zip(indices, gradients, strict=True) if g is not None}

@@ -27,8 +27,6 @@ class Tensor(Protocol):
 
 
 class Variable(Protocol):
-    """A variable of Keras."""
-
     @property
     def shape(self) -> Sequence[int]: ...
 
@@ -47,8 +45,6 @@ Value: TypeAlias = "float | Sequence[Value] | HostArray | Tensor | Variable"
 
 
 class Model(Protocol):
-    """A model of Keras."""
-
     name: str
     optimizer: Any
     built: bool

@@ -157,7 +157,6 @@ class WeightExchange:
 
     @property
     def synchronized(self) -> bool:
-        """Whether this rank has taken no step since the weights of all ranks were equal."""
         self._backend.wait_for_steps()
         return self.counter.synchronized
 

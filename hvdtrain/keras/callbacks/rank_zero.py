@@ -41,12 +41,10 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
         self.backup = backup if rank() == 0 else keras.callbacks.Callback()
 
     def set_params(self, params: Mapping[str, Any]) -> None:
-        """Set the parameters of fit, also of the backup."""
         super().set_params(params)
         self.backup.set_params(params)
 
     def set_model(self, model: Model) -> None:
-        """Set the model, also of the backup."""
         super().set_model(model)
         self.backup.set_model(model)
 
@@ -60,15 +58,12 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
             broadcast_variables(training_state(model), 0)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due."""
         self.backup.on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due."""
         self.backup.on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Delete the backup."""
         self.backup.on_train_end(logs)
 
 

@@ -130,7 +130,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def _flush(self, ended: bool) -> None:
-        """Make weights equal."""
         optimizers = [each for each in distributed_optimizers(self.model) if _flushes(each)]
         while optimizers:
             for optimizer in optimizers:

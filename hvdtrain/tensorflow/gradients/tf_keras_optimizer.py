@@ -46,7 +46,6 @@ class TfKerasOptimizerMixin:
     @do_not_convert
     @collective
     def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> Pairs:
-        """Reduce gradients."""
         pairs = list(grads_and_vars)
         if self._hvdtrain_aggregation is not None:
             raise ValueError(

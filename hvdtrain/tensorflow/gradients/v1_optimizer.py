@@ -31,7 +31,6 @@ class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @do_not_convert
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of gradient and variable."""
         pairs: list[tuple[Gradient, Variable]] = self._optimizer.compute_gradients(*args, **kwargs)
         return pairs
 
@@ -42,20 +41,16 @@ class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation | None:
-        """Update the variables."""
         return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
-        """Return the wrapped optimizer's slot."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
-        """Return the names of the wrapped optimizer's slots."""
         names: list[str] = self._optimizer.get_slot_names(*args, **kwargs)
         return names
 
     def variables(self, *args: Any, **kwargs: Any) -> list[tf.Variable]:
-        """Return the wrapped optimizer's variables."""
         variables: list[tf.Variable] = self._optimizer.variables(*args, **kwargs)
         return variables
 

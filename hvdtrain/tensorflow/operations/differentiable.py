@@ -26,8 +26,6 @@ from hvdtrain.types import ReduceOp
 
 @dataclass(frozen=True)
 class OperationName:
-    """Name of an operation."""
-
     name: str | None = None
     ignore_name_scope: bool = False
 

@@ -198,7 +198,6 @@ def _allocate(
     parameters: Sequence[torch.nn.Parameter],
     streams: Mapping[str, Streams],
 ) -> Mapping[str, Elements]:
-    """Allocate the bucket memory for each device type of the plan."""
     devices = {p.device.type: p.device for p in parameters}
     bucket_devices = _bucket_devices(parameters, channel.communicator.capabilities)
     memory = bucket_memory(channel, plan, name, bucket_devices)

@@ -31,8 +31,6 @@ from hvdtrain.torch.tensors.routes import is_communicated
 
 
 class LossScale:
-    """The factor of the loss."""
-
     def __init__(self) -> None:
         self.scaler: torch.amp.GradScaler | None = None
 
@@ -149,7 +147,6 @@ class Exchanged(Follower):
         return self.weights is None or self.weights.counter.synchronized
 
     def check_synchronized(self, caller: str) -> None:
-        """Check that the weights of all ranks are equal."""
         if self.weights is not None:
             self.weights.counter.check_synchronized(caller)
 

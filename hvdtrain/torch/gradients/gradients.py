@@ -122,7 +122,6 @@ class Gradients:
 
     @collective
     def _make_plan(self) -> None:
-        """Agree on a plan for the current parameters."""
         self._world = context.current()
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
@@ -132,12 +131,10 @@ class Gradients:
 
     @property
     def plan(self) -> BucketPlan:
-        """The current division of gradients into buckets."""
         return self._buckets.plan
 
     @property
     def buckets(self) -> ParameterBuckets:
-        """The buckets of the current plan."""
         return self._buckets
 
     @property
@@ -151,7 +148,6 @@ class Gradients:
 
     @property
     def sample_weight(self) -> float | None:
-        """Weight of this rank in the average of the next steps; None for the plain average."""
         return self._reducer.weight
 
     @sample_weight.setter
@@ -160,7 +156,6 @@ class Gradients:
 
     @property
     def steps(self) -> int:
-        """Number of steps that the program has completed."""
         return self._reducer.steps
 
     @steps.setter
@@ -351,7 +346,6 @@ class Gradients:
         return [parameter._version for parameter in self.parameters]
 
     def _take(self, index: int) -> None:
-        """Move a gradient into its bucket."""
         gradient = self.parameters[index].grad
         if gradient is not None and gradient.is_sparse:
             if self._settings.sparse_as_dense or self._settings.sharded:
@@ -572,7 +566,6 @@ class Gradients:
         self._buckets.use_plan(plan)
 
     def refuse_capture(self) -> None:
-        """Refuse to become part of a CUDA graph; see `ParameterBuckets.refuse_capture`."""
         self._buckets.refuse_capture()
 
     @collective

@@ -31,7 +31,6 @@ def write_usage(
     arrivals: Sequence[int] | None,
     outdated: bool,
 ) -> None:
-    """Write the numbers of this rank."""
     used, kinds, positions = np.split(numbers[:-2], 3)
     used[:] = 1
     used[list(absent)] = 0
@@ -158,7 +157,6 @@ class GradientHooks:
         return taken
 
     def remove(self) -> None:
-        """Remove all hooks."""
         for handle in (*self._tensor_handles, *self._node_handles.values()):
             handle.remove()
         self._nodes.clear()

@@ -211,7 +211,6 @@ class BucketViews:
 
     @property
     def buckets(self) -> Sequence[Bucket]:
-        """The layout of each bucket."""
         return self._reducer.plan.buckets
 
     def kept(self) -> dict[int, tuple[torch.Tensor, bool]]:
@@ -238,7 +237,6 @@ class BucketViews:
         self._parameters[index].grad = self._views[index].detach()
 
     def _holds(self, index: int, view: torch.Tensor) -> bool:
-        """Return whether a parameter's gradient is its view of the bucket."""
         gradient = self._parameters[index].grad
         return (
             gradient is not None

@@ -119,7 +119,6 @@ class Weights:
 
     @collective
     def _make_plan(self) -> None:
-        """Agree on a plan for the current parameters."""
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
         self._buckets.reducer.rate = partial(rate_of, self._optimizer)

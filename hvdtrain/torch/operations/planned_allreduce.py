@@ -116,7 +116,6 @@ def _find(
     postscale: float,
     process_set: ProcessSet,
 ) -> _Plan | None:
-    """Return the plan for a call, if there is one."""
     if not (
         type(tensor) is torch.Tensor
         and tensor.is_cpu
@@ -159,7 +158,6 @@ def _keep_plan(
     postscale: float,
     process_set: ProcessSet,
 ) -> None:
-    """Keep a plan for calls like one that was accepted."""
     plans = context.current().plans
     if (
         len(plans) >= _MOST_PLANS

@@ -191,7 +191,6 @@ class SegmentSteps:
         return {index: state[t] for index, t in self._tensors.items() if state.get(t)}
 
     def use_state(self, state: Mapping[int, _Entry]) -> None:
-        """Replace the state of all segments."""
         self._inner.state.clear()
         self._inner.state.update({self._tensors[index]: entry for index, entry in state.items()})
 
@@ -209,7 +208,6 @@ class SegmentSteps:
         return elements[segment.first : segment.first + segment.count]
 
     def gradient(self, index: int, kept: bool = True) -> torch.Tensor:
-        """Return the reduced gradient of a segment."""
         outside = kept and not self._buckets.views.holds(index)
         return self._part(index) if outside else self._reduced(index)
 

@@ -98,7 +98,6 @@ class TorchSharedSteps:
 
     @collective
     def step(self) -> None:
-        """Take a step on the reduced gradients."""
         assert self._update is not None
         if self._scaled and not self.kept:
             self.gradients.check_unchanged()

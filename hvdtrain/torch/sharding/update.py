@@ -150,24 +150,19 @@ class TorchSharedUpdate:
 
     @property
     def given(self) -> bool:
-        """Whether the state is in the user's optimizer, so that the next step takes it."""
         return self._state.given
 
     def give_back(self) -> None:
-        """Move the whole state into the user's optimizer, until the next step."""
         self._state.give_back()
 
     def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because it is in the memory, too."""
         self._state.withdraw()
 
     def discard(self) -> None:
-        """Take the state from the user's optimizer in the next step, even if empty."""
         self._state.discard()
 
     @collective
     def step(self, kept: bool) -> None:
-        """Update the weights of all ranks with the gradients of the owners."""
         fused = self._prepare()
         if fused is None or (self._factor != 1.0 and not fused.takes_all):
             self.settle()  # what the kernel does not take is scaled, too
@@ -208,7 +203,6 @@ class TorchSharedUpdate:
         return self._fused if self._fused and self._fused.prepare(self._state.memory) else None
 
     def _cut(self, plan: BucketPlan) -> None:
-        """Divide weights and gradients into segments."""
         slices = self._slices
         self._segments = segments_of(plan, slices.owners)
         found = self._segments[slices.number] if slices.number < slices.owners else []
@@ -235,7 +229,6 @@ class TorchSharedUpdate:
 
     @collective
     def norm(self, kind: float) -> torch.Tensor:
-        """Return the norm of all reduced gradients together, float64 []."""
         largest = math.isinf(kind)
         total = np.array([self._power_sum(kind)])
         op = ReduceOp.MAX if largest else ReduceOp.SUM

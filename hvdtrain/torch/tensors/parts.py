@@ -16,7 +16,6 @@ from hvdtrain.torch.tensors.routes import is_communicated
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """Return the parameters of all groups, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -74,7 +73,6 @@ _WITHOUT_PICKLE = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def require_values(tensor: torch.Tensor, subject: str) -> None:
-    """Check that a tensor has elements."""
     if is_lazy(tensor):
         raise UnsupportedError(
             f"{subject} has no values yet, because its module is lazy: run one batch through the "

@@ -33,7 +33,6 @@ def require_tensors(values: Iterable[object]) -> None:
 
 
 def dtype_of(tensor: torch.Tensor) -> DType:
-    """Return the element type of a tensor."""
     try:
         return _DTYPES[tensor.dtype]
     except KeyError:
@@ -65,7 +64,6 @@ def from_buffer(buffer: Buffer) -> torch.Tensor:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Check that a tensor is not sparse."""
     if tensor.layout != torch.strided:
         raise ValueError(
             "a sparse tensor cannot be communicated as it is: use sparse_allreduce_async(), or "
@@ -164,11 +162,9 @@ class StagingRoute(Route):
         self._pinned = pinned
 
     def takes(self, tensor: torch.Tensor) -> bool:
-        """Return False."""
         return False
 
     def copied(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a contiguous copy in host memory; see `Route.copied`."""
         require_dense(tensor)
         host = torch.empty(
             tensor.shape, dtype=dtype or tensor.dtype, device="cpu", pin_memory=self._pinned
@@ -177,18 +173,15 @@ class StagingRoute(Route):
         return host
 
     def returned(self, copy: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the tensor's device, with its dtype."""
         result = torch.empty(copy.shape, dtype=tensor.dtype, device=tensor.device)
         self.streams.read(copy, result)
         return result
 
     def write_back(self, copy: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Overwrite a tensor with the copy that was made from it."""
         with torch.no_grad():
             self.streams.read(copy, tensor)
 
     def received(self, buffer: Buffer, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy on the tensor's device."""
         return self.returned(from_buffer(buffer), tensor)
 
 

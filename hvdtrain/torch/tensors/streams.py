@@ -74,12 +74,10 @@ class TorchDevice:
         return self._module.Stream(self._device, -1)
 
     def current_stream(self) -> Stream:
-        """Return the calling thread's current stream on the device."""
         return self._module.current_stream(self._device)
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """Return a context in which a stream and its device are current in this thread."""
         # A channel's thread starts with device 0 current. When the context of a stream on another
         # device ends, it sets device 0 again, which makes CUDA allocate a context there; that of
         # a device does not.
@@ -87,7 +85,6 @@ class TorchDevice:
             yield
 
     def capturing(self) -> bool:
-        """Return whether the calling thread's current stream is capturing a graph."""
         ask: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", _never)
         return ask()
 
