@@ -135,11 +135,7 @@ _ALIGNMENT_BYTES = 128
 
 
 class Blocks:
-    """Blocks of an arena, in the order of its memory.
-
-    Args:
-        counts: number of blocks of each size in bytes.
-    """
+    """Blocks of an arena in the order of its memory: the number of those of each size in bytes."""
 
     def __init__(self, counts: Mapping[int, int]) -> None:
         strides = [-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in counts]
@@ -200,13 +196,7 @@ LEAST_BYTES = 64 << 10
 
 
 def blocks_for(sizes: Iterable[int]) -> Blocks | None:
-    """Return the blocks that gradients need; None if all of them are small.
-
-    There is one more of each size than gradients, for what is added to one that exists.
-
-    Args:
-        sizes: bytes of each gradient.
-    """
+    """Return blocks for gradients of these bytes, one more of each size; None if all are small."""
     counts = Counter(size for size in sizes if size >= LEAST_BYTES)
     return Blocks({size: count + 1 for size, count in counts.items()}) if counts else None
 

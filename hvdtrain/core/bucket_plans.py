@@ -72,10 +72,7 @@ def agree_on_plan(
     channel: Channel,
     groups: Sequence[Sequence[int]] = (),
 ) -> BucketPlan:
-    """Return the bucket plan of the channel's first rank on every rank.
-
-    The first rank logs it.
-    """
+    """Return the bucket plan of the channel's first rank, which logs it, on every rank."""
     here = context.current()
     limit = agree_on_bucket_size(channel)
     own = make_plan(specs, limit.nbytes, here.config.first_bucket_bytes, groups)

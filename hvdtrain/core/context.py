@@ -330,10 +330,7 @@ def _end_excluded(error: ExcludedError) -> NoReturn:
 
 
 def end_alone() -> NoReturn:
-    """End this process with exit code 0, while the others continue as if it had been killed.
-
-    MPI is not finalized: that would wait for the others.
-    """
+    """End this process with exit code 0 and without others: MPI_Finalize would wait for them."""
     try:
         if _context is not None and _context.recording is not None:
             _context.recording.save()

@@ -17,14 +17,7 @@ from hvdtrain.engines.features import Slices, aligned_bounds
 
 @dataclass(frozen=True)
 class Pieces:
-    """Contiguous elements of gradients.
-
-    Attributes:
-        parameters: index of the parameter of each piece in the plan, [pieces].
-        within: offset of each piece in its gradient, in bytes, [pieces].
-        in_memory: offset of its place in this rank's memory of all buckets, in bytes, [pieces].
-        counts: number of elements of each piece, [pieces].
-    """
+    """Contiguous elements of gradients, [pieces] each; offsets are in bytes."""
 
     parameters: npt.NDArray[np.int64]
     within: npt.NDArray[np.int64]
@@ -99,11 +92,7 @@ class GradientPlaces:
         return np.stack(columns, 1).astype(np.uint64)
 
     def put_base(self, offset: int) -> None:
-        """Say where in its memory this rank has its buckets in this step.
-
-        Args:
-            offset: offset of the first of them, in bytes.
-        """
+        """Say where in its memory, in bytes, this rank has its first bucket in this step."""
         self._bases[self.slices.number][0] = offset
 
     def put_prescale(self, prescale: float) -> None:
@@ -195,9 +184,6 @@ class LentBucket(PlacedBucket):
     """Reduces a bucket whose gradients lie where each rank says; the results are in the bucket.
 
     There is one for each step, so that threads may prepare steps while others are reduced.
-
-    Args:
-        base: offset of the first bucket in this rank's memory, in bytes.
     """
 
     def __init__(

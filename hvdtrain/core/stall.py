@@ -53,11 +53,7 @@ class StallSettings:
 
 @dataclass(frozen=True)
 class Wait:
-    """An operation that is pending on one rank.
-
-    Attributes:
-        seconds: time for which it has waited for other ranks; None while it waits for this one.
-    """
+    """An operation that is pending on one rank, and how long it has waited for others."""
 
     id: OperationId
     subject: str
@@ -66,11 +62,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Stall:
-    """A stalled operation.
-
-    Attributes:
-        seconds: time for which it has waited.
-    """
+    """A stalled operation."""
 
     id: OperationId
     subject: str

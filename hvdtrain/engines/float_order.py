@@ -26,10 +26,7 @@ def is_ordered(dtype: DType, op: ReduceOp) -> bool:
 
 
 def to_ordered(buffer: Buffer, op: ReduceOp) -> Buffer:
-    """Overwrite floating-point numbers with integers of the same order, if `op` is MIN or MAX.
-
-    NaN becomes the integer that wins.
-    """
+    """Overwrite floats with integers of the same order for MIN or MAX, in which NaN wins."""
     if not is_ordered(buffer.dtype, op):
         return buffer
     integers, infinity = _INTEGERS[buffer.dtype]

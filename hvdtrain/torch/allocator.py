@@ -45,10 +45,7 @@ References = tuple[int, int, int, int]
 
 
 def count_references(parameter: torch.Tensor, incoming: torch.Tensor | None) -> References:
-    """Return how many references there are to a gradient.
-
-    Those that are there in any case are included.
-    """
+    """Return how many references there are to a gradient, those included that are always there."""
     python = sys.getrefcount(parameter.grad)
     gradient = parameter.grad
     assert gradient is not None

@@ -89,10 +89,7 @@ class Channel:
 
     @collective
     def run_prepared(self, prepared: Prepared, data: object) -> bool:
-        """Run a prepared operation if nothing else is pending.
-
-        Other members may submit the same operation in any other way.
-        """
+        """Run a prepared operation, which others may have submitted, if nothing else is pending."""
         return self._driving.run_prepared(prepared, data)
 
     @collective

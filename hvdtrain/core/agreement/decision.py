@@ -46,11 +46,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class JoinOrder:
-    """What a channel knows of the order in which its members joined, the same on all of them.
-
-    Attributes:
-        seconds: time since each of them joined, as it measured it itself.
-    """
+    """What a channel knows of the order in which its members joined, the same on all of them."""
 
     ranks: tuple[int, ...]
     seconds: tuple[float, ...]

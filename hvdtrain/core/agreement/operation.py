@@ -131,12 +131,7 @@ class Operation(ABC):
         communicator: Communicator,
         allocate: Callable[[], Buffer],
     ) -> None:
-        """Run the operation and others of equal `batch_key` as one.
-
-        Args:
-            allocate: function that returns bytes, allocated by the engine, to pack the operations'
-                buffers into.
-        """
+        """Run this and others of equal `batch_key` as one, packed into memory of the engine."""
         raise NotImplementedError
 
     @collective

@@ -82,10 +82,7 @@ def _common(own: bytes, order: list[int], votes: npt.NDArray[np.uint64]) -> list
 
 @collective
 def agree_on_one(communicator: Communicator, own: bytes) -> bool:
-    """Vote with a single request; return whether all members propose it next.
-
-    Other members may call `unanimous` in the same round.
-    """
+    """Vote with one request, as `unanimous` does; return whether all members propose it next."""
     votes = np.frombuffer(bytearray(own * _HASHES), np.uint64)
     communicator.start_max(votes).wait()
     return votes.tobytes()[: len(own)] == own
@@ -99,13 +96,7 @@ def exchange(communicator: Communicator, items: Sequence[T]) -> list[list[T]]:
 
 @collective
 def gather_bytes(communicator: Communicator, own: bytes) -> list[bytes]:
-    """Return the bytes of every member, by rank.
-
-    Few bytes need one call of the engine: they follow their number in blocks of equal size.
-
-    Args:
-        own: bytes of this member, of any number.
-    """
+    """Return the bytes of every member, by rank, with one call of the engine for few of them."""
     room = _BLOCK_BYTES - _SIZE.size
     block = (_SIZE.pack(len(own)) + own[:room]).ljust(_BLOCK_BYTES, b"\0")
     blocks = _gather(communicator, block, [_BLOCK_BYTES] * communicator.size)

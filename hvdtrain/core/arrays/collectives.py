@@ -126,11 +126,7 @@ def reducescatter(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[HostArray]:
-    """Reduce a group of arrays and return this rank's rows of the results.
-
-    Args:
-        arrays: contiguous arrays [rows, ...], with equal shapes and dtypes on all ranks.
-    """
+    """Reduce a group of contiguous arrays [rows, ...] and return this rank's rows of each."""
     factors = (prescale_factor, postscale_factor)
     wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     wire = [to_wire(array) for array in arrays]
@@ -155,12 +151,7 @@ def reducescatter(
 def allgather(
     arrays: Sequence[HostArray], name: str | None, process_set: ProcessSet
 ) -> list[tuple[HostArray, list[int]]]:
-    """Concatenate each array of a group over the ranks.
-
-    Args:
-        arrays: contiguous arrays [rows, ...], of which only `rows` may differ between ranks; a 0-d
-            array counts as one row.
-    """
+    """Concatenate each array [rows, ...] of a group over the ranks; a 0-d array is one row."""
     rows = [np.atleast_1d(array) for array in arrays]
     gathered = operations.allgather(
         channel_of(process_set), [as_buffer(array) for array in rows], [a.shape for a in rows], name
@@ -194,15 +185,7 @@ def broadcast(
 def alltoall(
     array: HostArray, splits: HostArray | None, name: str | None, process_set: ProcessSet
 ) -> tuple[HostArray, HostArray]:
-    """Send rows of an array to every rank.
-
-    Args:
-        array: contiguous array [rows, ...], of which only `rows` may differ between ranks.
-        splits: number of rows for each rank, any integer type [size]; None for equal numbers.
-
-    Returns:
-        The rows received, ordered by rank, and the number received from each rank, int32 [size].
-    """
+    """Send rows to every rank; return those received, and their numbers by rank, int32 [size]."""
     counts = None
     if splits is not None:
         if splits.ndim != 1 or splits.dtype.kind not in "iu":

@@ -141,9 +141,7 @@ class MemoryPool:
     """Blocks of equal size, each reused when no array or tensor refers to it any more.
 
     Any thread may allocate. The first free block is taken, so that the first block is used most.
-
-    Args:
-        given: the first blocks, uint8 [nbytes]; further ones are allocated when all are in use.
+    Blocks that are not `given` are allocated when all are in use.
     """
 
     def __init__(self, *given: HostArray) -> None:

@@ -64,9 +64,6 @@ class NewWeights:
 
     Odd and even steps have a block each. A variable without a gradient, or a program that keeps
     tensors, may keep a block for longer.
-
-    Args:
-        memories: [memory_bytes(nbytes)] uint8 of each rank of the node.
     """
 
     def __init__(
@@ -92,9 +89,7 @@ class NewWeights:
     def take(self, step: int) -> tuple[HostArray, bool]:
         """Return memory for this rank's weights, and whether other ranks may write there.
 
-        Returns:
-            uint8 [nbytes], in use as long as views of it exist; private memory if a tensor still
-            refers to the block of this step.
+        It is private memory if a tensor still refers to the block of this step.
         """
         pool = self._pools[step % _BLOCKS]
         block = pool.allocate()
@@ -133,13 +128,7 @@ class SegmentUpdate:
         state: Sequence[HostArray],
         places: Sequence[HostArray],
     ) -> None:
-        """Write the new weights wherever they are needed; update the state in place.
-
-        Args:
-            gradient: reduced gradient of the segment, [count]; it is overwritten.
-            state: what the rule keeps for the segment, [count] for each of its quantities.
-            places: memory for the new weights, [count] each.
-        """
+        """Write new weights to all places, update the state, and overwrite the gradient."""
         segment, values = self.segment, self.values
         own = weights[segment.first : segment.first + segment.count]
         decay = values.decay if values.decayed[segment.parameter] else None

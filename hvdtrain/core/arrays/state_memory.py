@@ -39,11 +39,7 @@ class ArrayStateMemory:
         return max(1, *(layout.nbytes for layout in self._layouts))
 
     def use(self, memories: Sequence[HostArray]) -> None:
-        """Move the state to the memory of its owners, which is zero.
-
-        Args:
-            memories: [nbytes] uint8 of each rank of the node.
-        """
+        """Move the state to the memory of its owners, which is zero."""
         self._memories = memories
         for (index, name), value in self._waiting.items():
             self._write(index, name, value)

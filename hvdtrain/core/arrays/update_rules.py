@@ -18,13 +18,7 @@ def cast(number: float, dtype: np.dtype[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """Elements that are updated together.
-
-    Attributes:
-        weights: their values, [n].
-        gradient: their gradient, [n].
-        state: what the rule keeps for them, [n] for each of its quantities.
-    """
+    """Elements that are updated together, [n] each; state has [n] for each quantity of the rule."""
 
     weights: HostArray
     gradient: HostArray

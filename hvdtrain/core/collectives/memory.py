@@ -30,11 +30,7 @@ def device_details(devices: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 class AllocateMemory(Operation):
-    """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory.
-
-    Args:
-        nbytes: size in bytes, equal on all members.
-    """
+    """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory."""
 
     def __init__(self, nbytes: int, name: str, device: str = "cpu") -> None:
         super().__init__()
@@ -47,11 +43,7 @@ class AllocateMemory(Operation):
 
 
 class AllocateIfWanted(Operation):
-    """Allocate such memory if all members want it; otherwise the result is None.
-
-    Args:
-        nbytes: size in bytes, equal on all members.
-    """
+    """Allocate such memory if all members want it; otherwise the result is None."""
 
     def __init__(self, nbytes: int, name: str, wanted: bool) -> None:
         super().__init__()

@@ -166,12 +166,7 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
 
 
 def with_kernel(call: str, rows: Array, factors: Array, codes: Array, bits: int) -> bool:
-    """Do with the kernel what a function of array_codes does; return False where there is none.
-
-    Args:
-        rows: [rows, length], contiguous, float32 or float64.
-        factors: [rows, 2], contiguous, in the dtype of the rows.
-    """
+    """Do for contiguous rows what a function of array_codes does; return False without a kernel."""
     memory = buffer_of(rows)
     library = load_kernel() if memory.device == "cpu" else None
     if library is None:
@@ -195,11 +190,7 @@ _COLUMN_BLOCK = 512
 
 @dataclass(frozen=True)
 class BlockTable:
-    """Elements of parameters as rows of one length.
-
-    Attributes:
-        views: views of the elements, each [rows, length] with at least one row, of any strides.
-    """
+    """Views of parameters' elements as rows of one length, [rows, length] each, of any strides."""
 
     views: Sequence[Array]
 
@@ -254,12 +245,9 @@ def _columns(piece: ParameterSlice, spec: ParameterSpec) -> Array | None:
 
 
 def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """Code each row, and leave in the rows what the codes lose.
+    """Code each row [length], of any strides, and leave in the rows what the codes lose.
 
-    Args:
-        rows: [rows, length], float32 or float64, of any strides; overwritten with the error.
-        factors: overwritten with bases and steps, [rows, 2], contiguous, in the dtype of the rows.
-        codes: overwritten with the codes, [rows, row_bytes(length, bits)] uint8, contiguous.
+    Factors are bases and steps, [rows, 2]; codes are [rows, row_bytes(length, bits)] uint8.
     """
     with _contiguous(rows) as own:
         if not with_kernel("encode", own, factors, codes, bits):
@@ -267,11 +255,7 @@ def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
 
 
 def decode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """Overwrite rows with the values of codes.
-
-    Args:
-        rows: [rows, length], in the dtype of the factors, of any strides.
-    """
+    """Overwrite rows, of any strides, with the values of codes."""
     with _contiguous(rows) as own:
         if not with_kernel("decode", own, factors, codes, bits):
             decode_arrays(own, factors, codes, bits)
@@ -298,21 +282,12 @@ _ALIGNMENT = 8
 
 
 def coded_bytes(tables: Sequence[Array], bits: int) -> int:
-    """Return the size of the message for matrices of these shapes.
-
-    Args:
-        tables: matrices, each [rows, length].
-    """
+    """Return the size of the message for matrices [rows, length]."""
     return -(-sum(map(sum, _sizes(tables, bits))) // _ALIGNMENT) * _ALIGNMENT
 
 
 def to_message(message: Array, tables: Sequence[Array], bits: int) -> None:
-    """Write the codes of matrices, and leave in the matrices what the codes lose.
-
-    Args:
-        message: overwritten, [coded_bytes(tables, bits)] uint8.
-        tables: matrices, each [rows, length].
-    """
+    """Write the codes of matrices to a message, and leave in the matrices what the codes lose."""
     message[sum(map(sum, _sizes(tables, bits))) :] = 0
     for table, factors, codes in _message_parts(message, tables, bits):
         encode(table, factors, codes, bits)

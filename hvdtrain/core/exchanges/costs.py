@@ -36,11 +36,7 @@ from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 
 @dataclass(frozen=True)
 class GradientCost:
-    """The cost of one gradient with an exchange, if one owner has all of it.
-
-    Attributes:
-        seconds: computation, besides that of the run.
-    """
+    """The cost of one gradient with an exchange, if one owner has all of it."""
 
     seconds: float
     nbytes: float
@@ -48,11 +44,7 @@ class GradientCost:
 
 @dataclass(frozen=True)
 class Method:
-    """An exchange, and what it costs.
-
-    Attributes:
-        seconds: computation of a run, however small.
-    """
+    """An exchange, and what it costs; `seconds` is the computation of a run, however small."""
 
     name: str
     calls: float
@@ -82,11 +74,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted step.
-
-    Attributes:
-        seconds: step time.
-    """
+    """A predicted step."""
 
     choice: tuple[int, ...]
     seconds: float
@@ -216,12 +204,7 @@ _CHOICE = "auto choice"
 
 @dataclass(frozen=True)
 class Chosen:
-    """The exchanges that were chosen, and what was known then.
-
-    Attributes:
-        predicted: predicted time of a step in seconds; None if it is not known.
-        before: measured time of a step with the average in seconds; None if it is not known.
-    """
+    """The exchanges that were chosen, and the step times known then, if any."""
 
     methods: tuple[int, ...]
     ranks: int
@@ -320,11 +303,7 @@ def choice_line(names: Sequence[str], plan: BucketPlan, chosen: Sequence[int]) -
 
 
 def outcome_line(seconds: float, predicted: float, before: float | None) -> str:
-    """Return what really happened.
-
-    Args:
-        seconds: measured time of a step.
-    """
+    """Return what really happened."""
     average = "" if before is None else f", {_milliseconds(before)} with the average"
     return f"a step takes {_milliseconds(seconds)}, predicted {_milliseconds(predicted)}{average}"
 

@@ -53,19 +53,10 @@ class ErrorFeedback(Exchange):
         network: Communicator,
         factor: float,
     ) -> Array:
-        """Overwrite a slice with `factor` times its sum over the nodes, and return what is lost.
+        """Overwrite a slice with `factor` times its sum over the nodes; return what is lost, 1-d.
 
-        Collective over the network.
-
-        Args:
-            bucket: bucket of the slice.
-            elements: elements of the slice, 1-d, with the residual added.
-            start: position of the slice in the bucket.
-            network: communicator of the slice's owners.
-            factor: factor for the sum.
-
-        Returns:
-            The part of `elements` that is to be added to those of the next step, 1-d.
+        Collective over the network. The residual was added to `elements`, which begin at
+        `start` in the bucket; the result is to be added to those of the next step.
         """
 
     def prepare(self, plan: BucketPlan) -> None:

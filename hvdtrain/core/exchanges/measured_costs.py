@@ -81,11 +81,7 @@ _SMALL = (64, 64)
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What an exchange does for one gradient.
-
-    Attributes:
-        seconds: computation.
-    """
+    """What an exchange does for one gradient."""
 
     seconds: float
     nbytes: float
@@ -93,11 +89,7 @@ class Rehearsed:
 
 
 class _NoNetwork(Communicator):
-    """The communicator of one rank among others that are not there: it counts and sends nothing.
-
-    Attributes:
-        seconds: time spent here.
-    """
+    """The communicator of one rank among others that are not there: it counts and sends nothing."""
 
     capabilities = Capabilities(MappingProxyType({}), frozenset(), frozenset(), concurrent=False)
 
@@ -174,11 +166,7 @@ def small(spec: ParameterSpec) -> ParameterSpec:
 
 
 class StepTimes:
-    """Times of the steps since the last clear(), apart from the first step of all.
-
-    Attributes:
-        seconds: time of each step, from the end of the step before.
-    """
+    """Times of the steps since the last clear(), apart from the first step of all."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -291,10 +279,7 @@ class Measurement:
         nodes: int,
         meet: Callable[[], None],
     ) -> list[Rehearsed]:
-        """Rehearse an exchange with a small parameter, and with one of each shape.
-
-        All ranks that share the network compute at the same time, as in a step.
-        """
+        """Rehearse an exchange with parameters of each shape, at the same time on all ranks."""
         specs = {_shape(spec): spec for spec in self.plan.specs}
         found = []
         for spec in (small(self.plan.specs[0]), *(specs[shape] for shape in shapes)):

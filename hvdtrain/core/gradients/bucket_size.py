@@ -34,24 +34,17 @@ class AllreduceCost:
 
 @dataclass(frozen=True)
 class BucketSize:
-    """The maximum size of a bucket.
-
-    Attributes:
-        nbytes: size of its gradients in bytes.
-    """
+    """The maximum size of a bucket."""
 
     nbytes: int
     reason: str
 
 
 def fit_cost(points: Sequence[tuple[int, float]]) -> AllreduceCost:
-    """Return latency and bandwidth, fitted to measured all-reduces.
+    """Return latency and bandwidth, fitted to bytes and seconds of measured all-reduces.
 
     The smallest size gives the latency. The bandwidth is the least-squares slope of the other
     sizes relative to it, so that the largest ones weigh most, as they do in a step.
-
-    Args:
-        points: pairs of bytes and seconds, of at least two sizes.
     """
     (_, start), *larger = sorted(points)
     products = sum(nbytes * (seconds - start) for nbytes, seconds in larger)
@@ -66,11 +59,7 @@ def choose_bucket_size(points: Sequence[tuple[int, float]]) -> BucketSize:
         latency / (latency + bytes / bandwidth) = 0.05
 
     The size is rounded up to a power of two, so that noise in the measurement seldom changes it
-    from run to run.
-
-    Args:
-        points: pairs of bytes and seconds, as for `fit_cost`; the default size is returned if they
-            allow no fit.
+    from run to run. It is the default if the points allow no fit.
     """
     try:
         cost = fit_cost(points)
@@ -118,11 +107,7 @@ class MeasureAllreduce(Operation):
 def measure_allreduces(
     communicator: Communicator, sizes: Sequence[int], calls: int, budget_seconds: float
 ) -> list[tuple[int, float]]:
-    """Return sizes in bytes, and the times of the slowest member in seconds.
-
-    Args:
-        sizes: sizes in bytes, increasing; at least the first two are measured.
-    """
+    """Return at least two of the sizes in bytes, and times of the slowest member in seconds."""
     # A communicator releases its memory only when it is closed.
     own = communicator.split(range(communicator.size))
     assert own is not None  # every member is in it

@@ -21,11 +21,7 @@ from hvdtrain.topology import format_ranks
 
 @dataclass(frozen=True)
 class Recovery:
-    """A change of the world, the same on all ranks that were there before but for the times.
-
-    Attributes:
-        seconds: time that this rank took.
-    """
+    """A change of the world, the same on all ranks that were there before but for the times."""
 
     lost: tuple[int, ...]
     size_before: int

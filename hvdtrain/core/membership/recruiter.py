@@ -136,11 +136,7 @@ _SETTLED_SECONDS = 30.0
 
 @dataclass(eq=False)
 class Recruit:
-    """A process that was started to become a rank.
-
-    Attributes:
-        ready_after: seconds from then until it was ready; None as long as it is not.
-    """
+    """A process that was started to become a rank, and the seconds until it was ready, if it is."""
 
     newcomer: Newcomer
     host: str

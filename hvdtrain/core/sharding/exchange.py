@@ -91,10 +91,7 @@ OwnedSlices: TypeAlias = Slices | ScatteredSlices
 
 
 def owned_slices(channel: Channel, memory: Mapping[str, Elements]) -> OwnedSlices | None:
-    """Return the slices of a plan's buckets, or None if ranks cannot share their work.
-
-    The result is of the same kind on all ranks of the channel.
-    """
+    """Return the slices of a plan's buckets, or None on all ranks that cannot share work."""
     slices = channel.communicator.slices()
     on_host = set(memory) == {"cpu"}
     if slices is not None and slices.owners > 1 and on_host and slices.copies(memory["cpu"]):
@@ -127,11 +124,9 @@ class ShardedExchange(Exchange):
         self.defer_to(None)
 
     def defer_to(self, board: npt.NDArray[np.float64] | None) -> None:
-        """Leave sums of real numbers to the optimizer's step, from the next step on.
+        """Leave sums of real numbers to the optimizer's step, on all ranks, from the next one on.
 
-        Args:
-            board: memory for the factor of this rank's gradients, [1], which the ranks of the node
-                can read; None to sum again as gradients arrive. On all ranks or none.
+        `board` has the factor of this rank's gradients, [1]; None to sum as gradients arrive.
         """
         self._board, self.at_once = board, board is not None
         self.spec = f"{self._inner.spec},sharded{',deferred' * (board is not None)}"

@@ -95,11 +95,7 @@ class Form:
     width_bytes: int
 
     def rest(self, count: int, first: int, length: int, itemsize: int) -> int:
-        """Return how many elements at the end of a segment are updated one by one.
-
-        Args:
-            itemsize: size of an element in bytes.
-        """
+        """Return how many elements at the end of a segment are updated one by one."""
         alone = count - count % (self.width_bytes // itemsize)
         return max(0, first + length - max(first, alone))
 
@@ -125,11 +121,7 @@ class Place:
 
 
 class KernelStep:
-    """Takes steps on segments, with the sums of their gradients, for all ranks of a node.
-
-    Attributes:
-        gradients: [segments, ranks] uint64, address of each rank's gradient; may be changed.
-    """
+    """Takes steps on segments, with the sums of their gradients, for all ranks of a node."""
 
     def __init__(self, places: Sequence[Place], ranks: int, own: int, form: Form) -> None:
         library = load_kernel()

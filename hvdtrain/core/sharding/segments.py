@@ -60,12 +60,9 @@ class Quantity:
 
 
 class StateLayout:
-    """Positions of an owner's optimizer state in one memory.
+    """Positions of an owner's optimizer state in one memory, in bytes.
 
     The memory begins with one byte for each segment: whether there is a state for it.
-
-    Attributes:
-        offsets: offset in bytes of each quantity, by index of the parameter and name.
     """
 
     def __init__(

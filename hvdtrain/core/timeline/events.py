@@ -142,19 +142,11 @@ class Events:
             }
 
     def round(self, seconds: float, thread: int) -> Event:
-        """Return the mark of a round of agreement.
-
-        Args:
-            seconds: start of the round, on this rank's clock.
-        """
+        """Return the mark of a round of agreement."""
         return self._instant("round", "t", seconds, thread)
 
     def note(self, text: str, seconds: float) -> Event:
-        """Return a mark for the whole rank.
-
-        Args:
-            seconds: time of the mark, on this rank's clock.
-        """
+        """Return a mark for the whole rank."""
         return self._instant(text, "p", seconds, 1)
 
     def changes(self, times: RankRecords) -> Iterator[Event]:

@@ -42,11 +42,7 @@ def read_clock(communicator: Communicator) -> Reading:
 
 
 def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the offset of a rank's clock and its maximum error.
-
-    Args:
-        own: times of entering and leaving each barrier on this rank, float64 [n_barriers, 2].
-    """
+    """Return a clock's offset and maximum error, from times of entering and leaving barriers."""
     low = float((own[:, 0] - root[:, 1]).max())
     high = float((own[:, 1] - root[:, 0]).min())
     middle = 0.0 if low <= 0.0 <= high else (low + high) / 2
@@ -183,11 +179,7 @@ class RankRecords:
 
 
 class Stopwatch:
-    """A sum of wall-clock time.
-
-    Attributes:
-        seconds: sum so far.
-    """
+    """A sum of wall-clock time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -234,11 +234,7 @@ class NodeHierarchy:
 
     @collective
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
-        """Allocate memory that is reduced without a copy.
-
-        Returns:
-            [nbytes] uint8, uninitialized; None on all ranks if a node cannot share memory.
-        """
+        """Allocate memory that is reduced without a copy; None on all ranks if a node has none."""
         arena = self._group.arena
         return _agree(self._comm, lambda: arena.empty(nbytes), lambda _: arena.forget_last())
 

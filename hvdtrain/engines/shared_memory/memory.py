@@ -40,11 +40,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class NodeMemory:
-    """One memory of equal size from every rank of the node, as mapped by this process.
-
-    Attributes:
-        parts: [nbytes] uint8 for each rank; a part stays mapped while an array refers to it.
-    """
+    """Memory of equal size of each rank of the node, mapped here while an array refers to it."""
 
     def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
         self.parts = parts
@@ -60,11 +56,7 @@ class NodeArena:
 
     @collective
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8] | None:
-        """Allocate memory that is reduced without a copy.
-
-        Returns:
-            [nbytes] uint8, uninitialized; None on all ranks if one cannot share memory.
-        """
+        """Allocate memory that is reduced without a copy; None on all ranks if one has none."""
         memory = share_memory(max(1, nbytes), self._rank, self._size, self._allgather)
         if memory is None:
             return None
@@ -80,10 +72,7 @@ class NodeArena:
         self._shared = []
 
     def location(self, buffer: Buffer) -> int:
-        """Return the location of a buffer in shared memory; 0 for private memory.
-
-        Ranks whose buffers have the same location can access each other's.
-        """
+        """Return the location of a buffer, equal on ranks that can access each other's; 0 if none."""
         return self.location_of(buffer.pointer)
 
     def location_of(self, address: int) -> int:
@@ -115,9 +104,6 @@ def share_memory(nbytes: int, rank: int, size: int, allgather: GatherBytes) -> N
 
     All pages are reserved before any is written: a page missing later would kill the process with
     SIGBUS. If memory cannot be allocated, the first rank warns once.
-
-    Args:
-        nbytes: size in bytes, equal on all ranks.
     """
     # All ranks check before any allocates: otherwise the out-of-memory killer might end a process.
     reason = agree_on_failure(allgather(_check_free_memory(nbytes * size)))

@@ -196,11 +196,9 @@ class NodeGroup:
         prescales: Sequence[float],
         postscale: float,
     ) -> None:
-        """Add pieces of memory that lie elsewhere on each rank.
+        """Add pieces that lie elsewhere on each rank.
 
-        Args:
-            rows: number of elements of each piece, and addresses of its sources and its targets, as
-                mapped here, [pieces, 1 + sources + targets].
+        A row has the number of elements, and the addresses of sources and targets as mapped here.
         """
         pieces, columns = rows.shape
         sources = len(prescales)

@@ -99,7 +99,7 @@ _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are rea
 
 @dataclass(frozen=True)
 class GroupBackend:
-    """Collectives on tensors of one kind of memory.
+    """Collectives on tensors of one kind of memory; see Communicator.
 
     On a GPU, work is enqueued on the caller's current stream, and the host does not wait.
     """
@@ -179,12 +179,6 @@ class GroupBackend:
             self.group.allreduce([tensor], options).wait()
 
     def broadcast(self, memory: torch.Tensor, root_rank: int) -> None:
-        """Overwrite bytes with those of a rank.
-
-        Args:
-            memory: [n] uint8.
-            root_rank: rank whose bytes are sent.
-        """
         if memory.numel():
             self._start_broadcast(memory, root_rank).wait()
 
@@ -196,12 +190,6 @@ class GroupBackend:
 
     @torch.inference_mode()
     def allgather(self, send: torch.Tensor, receive: torch.Tensor, sizes: Sequence[int]) -> None:
-        """Concatenate the bytes of all ranks in rank order.
-
-        Args:
-            send: [sizes[rank]] uint8.
-            receive: [sum(sizes)] uint8.
-        """
         if self.even and len(set(sizes)) == 1 and sizes[0]:
             self.group._allgather_base(receive, send).wait()
             return
@@ -223,12 +211,6 @@ class GroupBackend:
         send_sizes: list[int],
         receive_sizes: list[int],
     ) -> None:
-        """Send parts of the bytes to all ranks.
-
-        Args:
-            send: [sum(send_sizes)] uint8.
-            receive: [sum(receive_sizes)] uint8.
-        """
         options = dist.AllToAllOptions()
         self.group.alltoall_base(receive, send, receive_sizes, send_sizes, options).wait()
 
@@ -242,12 +224,6 @@ class GroupBackend:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce elements and keep this rank's part; see Communicator.reduce_scatter.
-
-        Args:
-            send: [sum(counts)] elements; left unchanged.
-            receive: [counts[rank]] elements of the same dtype.
-        """
         native = send.dtype not in (torch.bool, torch.uint64, *self._wider(op)) and not is_ordered(
             Buffer.of(send).dtype, op
         )

@@ -41,11 +41,7 @@ _DIGEST_BYTES = 16
 def connect(
     members: Members, device: torch.device, gather: Callable[[Record], npt.NDArray[np.uint8]]
 ) -> GroupBackend:
-    """Connect the members' GPUs.
-
-    Args:
-        gather: function that gathers a [n] uint8 record per member, in rank order.
-    """
+    """Connect the members' GPUs; `gather` gathers a uint8 record of each member."""
     own = np.frombuffer(_digest(device) + bytes([members.halves_in_float32]), np.uint8)
     records = gather(own).reshape(members.size, -1)
     _require_own_devices([record[:_DIGEST_BYTES].tobytes() for record in records], members, device)

@@ -63,10 +63,7 @@ class TfKerasOptimizerMixin:
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *args: Any, **kwargs: Any
     ) -> tf.Variable | tf.Operation | None:
-        """Reduce the gradients and update the variables.
-
-        With several passes per step both happen in the last of them only.
-        """
+        """Reduce the gradients and update the variables, in the last pass of a step."""
         update = super().apply_gradients  # type: ignore[misc]
         aggregation = self._hvdtrain_aggregation
         if aggregation is None:

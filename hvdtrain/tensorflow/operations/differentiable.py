@@ -123,12 +123,9 @@ def allreduce(
 def allgather(
     tensors: Sequence[tf.Tensor], process_set: ProcessSet, name: OperationName
 ) -> list[tf.Tensor]:
-    """Concatenate each tensor of a group over the ranks.
+    """Concatenate each tensor [rows, ...] of a group over the ranks.
 
     The gradient of a rank's rows is the average of the gradients that ranks send back for them.
-
-    Args:
-        tensors: tensors [rows, ...] of any dtype, of which only `rows` may differ between ranks.
     """
     require_process_set(process_set)
     kind = "Allgather" if len(tensors) == 1 else "GroupedAllgather"
@@ -193,14 +190,9 @@ def broadcast(
 def alltoall(
     tensor: tf.Tensor, splits: tf.Tensor | None, process_set: ProcessSet, name: OperationName
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Send rows to every rank; gradients go back to the ranks that the rows came from.
+    """Send rows to every rank; return those received, and their numbers by rank, int32 [size].
 
-    Args:
-        tensor: tensor [rows, ...] of any dtype, of which only `rows` may differ between ranks.
-        splits: number of rows for each rank, any integer type [size]; None for equal numbers.
-
-    Returns:
-        The rows received, ordered by rank, and the number received from each rank, int32 [size].
+    Gradients go back to the ranks that the rows came from.
     """
     require_process_set(process_set)
     full = name.or_automatic("Alltoall", [tensor])
@@ -233,11 +225,7 @@ def alltoall(
 def reducescatter(
     tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
 ) -> list[tf.Tensor]:
-    """Reduce a group and return this rank's rows; gradients of all rows are gathered.
-
-    Args:
-        tensors: tensors [rows, ...], with equal shapes and dtypes on all ranks.
-    """
+    """Reduce a group and return this rank's rows; gradients of all rows are gathered."""
     how = reduction
     kind = "Reducescatter" if len(tensors) == 1 else "GroupedReducescatter"
     full = name.or_automatic(kind, tensors)

@@ -232,10 +232,7 @@ def _bucket_devices(
 def _streams_by_type(
     parameters: Sequence[torch.nn.Parameter], capabilities: Capabilities
 ) -> dict[str, Streams]:
-    """Return the order of work between a device and its buckets, for each device type.
-
-    With several devices of one type the host waits for each copy.
-    """
+    """Return the order of work between devices and buckets; for several of a type, the host's."""
     return {
         kind: streams_of(next(iter(found)), capabilities) if len(found) == 1 else HOST
         for kind, found in _devices(parameters).items()

@@ -311,10 +311,7 @@ class Gradients:
 
     @collective
     def _start_over(self) -> None:
-        """End a step that the program has skipped, and leave the present gradients to the next one.
-
-        Loss scalers skip steps, for example.
-        """
+        """End a step that the program skips, as loss scalers do; keep its gradients for the next."""
         launched = {
             i for b in self.plan.buckets[: self._reducer.step.launched] for i in b.parameters
         }
@@ -401,10 +398,7 @@ class Gradients:
 
     @collective
     def finish(self) -> None:
-        """Reduce the remaining gradients, as zeros where this rank has none.
-
-        A parameter that no rank used keeps its gradient None.
-        """
+        """Reduce the remaining gradients, as zeros where only other ranks used the parameter."""
         for index in self._hooks.take_pending():
             self._on_gradient(index, None)
         with self._lock:

@@ -173,11 +173,7 @@ def _has_own_memory(parameter: torch.nn.Parameter) -> bool:
 
 
 class FusedUpdate:
-    """The sums and the step of this rank's segments.
-
-    Args:
-        boards: factor of the gradients of each rank of the node, [1] each.
-    """
+    """The sums and the step of this rank's segments."""
 
     def __init__(
         self,
@@ -290,11 +286,7 @@ class FusedUpdate:
 
 
 class FusedSteps:
-    """What all ranks need to sum and step in one pass.
-
-    Attributes:
-        boards: memory for the factor of each rank's gradients, float64 [1] each.
-    """
+    """What all ranks need to sum and step in one pass; boards have factors of gradients."""
 
     @collective
     def __init__(self, kind: type, buckets: ParameterBuckets, slices: Slices) -> None:

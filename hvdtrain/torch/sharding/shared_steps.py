@@ -123,10 +123,7 @@ class TorchSharedSteps:
             hook(self._optimizer, (), {})
 
     def give_back(self) -> None:
-        """Move the state into the user's optimizer, until the next step.
-
-        Local; collective without shared memory.
-        """
+        """Move the state to the user's optimizer until the next step (local with shared memory)."""
         if self._update is not None and self._update.shared and not self._update.given:
             self._check_between_steps()
             self._update.give_back()
@@ -166,10 +163,7 @@ class TorchSharedSteps:
 
     @collective
     def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
-        """Scale the reduced gradients so that their norm is at most `max_norm`.
-
-        Args, returns and errors are those of `DistributedOptimizer.clip_grad_norm_`.
-        """
+        """Scale the reduced gradients; see `DistributedOptimizer.clip_grad_norm_`."""
         update = self._update
         assert update is not None
         norm = update.norm(kind)

@@ -146,11 +146,7 @@ class TorchStateMemory:
         self.nbytes = max(1, *(layout.nbytes for layout in self._layouts))
 
     def use(self, memories: Sequence[npt.NDArray[np.uint8]], number: int) -> None:
-        """Use memory, of which this rank's part has no state yet.
-
-        Args:
-            memories: [nbytes] uint8 of each rank of the node.
-        """
+        """Use memory, of which this rank's part has no state yet."""
         self._memories, self._number = memories, number
         self._owned = self._segments[number] if number < len(self._segments) else ()
         self._slots = {
