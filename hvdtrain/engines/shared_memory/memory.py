@@ -72,7 +72,7 @@ class NodeArena:
         self._shared = []
 
     def location(self, buffer: Buffer) -> int:
-        """Return the location of a buffer, equal on ranks that can access each other's; 0 if none."""
+        """Return the location of a buffer, equal where ranks access each other's; 0 if none."""
         return self.location_of(buffer.pointer)
 
     def location_of(self, address: int) -> int:

@@ -311,7 +311,7 @@ class Gradients:
 
     @collective
     def _start_over(self) -> None:
-        """End a step that the program skips, as loss scalers do; keep its gradients for the next."""
+        """End a step that the program skips, as loss scalers do; the next one has its gradients."""
         launched = {
             i for b in self.plan.buckets[: self._reducer.step.launched] for i in b.parameters
         }
