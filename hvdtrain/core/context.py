@@ -41,20 +41,6 @@ from hvdtrain.milestones import ENDED, STARTED, finish_init, report
 from hvdtrain.topology import Topology, count_threads, format_ranks
 from hvdtrain.world import SRUN, idle_tasks, promised_world
 
-__all__ = [
-    "Context",
-    "Recovery",
-    "accept_newcomers",
-    "alone_if_newcomer",
-    "current",
-    "end_alone",
-    "init",
-    "is_initialized",
-    "newcomer_waits",
-    "recover",
-    "shutdown",
-]
-
 # How long other ranks wait while the promised rank 0 reports that there is no world.
 _REPORT_SECONDS = 5.0
 

@@ -8,27 +8,56 @@ from typing import Any, cast
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.process_set import Mpi4pyCommunicator, ProcessSet, add_process_set
+from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core.process_set import (
+    Mpi4pyCommunicator,
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
+)
+from hvdtrain.core.timeline_control import start_timeline, stop_timeline
+from hvdtrain.errors import HorovodInternalError
+from hvdtrain.types import ReduceOp
 
+# What the modules of all frameworks have.
 __all__ = [
-    "Compressor",
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
     "ccl_built",
     "cross_rank",
     "cross_size",
     "ddl_built",
+    "global_process_set",
     "gloo_enabled",
     "init",
-    "is_homogeneous",
+    "is_initialized",
     "local_rank",
     "local_size",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
-    "on_init",
     "rank",
+    "remove_process_set",
+    "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
 ]
 
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+Adasum = ReduceOp.ADASUM
 
 # Functions that adapters have registered with on_init().
 _init_actions: list[Callable[[], None]] = []
@@ -148,6 +177,16 @@ def ddl_built() -> bool:
 def ccl_built() -> bool:
     """Return whether Intel oneCCL is available: never (local)."""
     return False
+
+
+def gloo_built() -> bool:
+    """Return whether torch, which brings Gloo, is installed (local)."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def nccl_built() -> int:
+    """Return NCCL's version: 0, since tensors of the framework go through host memory (local)."""
+    return 0
 
 
 def _moves_bytes(engine: str) -> bool:

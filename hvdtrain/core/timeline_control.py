@@ -17,8 +17,6 @@ from hvdtrain.core.timeline.file import TimelineError, usable_path
 from hvdtrain.core.timeline.start_stop import begin, write_timeline
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["start_timeline", "stop_timeline"]
-
 
 class _Together(Operation):
     """Call a function with the communicator when all ranks have agreed on it."""

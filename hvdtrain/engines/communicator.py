@@ -14,23 +14,9 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.features import Pending, PointToPoint, Slices, Verdict, VotedReduction
+from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
-
-__all__ = [
-    "ANY_DEVICE",
-    "JOINED",
-    "Capabilities",
-    "Communicator",
-    "EngineWorld",
-    "Failures",
-    "Newcomer",
-    "Pending",
-    "Pieces",
-    "Verdict",
-    "VotedReduction",
-]
 
 
 class _AnyDevice(frozenset[str]):

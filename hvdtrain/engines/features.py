@@ -15,8 +15,6 @@ from hvdtrain.collective import collective
 from hvdtrain.polling import poll_until
 from hvdtrain.types import DType
 
-__all__ = ["Pending", "PointToPoint", "Verdict", "VotedReduction"]
-
 # Slices are whole cache lines of any element type, as in node_kernel.c.
 _SLICE_ELEMENTS = 64
 

@@ -11,13 +11,8 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import (
-    ANY_DEVICE,
-    Capabilities,
-    Communicator,
-    EngineWorld,
-    Pending,
-)
+from hvdtrain.engines.communicator import ANY_DEVICE, Capabilities, Communicator, EngineWorld
+from hvdtrain.engines.features import Pending
 from hvdtrain.types import DType, ReduceOp
 
 _CAPABILITIES = Capabilities(

@@ -21,16 +21,6 @@ from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.errors import UsageError
 from hvdtrain.world import TORCHRUN, promised_world, under_launcher
 
-__all__ = [
-    "ENGINES",
-    "VisibleGpus",
-    "choose_engine",
-    "find_visible_gpus",
-    "open_engine",
-    "open_world",
-    "reason_against_nccl",
-]
-
 ENGINES = {
     "local": "hvdtrain.engines.local",
     "mpi": "hvdtrain.engines.mpi.engine",

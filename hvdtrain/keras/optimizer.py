@@ -17,8 +17,6 @@ from hvdtrain.keras.backends.reduction import Reduction
 from hvdtrain.keras.fitting import hook_models
 from hvdtrain.types import ReduceOp
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "load_model"]
-
 
 def DistributedOptimizer(
     optimizer: keras.optimizers.Optimizer,

@@ -9,41 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from hvdtrain.advice import require_version
-from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
-from hvdtrain.core.horovod_api import (
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    local_rank,
-    local_size,
-    on_init,
-    rank,
-    size,
-)
-from hvdtrain.core.process_set import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from hvdtrain.core.timeline_control import start_timeline, stop_timeline
-from hvdtrain.errors import HorovodInternalError, UsageError
+from hvdtrain.core.horovod_api import *  # noqa: F403
+from hvdtrain.core.horovod_api import gloo_built, is_homogeneous, nccl_built, on_init
+from hvdtrain.errors import UsageError
 from hvdtrain.tensorflow import elastic
 from hvdtrain.tensorflow.allocator import register_allocator
-from hvdtrain.tensorflow.builds import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
 from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -77,17 +49,9 @@ from hvdtrain.tensorflow.rank_ops import (
     size_op,
 )
 from hvdtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from hvdtrain.types import ReduceOp
 
 # The module in which Horovod has its operations.
 mpi_ops = sys.modules[__name__]
-
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
-Adasum = ReduceOp.ADASUM
 
 try:
     # The first version with Keras 3.
@@ -98,6 +62,16 @@ except UsageError:
 on_init(register_allocator)
 
 
+def cuda_built() -> bool:
+    """Return whether TensorFlow was built with CUDA (local)."""
+    return bool(tf.test.is_built_with_cuda())
+
+
+def rocm_built() -> bool:
+    """Return whether TensorFlow was built with ROCm (local)."""
+    return bool(tf.test.is_built_with_rocm())
+
+
 def __getattr__(name: str) -> Any:
     """Import the layer on first use: loading Keras for its base class takes a second."""
     if name == "SyncBatchNormalization":
@@ -106,21 +80,12 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Adasum",
-    "Average",
     "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
     "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "SyncBatchNormalization",
-    "add_process_set",
+    "SyncBatchNormalization",  # noqa: F405
     "allgather",
     "allgather_object",
     "allreduce",
@@ -132,39 +97,21 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
     "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
     "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "remove_process_set",
     "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += horovod_api.__all__

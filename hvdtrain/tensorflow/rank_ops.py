@@ -11,8 +11,6 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.core import context, horovod_api
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert
 
-__all__ = ["local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "size_op"]
-
 # Horovod's results in place of 0 or 1.
 _NOT_INITIALIZED = -1
 _UNKNOWN_SET = -2

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import Groups, choose_groups
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.gradients.reduction import (
     LocalVariables,
@@ -17,10 +18,8 @@ from hvdtrain.tensorflow.gradients.reduction import (
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
-from hvdtrain.tensorflow.operations.compression import Compression, Compressor
+from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.types import ReduceOp
-
-__all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 # Variables, and their gradients, in lists, tuples and dictionaries.
 Sources: TypeAlias = "Variable | Sequence[Sources] | Mapping[str, Sources]"

@@ -7,38 +7,12 @@ import sys
 import torch
 
 from hvdtrain.advice import require_version
-from hvdtrain.core.context import is_initialized, shutdown
+from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
-from hvdtrain.core.horovod_api import (
-    cross_rank,
-    cross_size,
-    init,
-    local_rank,
-    local_size,
-    rank,
-    size,
-)
-from hvdtrain.core.process_set import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    remove_process_set,
-)
-from hvdtrain.core.timeline_control import start_timeline, stop_timeline
-from hvdtrain.errors import HorovodInternalError, UsageError
+from hvdtrain.core.horovod_api import *  # noqa: F403  # noqa: F403
+from hvdtrain.errors import UsageError
 from hvdtrain.torch import elastic
-from hvdtrain.torch.builds import (
-    ccl_built,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rocm_built,
-)
+from hvdtrain.torch.builds import cuda_built, gloo_built, nccl_built, rocm_built
 from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.functions import (
     allgather_object,
@@ -80,31 +54,15 @@ from hvdtrain.torch.operations.reducescatter import (
 from hvdtrain.torch.optimizer import DistributedOptimizer
 from hvdtrain.torch.shards import backward_by_shards, own_shards
 from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
-from hvdtrain.types import ReduceOp
 
 # Where Horovod has its operations.
 mpi_ops = sys.modules[__name__]
 
-Average = ReduceOp.AVERAGE
-Sum = ReduceOp.SUM
-Min = ReduceOp.MIN
-Max = ReduceOp.MAX
-Product = ReduceOp.PRODUCT
-Adasum = ReduceOp.ADASUM
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
     "SyncBatchNorm",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -123,15 +81,9 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
     "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -140,29 +92,17 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
     "nccl_built",
     "own_shards",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
     "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += horovod_api.__all__
 
 try:
     require_version("hvdtrain.torch needs PyTorch", "torch", torch.__version__, "2.4")

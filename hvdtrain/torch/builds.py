@@ -4,28 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from hvdtrain.core.horovod_api import (
-    ccl_built,
-    ddl_built,
-    gloo_enabled,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-)
-
-__all__ = [
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rocm_built",
-]
-
 
 def gloo_built() -> bool:
     """Return whether torch was built with Gloo."""

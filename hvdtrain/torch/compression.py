@@ -1,9 +1,9 @@
 """Compression of tensors, under the name of Horovod's module."""
 
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.torch.operations.compression import (
     BF16Compressor,
     Compression,
-    Compressor,
     FP16Compressor,
     NoneCompressor,
 )

@@ -17,8 +17,6 @@ from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parts import parameters_of
 
-__all__ = ["ExchangingOptimizer", "OptimizerWrapper"]
-
 
 class OptimizerWrapper(torch.optim.Optimizer):
     """Delegates to the wrapped optimizer; it is an Optimizer because schedulers require one.

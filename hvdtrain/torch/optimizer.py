@@ -21,12 +21,13 @@ from hvdtrain.core.arguments import (
     choose_op,
 )
 from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer, OptimizerWrapper
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import allreduce
-from hvdtrain.torch.operations.compression import Compression, Compressor, compression_name
+from hvdtrain.torch.operations.compression import Compression, compression_name
 from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parts import check_reduced, name_parameters, parameters_of

@@ -10,8 +10,6 @@ from hvdtrain.core import context
 from hvdtrain.core.collectives.ordered import branch
 from hvdtrain.errors import UsageError
 
-__all__ = ["backward_by_shards", "own_shards"]
-
 Gradients = list[torch.Tensor | None]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.core.context import Context
+from hvdtrain.core.membership.world import Context
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.protocol import Array, TrainingState
 from hvdtrain.train.metrics import Totals

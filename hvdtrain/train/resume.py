@@ -9,8 +9,8 @@ from typing import Any, Protocol, Self
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.context import Context
 from hvdtrain.core.gradients.bucket_size import BucketSize
+from hvdtrain.core.membership.world import Context
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.directory import (
     LoadedCheckpoint,

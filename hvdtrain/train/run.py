@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.collective import collective
-from hvdtrain.core.context import Context
+from hvdtrain.core.membership.world import Context
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks

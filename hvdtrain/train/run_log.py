@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.core.context import Context
+from hvdtrain.core.membership.world import Context
 from hvdtrain.train.checkpoint.directory import best_file
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.loop.exchange_record import ExchangeRecord

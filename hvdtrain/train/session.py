@@ -9,8 +9,8 @@ from typing import Any
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.context import Recovery
 from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
+from hvdtrain.core.membership.recovery import Recovery
 from hvdtrain.core.objects import broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.engines.communicator import Communicator, Verdict, VotedReduction
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 _COUNTS = (5, 0, 700, 1, 3001)

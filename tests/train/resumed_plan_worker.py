@@ -24,8 +24,8 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import reduce_fused
-from hvdtrain.core.context import Context
 from hvdtrain.core.gradients.bucket_size import BucketSize
+from hvdtrain.core.membership.world import Context
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.saver import Saver

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from hvdtrain.core import context
-from hvdtrain.core.context import Recovery
+from hvdtrain.core.membership.recovery import Recovery
 from hvdtrain.engines.communicator import EngineWorld, Newcomer
 from hvdtrain.engines.mpi.failures import MpiFailures
 from hvdtrain_bench.harness.notes import Notes

@@ -35,7 +35,8 @@ from hvdtrain.core.agreement.operation import AgreedError, Operation
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, unpacked
 from hvdtrain.core.agreement.votes import Prepared, gather_bytes, unanimous, vote_on_batch
-from hvdtrain.engines.communicator import Communicator, Verdict
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import Verdict
 from hvdtrain.errors import (
     HvdtrainError,
     MismatchError,

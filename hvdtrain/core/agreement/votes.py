@@ -23,7 +23,8 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, ballot
-from hvdtrain.engines.communicator import Communicator, Verdict
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import Verdict
 
 T = TypeVar("T")
 

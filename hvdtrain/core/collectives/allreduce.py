@@ -21,7 +21,8 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.agreement.votes import Prepared
 from hvdtrain.core.collectives.memory import device_details, device_types
-from hvdtrain.engines.communicator import Communicator, Pieces, Verdict, VotedReduction
+from hvdtrain.engines.communicator import Communicator, Pieces
+from hvdtrain.engines.features import Verdict, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 _NEGLIGIBLE = math.sqrt(sys.float_info.min)

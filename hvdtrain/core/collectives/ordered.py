@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from hvdtrain.arrays import elements_of
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Communicator, Pending, Pieces, VotedReduction
-from hvdtrain.engines.features import PointToPoint, Slices
+from hvdtrain.engines.communicator import Communicator, Pieces
+from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 # A numpy array or a torch tensor.

@@ -13,8 +13,6 @@ from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["AdasumExchange"]
-
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 
 

@@ -11,8 +11,6 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["AllreduceExchange"]
-
 
 def check_count(name: str, number: int, least: int = 1) -> None:
     """Check that an argument is a whole number that is not too small."""

@@ -39,8 +39,6 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.topology import count_threads
 from hvdtrain.types import ReduceOp
 
-__all__ = ["AutoExchange"]
-
 _AVERAGE = "average"
 _ALLOWED: Mapping[str, type[Exchange]] = {
     "half": HalfExchange,

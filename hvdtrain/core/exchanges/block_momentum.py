@@ -25,8 +25,6 @@ from hvdtrain.core.gradients.exchange import (
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.types import ReduceOp
 
-__all__ = ["BlockMomentum"]
-
 _AHEAD = "look-ahead"
 
 

@@ -37,8 +37,6 @@ from hvdtrain.core.gradients.exchange import (
 from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 
-__all__ = ["DiLoCo"]
-
 _NEXT = "next fragment"
 # Parts of host arrays of which half a dozen fit into the cache of a core.
 _PART_ELEMENTS = 1 << 15

@@ -23,8 +23,6 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["ErrorFeedback", "sum_together"]
-
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 
 

@@ -18,8 +18,6 @@ from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
-__all__ = ["HalfExchange"]
-
 
 def to_float32(array: Array) -> Array:
     given: Any = array

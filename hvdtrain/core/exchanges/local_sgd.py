@@ -17,8 +17,6 @@ from hvdtrain.core.gradients.exchange import (
 )
 from hvdtrain.types import ReduceOp
 
-__all__ = ["LocalSGD", "PostLocalSGD"]
-
 
 class LocalSGD(Exchange):
     """The average w = sum_r(c_r w_r) / sum_r(c_r) of the weights, every few steps.

@@ -22,8 +22,6 @@ from hvdtrain.core.gradients.communicators import slice_bounds
 from hvdtrain.core.gradients.exchange import FilledBucket
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["NBitExchange"]
-
 # Views of rows that one rank sums, each [rows, length].
 _Stripe: TypeAlias = Sequence[Array]
 

@@ -19,8 +19,6 @@ from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.engines.communicator import Communicator
 
-__all__ = ["PowerSGDExchange", "matrix_shape"]
-
 # Elements of a block: three fit into a core's cache, and with ranks up to 8 OpenBLAS multiplies one
 # in the calling thread. Its other threads would spin long after each product.
 _BLOCK = 1 << 15

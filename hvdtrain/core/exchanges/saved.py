@@ -11,14 +11,6 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState
 
-__all__ = [
-    "FORGOTTEN_STEPS",
-    "SAMPLES_PER_STEP",
-    "SavedExchange",
-    "load_exchange",
-    "save_exchange",
-]
-
 # Counts of the optimizer beside the state of its exchange: mean number of samples of all ranks in a
 # step, and number of steps before its own state was reset.
 SAMPLES_PER_STEP, FORGOTTEN_STEPS = "samples per step", "forgotten steps"

@@ -29,8 +29,6 @@ from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType
 
-__all__ = ["TopKExchange"]
-
 # Elements of which a sample finds the threshold of candidates.
 _SAMPLED = 1 << 14
 

@@ -20,8 +20,6 @@ from hvdtrain.core.gradients.exchange import (
 )
 from hvdtrain.core.gradients.plan import BucketPlan
 
-__all__ = ["WarmUp"]
-
 _STEPS, _SAMPLES = "warm-up steps", "warm-up samples"
 
 

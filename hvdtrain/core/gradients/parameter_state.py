@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 from hvdtrain.arrays import Array, HostArray, copy, like, to_host, zeros_like
 from hvdtrain.core.gradients.exchange import FilledBucket
 
-__all__ = ["ParameterState"]
-
 
 class ParameterState:
     """One array for each parameter, initially zeros, on the device of its bucket.

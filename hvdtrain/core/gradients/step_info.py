@@ -12,8 +12,6 @@ from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-__all__ = ["LocalSteps", "StepInfo", "agree_on_step"]
-
 
 @dataclass(frozen=True)
 class StepInfo:

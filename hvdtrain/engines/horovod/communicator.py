@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Capabilities, Communicator, Pending
+from hvdtrain.engines.communicator import Capabilities, Communicator
+from hvdtrain.engines.features import Pending
 from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.errors import HvdtrainError, UnsupportedError
 from hvdtrain.types import DType, ReduceOp

@@ -11,13 +11,8 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import (
-    Capabilities,
-    Communicator,
-    Pieces,
-    VotedReduction,
-)
-from hvdtrain.engines.features import Pending, PointToPoint, Slices
+from hvdtrain.engines.communicator import Capabilities, Communicator, Pieces
+from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
 from hvdtrain.engines.mpi.failures import (
     CHECK_SECONDS,
     MpiFailures,

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Pending, Pieces
-from hvdtrain.engines.features import GatherBytes, Verdict, VotedReduction
+from hvdtrain.engines.communicator import Pieces
+from hvdtrain.engines.features import GatherBytes, Pending, Verdict, VotedReduction
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, KernelCalls, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.peers import CHECK_SECONDS, Peers, PeerWatch

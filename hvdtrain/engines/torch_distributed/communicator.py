@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Communicator, Pending
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import Pending
 from hvdtrain.engines.torch_distributed.backend import (
     GLOO_WIDE,
     NCCL_WIDE,

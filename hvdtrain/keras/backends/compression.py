@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "HALF_TYPES",
-    "BF16Compressor",
-    "Compression",
-    "Compressor",
-    "FP16Compressor",
-    "NoneCompressor",
-]
-
 # Names of Compressor.dtype in exchanges.
 HALF_TYPES = {None: "none", "float16": "fp16", "bfloat16": "bf16"}
 

@@ -20,16 +20,6 @@ from hvdtrain.keras.backends.compression import Compression, Compressor
 from hvdtrain.keras.backends.types import Value, Variable, to_array
 from hvdtrain.types import ReduceOp
 
-__all__ = [
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_variables",
-    "reducescatter",
-    "require_equal_variables",
-]
-
 # Shape, dtype and path of a variable.
 _Spec: TypeAlias = tuple[tuple[int, ...], str, str]
 

@@ -13,11 +13,12 @@ from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.layouts import Layout
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph import Gradient, Variable
-from hvdtrain.tensorflow.operations.compression import Compression, Compressor, compression_name
+from hvdtrain.tensorflow.operations.compression import Compression, compression_name
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.types import ReduceOp

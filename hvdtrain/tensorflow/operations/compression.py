@@ -6,15 +6,6 @@ import tensorflow as tf
 
 from hvdtrain.core.horovod_api import Compressor
 
-__all__ = [
-    "BF16Compressor",
-    "Compression",
-    "Compressor",
-    "FP16Compressor",
-    "NoneCompressor",
-    "compression_name",
-]
-
 
 class _Half(Compressor):
     _dtype: tf.DType

@@ -30,8 +30,6 @@ from hvdtrain.tensorflow.graph import TensorLike, call_on_arrays, do_not_convert
 from hvdtrain.tensorflow.operations import differentiable
 from hvdtrain.tensorflow.operations.differentiable import OperationName
 
-__all__ = ["allgather", "alltoall", "barrier", "broadcast", "grouped_allgather", "join"]
-
 
 @do_not_convert
 @collective

@@ -17,16 +17,6 @@ from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 from hvdtrain.types import ReduceOp
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "allgather_handle",
-    "differentiable_allgather",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "sparse_allreduce_async",
-]
-
 Tensors = Sequence[torch.Tensor]
 
 

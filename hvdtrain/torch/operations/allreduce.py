@@ -22,8 +22,9 @@ import torch
 
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import choose_op
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.operations.compression import Compression, Compressor
+from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.operations.handle import (
     Handle,
     allreduce_handle,
@@ -33,17 +34,6 @@ from hvdtrain.torch.operations.handle import (
 from hvdtrain.torch.operations.planned_allreduce import run_allreduce, start_allreduce
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.types import ReduceOp
-
-__all__ = [
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-]
 
 Tensors = Sequence[torch.Tensor]
 

@@ -20,8 +20,6 @@ from hvdtrain.torch.operations.handle import Handle, needs_gradient
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 
-__all__ = ["alltoall", "alltoall_async"]
-
 Splits = torch.Tensor | Sequence[int] | None
 
 

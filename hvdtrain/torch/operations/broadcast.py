@@ -13,8 +13,6 @@ from hvdtrain.torch.operations.handle import Handle, average_gradients, needs_gr
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 
-__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_"]
-
 
 @disable_compile
 def broadcast(

@@ -6,15 +6,6 @@ import torch
 
 from hvdtrain.core.horovod_api import Compressor
 
-__all__ = [
-    "BF16Compressor",
-    "Compression",
-    "Compressor",
-    "FP16Compressor",
-    "NoneCompressor",
-    "compression_name",
-]
-
 
 class _HalfCompressor(Compressor):
     _dtype: torch.dtype

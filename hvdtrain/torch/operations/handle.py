@@ -26,8 +26,6 @@ from hvdtrain.torch.tensors.routes import (
 )
 from hvdtrain.types import ReduceOp
 
-__all__ = ["Handle", "StartedHandle", "barrier", "join", "needs_gradient", "poll", "synchronize"]
-
 
 @disable_compile
 @collective

@@ -12,21 +12,15 @@ from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.collectives.gathers import rows_of_rank
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.operations.allgather import differentiable_allgather
-from hvdtrain.torch.operations.compression import Compression, Compressor
+from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.operations.divergence import note_exchanged
 from hvdtrain.torch.operations.handle import Handle, needs_gradient
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, dtype_of, order, require_tensors, route_of
 from hvdtrain.types import ReduceOp
-
-__all__ = [
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "reducescatter",
-    "reducescatter_async",
-]
 
 Tensors = Sequence[torch.Tensor]
 

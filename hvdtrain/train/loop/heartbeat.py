@@ -19,7 +19,8 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
-from hvdtrain.core.context import Context, newcomer_waits
+from hvdtrain.core.context import newcomer_waits
+from hvdtrain.core.membership.world import Context
 from hvdtrain.types import ReduceOp
 from hvdtrain.world import OPEN_MPI, promised_world
 

@@ -34,7 +34,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
-from hvdtrain.torch.operations.compression import Compressor
+from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.types import ReduceOp
 
 

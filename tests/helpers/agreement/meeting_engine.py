@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Communicator, Pending, Pieces, Verdict, VotedReduction
-from hvdtrain.engines.features import Slices
+from hvdtrain.engines.communicator import Communicator, Pieces
+from hvdtrain.engines.features import Pending, Slices, Verdict, VotedReduction
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp

@@ -25,7 +25,8 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
 from hvdtrain.engines import registry
-from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
+from hvdtrain.engines.communicator import Communicator, EngineWorld
+from hvdtrain.engines.features import Pending
 from hvdtrain.types import ReduceOp
 
 T = TypeVar("T")

@@ -21,7 +21,8 @@ from hidden_memory import DEVICE, elements_behind
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
-from hvdtrain.engines.communicator import Communicator, EngineWorld, Pending
+from hvdtrain.engines.communicator import Communicator, EngineWorld
+from hvdtrain.engines.features import Pending
 from hvdtrain.engines.registry import ENGINES
 from hvdtrain.engines.torch_distributed.engine import open_gloo
 from hvdtrain.types import ReduceOp

@@ -19,7 +19,7 @@ from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, Noti
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import LEAVE
 from hvdtrain.core.agreement.votes import Prepared, unanimous
-from hvdtrain.engines.communicator import Verdict
+from hvdtrain.engines.features import Verdict
 
 Trial = Callable[[int], list[str]]
 
