@@ -9,7 +9,7 @@ import torch
 from hvdtrain.advice import require_version
 from hvdtrain.core import horovod_api
 from hvdtrain.core.exits import install_plain_excepthook
-from hvdtrain.core.horovod_api import *  # noqa: F403  # noqa: F403
+from hvdtrain.core.horovod_api import *  # noqa: F403
 from hvdtrain.errors import UsageError
 from hvdtrain.torch import elastic
 from hvdtrain.torch.builds import cuda_built, gloo_built, nccl_built, rocm_built

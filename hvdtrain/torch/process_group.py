@@ -98,26 +98,6 @@ class SubmittedWork(Work):
             self._done.set_result(list(result))
 
 
-class OperationThread:
-    """Runs operations one after the other."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._count = name, 0
-        self._thread = ThreadPoolExecutor(1, "hvdtrain-process-group")
-
-    def submit(self, kind: str, run: Callable[[str], None], result: Tensors) -> SubmittedWork:
-        """Run an operation after those before it, and return what waits for it."""
-        self._count += 1
-        name = f"{self._name}.{kind}.{self._count}"
-        submitted = SubmittedWork()
-        self._thread.submit(submitted.run, lambda: run(name), result)
-        return submitted
-
-    def shutdown(self) -> None:
-        """Wait for what has been submitted, and take no more."""
-        self._thread.shutdown()
-
-
 _OTHERS_HAVE_IT = (
     "use all_to_all_single() with splits, or a group of a backend that has it, such as "
     "torch.distributed.new_group(backend='gloo')"
@@ -138,8 +118,17 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
     def __init__(self, name: str) -> None:
         super().__init__(hvd.rank(), hvd.size())
         self._rank, self._size = hvd.rank(), hvd.size()
-        self._operations = OperationThread(name)
-        self._group_name = name
+        self._thread = ThreadPoolExecutor(1, "hvdtrain-process-group")
+        self._name = self._group_name = name
+        self._count = 0
+
+    def _submit(self, kind: str, run: Callable[[str], None], result: Tensors) -> SubmittedWork:
+        """Run an operation after those before it, and return what waits for it."""
+        self._count += 1
+        name = f"{self._name}.{kind}.{self._count}"
+        submitted = SubmittedWork()
+        self._thread.submit(submitted.run, lambda: run(name), result)
+        return submitted
 
     def size(self) -> int:
         return self._size
@@ -159,7 +148,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Wait for what has been submitted, and take no more."""
-        self._operations.shutdown()
+        self._thread.shutdown()
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Any:
         """Reduce each tensor in place."""
@@ -169,7 +158,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for number, tensor in enumerate(tensors):
                 hvd.allreduce_(tensor, name=f"{name}.{number}", op=op)
 
-        return self._operations.submit("allreduce", run, tensors)
+        return self._submit("allreduce", run, tensors)
 
     allreduce_coalesced = allreduce
 
@@ -182,7 +171,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             if self._rank == opts.rootRank:
                 tensors[0].copy_(reduced)
 
-        return self._operations.submit("reduce", run, tensors)
+        return self._submit("reduce", run, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> Any:
         """Overwrite a tensor with that of one rank."""
@@ -190,7 +179,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         def run(name: str) -> None:
             hvd.broadcast_(tensors[0], opts.rootRank if opts else 0, name)
 
-        return self._operations.submit("broadcast", run, tensors)
+        return self._submit("broadcast", run, tensors)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         """Write the tensors of all ranks into a list."""
@@ -200,9 +189,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, row in zip(outputs[0], gathered, strict=True):
                 output.copy_(row.view_as(output))
 
-        return self._operations.submit(
-            "allgather", run, [tensor for row in outputs for tensor in row]
-        )
+        return self._submit("allgather", run, [tensor for row in outputs for tensor in row])
 
     def all_gather_single(
         self, output: torch.Tensor, input_tensor: torch.Tensor, opts: Any = None
@@ -222,7 +209,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, found in zip(outputs, gathered, strict=True):
                 output.view(-1).copy_(found)
 
-        return self._operations.submit("allgather", run, outputs)
+        return self._submit("allgather", run, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -234,7 +221,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, row in zip(outputs[0] if outputs else (), gathered, strict=False):
                 output.copy_(row.view_as(output))
 
-        return self._operations.submit("gather", run, inputs)
+        return self._submit("gather", run, inputs)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         """Give each rank one of the tensors of one rank."""
@@ -246,7 +233,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
                 torch.stack([tensor.reshape(-1) for tensor in inputs[0]], out=every)
             mine.copy_(hvd.broadcast_(every, opts.rootRank, name)[self._rank].view_as(mine))
 
-        return self._operations.submit("scatter", run, outputs)
+        return self._submit("scatter", run, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Any:
         """Give each rank its part of the reduced tensors."""
@@ -272,7 +259,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             for output, part in zip(outputs, reduced, strict=True):
                 output.copy_(part.view_as(output))
 
-        return self._operations.submit("reducescatter", run, outputs)
+        return self._submit("reducescatter", run, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -288,7 +275,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
             ):
                 output.copy_(part.view_as(output))
 
-        return self._operations.submit("alltoall", run, outputs)
+        return self._submit("alltoall", run, outputs)
 
     def all_to_all_single(
         self,
@@ -312,7 +299,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
                 )
             output.copy_(received.view_as(output))
 
-        return self._operations.submit("alltoall", run, [output])
+        return self._submit("alltoall", run, [output])
 
     alltoall_base = all_to_all_single
 
@@ -326,7 +313,7 @@ class HvdProcessGroup(_PROCESS_GROUP):  # type: ignore[misc]
         def run(name: str) -> None:
             hvd.allreduce(torch.zeros(1), name=name)
 
-        return self._operations.submit("barrier", run, [])
+        return self._submit("barrier", run, [])
 
 
 def _equal_parts(tensor: torch.Tensor, size: int) -> list[int]:

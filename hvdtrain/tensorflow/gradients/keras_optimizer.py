@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -13,35 +13,23 @@ from hvdtrain.tensorflow.gradients.reduction import (
     LocalAggregation,
     LocalVariables,
     VariableSettings,
-    reduce_gradients,
 )
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import (
-    TfKerasOptimizerMixin,
+    ReducingMixin,
     is_tf_keras,
     tf_keras_class,
 )
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
 from hvdtrain.types import ReduceOp
 
-if TYPE_CHECKING:
-    import keras
-
 Optimizer = TypeVar("Optimizer")
 
 
-class _KerasOptimizerMixin:
+class _KerasOptimizerMixin(ReducingMixin):
     """Base class of distributed optimizers, before the class of an optimizer of Keras 3."""
 
-    _hvdtrain_settings: VariableSettings
-    _hvdtrain_local: LocalVariables
-    _hvdtrain_aggregation: LocalAggregation | None
     _trainable_variables: Sequence[Variable]
     built: bool
-    iterations: keras.Variable
-
-    def register_local_var(self, var: Variable) -> None:
-        """Do not reduce the gradient of a variable."""
-        self._hvdtrain_local.add(var)
 
     @do_not_convert
     @collective
@@ -59,23 +47,8 @@ class _KerasOptimizerMixin:
         if not self.built:  # creates variables, which is not possible in a branch of a graph
             self.build(variables)  # type: ignore[attr-defined]
         reduced = aggregation.add(grads, variables)
-
-        def count() -> None:
-            self.iterations.assign_add(1)
-
+        count = self._hvdtrain_count
         tf.cond(aggregation.complete(), lambda: update(reduced, variables), count)
-
-    @collective
-    def _hvdtrain_reduced(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Gradient]:
-        return reduce_gradients(
-            gradients,
-            variables,
-            self._hvdtrain_settings,
-            self._hvdtrain_local,
-            "DistributedOptimizer_gradients",
-        )
 
 
 def distributed_keras_optimizer(
@@ -86,7 +59,7 @@ def distributed_keras_optimizer(
     average: bool = False,
 ) -> Optimizer:
     """Return a new optimizer, with the configuration of another, that reduces gradients."""
-    if isinstance(optimizer, _KerasOptimizerMixin | TfKerasOptimizerMixin):
+    if isinstance(optimizer, ReducingMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
     if settings.op is ReduceOp.ADASUM:

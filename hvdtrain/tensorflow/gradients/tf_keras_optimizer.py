@@ -26,13 +26,8 @@ def is_tf_keras(instance: object) -> bool:
     return any(kind.__module__.startswith(_PACKAGE) for kind in type(instance).__mro__)
 
 
-class TfKerasOptimizerMixin:
-    """Base class of distributed optimizers, before the class of an optimizer of tf_keras.
-
-    Gradients are reduced where Keras aggregates those of several devices: in apply_gradients(),
-    and so in minimize() and fit(). A LossScaleOptimizer around the optimizer aggregates before it
-    looks for gradients that are not finite. A caller that has aggregated them may say so.
-    """
+class ReducingMixin:
+    """Base class of optimizers of Keras 3 and tf_keras that reduce gradients."""
 
     _hvdtrain_settings: VariableSettings
     _hvdtrain_local: LocalVariables
@@ -42,6 +37,30 @@ class TfKerasOptimizerMixin:
     def register_local_var(self, var: Variable) -> None:
         """Do not reduce the gradient of a variable."""
         self._hvdtrain_local.add(var)
+
+    def _hvdtrain_count(self) -> None:
+        self.iterations.assign_add(1)
+
+    @collective
+    def _hvdtrain_reduced(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        return reduce_gradients(
+            gradients,
+            variables,
+            self._hvdtrain_settings,
+            self._hvdtrain_local,
+            "DistributedOptimizer_gradients",
+        )
+
+
+class TfKerasOptimizerMixin(ReducingMixin):
+    """Base class of distributed optimizers, before the class of an optimizer of tf_keras.
+
+    Gradients are reduced where Keras aggregates those of several devices: in apply_gradients(),
+    and so in minimize() and fit(). A LossScaleOptimizer around the optimizer aggregates before it
+    looks for gradients that are not finite. A caller that has aggregated them may say so.
+    """
 
     @do_not_convert
     @collective
@@ -77,10 +96,7 @@ class TfKerasOptimizerMixin:
         def apply() -> None:
             update(reduced_pairs, experimental_aggregate_gradients=False)
 
-        def count() -> None:
-            self.iterations.assign_add(1)
-
-        tf.cond(aggregation.complete(), apply, count)
+        tf.cond(aggregation.complete(), apply, self._hvdtrain_count)
         return self.iterations
 
     def _hvdtrain_build(self, variables: Sequence[Variable]) -> None:
@@ -90,18 +106,6 @@ class TfKerasOptimizerMixin:
                 self._create_all_weights(variables)
             else:
                 self.build(variables)  # type: ignore[attr-defined]
-
-    @collective
-    def _hvdtrain_reduced(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Gradient]:
-        return reduce_gradients(
-            gradients,
-            variables,
-            self._hvdtrain_settings,
-            self._hvdtrain_local,
-            "DistributedOptimizer_gradients",
-        )
 
 
 def tf_keras_class(optimizer: object) -> type:

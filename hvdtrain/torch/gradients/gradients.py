@@ -123,28 +123,19 @@ class Gradients:
     @collective
     def _make_plan(self) -> None:
         self._world = context.current()
-        self._buckets = ParameterBuckets.agree(self._named, self._settings)
-        self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
+        self.buckets = ParameterBuckets.agree(self._named, self._settings)
+        self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
         self._reducer.rate, self._reducer.scale = self._rate, self._scale
         self._reducer.unused = partial(unused_names, [name for name, _ in self._named])
-        self._plan_is_final = False  # until it follows the order in which gradients arrive
+        self.plan_is_final = False  # until it follows the order in which gradients arrive
 
     @property
     def plan(self) -> BucketPlan:
-        return self._buckets.plan
-
-    @property
-    def buckets(self) -> ParameterBuckets:
-        return self._buckets
-
-    @property
-    def plan_is_final(self) -> bool:
-        """Whether the plan follows the order in which gradients arrive."""
-        return self._plan_is_final
+        return self.buckets.plan
 
     @property
     def _reducer(self) -> Reducer:
-        return self._buckets.reducer
+        return self.buckets.reducer
 
     @property
     def sample_weight(self) -> float | None:
@@ -175,7 +166,7 @@ class Gradients:
     @property
     def layout(self) -> dict[str, Any] | None:
         """The layout of the final plan; None before the first step has determined it."""
-        return self.plan.layout if self._plan_is_final else None
+        return self.plan.layout if self.plan_is_final else None
 
     @collective
     def use_layout(self, layout: Mapping[str, Any] | None) -> None:
@@ -196,9 +187,9 @@ class Gradients:
             return
         with self._lock:
             if incoming is None:
-                self._buckets.views.note_misfit(index)
+                self.buckets.views.note_misfit(index)
             if self._settings.sharded:
-                self._changes.look(self._buckets.views, self._complete(), index)
+                self._changes.look(self.buckets.views, self._complete(), index)
             if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
@@ -208,7 +199,7 @@ class Gradients:
             if not self.open:
                 self._check_begin(index)
                 self._begin()
-                self._buckets.views.release()  # after a skipped step
+                self.buckets.views.release()  # after a skipped step
             step = self._reducer.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count < self.passes:
@@ -216,7 +207,7 @@ class Gradients:
                 assert gradient is not None
                 self._partial[index] = gradient
             else:
-                if self._buckets.exchange.at_once and not in_compiled_backward():
+                if self.buckets.exchange.at_once and not in_compiled_backward():
                     self._held.append(index)
                 else:
                     self._accept(index, incoming)
@@ -225,10 +216,10 @@ class Gradients:
 
     def _check_begin(self, index: int) -> None:
         """Check that a gradient is no result of which this rank has its slice alone."""
-        if isinstance(self._buckets.exchange, ShardedExchange):
+        if isinstance(self.buckets.exchange, ShardedExchange):
             self._check_superseded()
         name = self._named[index][0]
-        if not self.whole and self._buckets.views.holds(index):
+        if not self.whole and self.buckets.views.holds(index):
             self._hooks.forget()
             raise RuntimeError(
                 f"backward() accumulated into the gradient of {name!r} after clip_grad_norm_() had "
@@ -249,7 +240,7 @@ class Gradients:
 
     def _accept(self, index: int, incoming: torch.Tensor | None) -> None:
         """Let a gradient be reduced where it is, or in its bucket."""
-        if not self._buckets.views.stays(index, incoming):
+        if not self.buckets.views.stays(index, incoming):
             self._take(index)
         if self._reducer.step.ready(index):
             self._launch()
@@ -268,8 +259,8 @@ class Gradients:
 
     def _write_usage(self, absent: Sequence[int]) -> None:
         step = self._reducer.step
-        arrivals = None if self._plan_is_final else step.arrivals
-        self._buckets.write_usage([*absent, *self._removed], step.sparse, arrivals)
+        arrivals = None if self.plan_is_final else step.arrivals
+        self.buckets.write_usage([*absent, *self._removed], step.sparse, arrivals)
 
     def _returns(self, index: int, incoming: torch.Tensor | None) -> bool:
         """Return whether a gradient was taken in this step, dropped, and computed again."""
@@ -296,7 +287,7 @@ class Gradients:
         sparse = self._reducer.step.sparse.get(index)
         if sparse is not None:
             return sparse is self.parameters[index].grad
-        return self._buckets.views.is_taken(index)
+        return self.buckets.views.is_taken(index)
 
     def _is_kept(self, index: int) -> bool:
         """Return whether the program has left a gradient that was taken as it is."""
@@ -316,7 +307,7 @@ class Gradients:
             i for b in self.plan.buckets[: self._reducer.step.launched] for i in b.parameters
         }
         kept = [
-            self._buckets.views.withdraw(index, index in launched)
+            self.buckets.views.withdraw(index, index in launched)
             for index in range(len(self.parameters))
         ]
         self._finish()
@@ -349,7 +340,7 @@ class Gradients:
                 gradient = gradient.detach().to_dense()  # also if it has a graph
             else:
                 self._reducer.step.sparse[index], gradient = gradient, None
-        self._buckets.views.take(index, gradient)
+        self.buckets.views.take(index, gradient)
 
     def _after_backward(self) -> None:
         with self._lock:
@@ -360,10 +351,10 @@ class Gradients:
         self._versions = self._parameter_versions() if local else []
         reduced = self._reducer.end_pass()
         self._deliver(reduced)
-        if self._buckets.channel.has_thread:  # otherwise nothing is in progress
+        if self.buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self._reducer.step.launched
-            self._buckets.views.lend(self.plan.buckets[reduced:launched])
-        self._changes.note(self._buckets.views)
+            self.buckets.views.lend(self.plan.buckets[reduced:launched])
+        self._changes.note(self.buckets.views)
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -380,7 +371,7 @@ class Gradients:
                 "after a failed backward(), call zero_grad()"
             )
         taken = self._complete() if self.open else range(len(self.parameters))
-        changed = self._changes.find(self._buckets.views, taken)
+        changed = self._changes.find(self.buckets.views, taken)
         if changed is not None:
             raise RuntimeError(
                 f"the gradient of {self._named[changed][0]!r} (or another in its bucket) was "
@@ -393,7 +384,7 @@ class Gradients:
     def _deliver(self, count: int) -> None:
         """Set the gradients of the first `count` buckets to the reduced ones."""
         step = self._reducer.step
-        self._buckets.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
+        self.buckets.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
         step.delivered = count
 
     @collective
@@ -425,7 +416,7 @@ class Gradients:
 
     def note_results(self) -> None:
         """Note the reduced gradients, for check_unchanged()."""
-        self._changes.note(self._buckets.views)
+        self._changes.note(self.buckets.views)
 
     def forget_results(self) -> None:
         """Let the program use its gradients for other numbers than the last results."""
@@ -437,8 +428,8 @@ class Gradients:
     def spread(self) -> None:
         """Give all ranks the results of the last reduction for all elements."""
         if not self.whole:
-            spread_slices(self._buckets)
-            self._buckets.views.deliver(self.plan.buckets, ())
+            spread_slices(self.buckets)
+            self.buckets.views.deliver(self.plan.buckets, ())
             self.whole = True
 
     @collective
@@ -486,8 +477,8 @@ class Gradients:
             usage = self._reduce_rest()
         finally:
             self._forget_step()
-        if not isinstance(self._buckets.exchange, ShardedExchange):  # whose step uses them, too
-            self._buckets.views.release()
+        if not isinstance(self.buckets.exchange, ShardedExchange):  # whose step uses them, too
+            self.buckets.views.release()
         self._update_plan(usage)
         return usage
 
@@ -508,7 +499,7 @@ class Gradients:
                 self._reducer.ready(index)
         usage = StepUsage.from_sums(self._reducer.finish())
         self.info = step.info
-        exchange = self._buckets.exchange
+        exchange = self.buckets.exchange
         self.whole = not isinstance(exchange, ShardedExchange) or exchange.whole
         self._deliver(len(self.plan.buckets))
         self._give(usage, absent, step.sparse)
@@ -520,7 +511,7 @@ class Gradients:
     ) -> None:
         """Set the gradients that this rank had not, or not dense, as all ranks' usage says."""
         with_dense = usage.with_dense
-        self._buckets.views.give(i for i in (*absent, *sparse) if i in with_dense)
+        self.buckets.views.give(i for i in (*absent, *sparse) if i in with_dense)
         assert self.info is not None
         for index in (i for i, count in enumerate(usage.sparse) if count):
             name, parameter = self._named[index]
@@ -537,7 +528,7 @@ class Gradients:
         ready = set(step.arrivals)
         for bucket in self.plan.buckets[step.launched :]:
             for index in ready.intersection(bucket.parameters):
-                if not self._buckets.views.is_current(index):
+                if not self.buckets.views.is_current(index):
                     step.sparse.pop(index, None)
                     self._take(index)
                     if self.parameters[index].grad is None:
@@ -546,21 +537,21 @@ class Gradients:
     @collective
     def _update_plan(self, usage: StepUsage) -> None:
         """Change the plan for the next step if needed, and if all ranks take part."""
-        if usage.present != len(self._buckets.channel.ranks):
+        if usage.present != len(self.buckets.channel.ranks):
             return
         if usage.outdated:
             self.spread()
             self._remake_plan()
-        elif not self._plan_is_final:
+        elif not self.plan_is_final:
             self._use_plan(replan(self.plan, usage.positions, usage.unused))
 
     def _use_plan(self, plan: BucketPlan) -> None:
         """Use a final plan from the next step on."""
-        self._plan_is_final = True
-        self._buckets.use_plan(plan)
+        self.plan_is_final = True
+        self.buckets.use_plan(plan)
 
     def refuse_capture(self) -> None:
-        self._buckets.refuse_capture()
+        self.buckets.refuse_capture()
 
     @collective
     def _begin(self) -> None:
@@ -569,20 +560,20 @@ class Gradients:
         if context.is_initialized() and context.current() is not self._world:
             self._remake_plan()
             return
-        change = describe_dtype_change(self._named, self._buckets.dtypes)
+        change = describe_dtype_change(self._named, self.buckets.dtypes)
         if change:
-            agree_on_change(self._buckets.channel, self._reducer.name, change)
+            agree_on_change(self.buckets.channel, self._reducer.name, change)
             self._remake_plan()
 
     @collective
     def _remake_plan(self) -> None:
         self.before_new_buckets()
-        weight, kept = self.sample_weight, self._buckets.views.kept()
+        weight, kept = self.sample_weight, self.buckets.views.kept()
         steps = self.steps
         self._release()
         self._make_plan()
         self.sample_weight, self.steps = weight, steps
-        self._buckets.views.restore(kept)
+        self.buckets.views.restore(kept)
 
 
 def _is_same(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:

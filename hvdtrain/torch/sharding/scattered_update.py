@@ -22,7 +22,7 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, is_elementwise
-from hvdtrain.torch.sharding.state_memory import in_memory_order
+from hvdtrain.torch.sharding.state_memory import UserState, in_memory_order
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer
 from hvdtrain.types import ReduceOp
 
@@ -148,7 +148,7 @@ class GatherStates(Operation):
         return [index for index in wanted if index in self._state]
 
 
-class ScatteredUpdate:
+class ScatteredUpdate(UserState):
     """Takes the optimizer's step on the segments that this rank owns, and gathers the weights.
 
     Each rank keeps a copy of the weights that it owns, and their state: ZeRO, stage 1 (Rajbhandari
@@ -172,10 +172,9 @@ class ScatteredUpdate:
                     f"reduced in {spec.dtype.value}: use sharded=False, or an engine that reduces "
                     f"{spec.kind}"
                 )
-        self._optimizer, self.buckets, self._slices = optimizer, buckets, slices
-        self._parameters = [parameter for _, parameter in buckets.named]
+        super().__init__(optimizer, [parameter for _, parameter in buckets.named])
+        self.buckets, self._slices = buckets, slices
         self._plan: BucketPlan | None = None
-        self._given = False
         self._whole: dict[int, _Entry] | None = None  # the state of all ranks, until the next step
 
     @collective
@@ -257,12 +256,6 @@ class ScatteredUpdate:
             return part.to(like.device, dtype, copy=True)
         return value.clone() if isinstance(value, torch.Tensor) else value
 
-    @property
-    def given(self) -> bool:
-        """Whether the state is in the user's optimizer, so that the next step takes it."""
-        loaded = any(parameter in self._optimizer.state for parameter in self._parameters)
-        return self._plan is None or self._given or loaded
-
     @collective
     def give_back(self) -> None:
         """Move the whole state into every user's optimizer, until the next step."""
@@ -301,16 +294,6 @@ class ScatteredUpdate:
                 if isinstance(value, torch.Tensor) and not value.is_cpu:
                     streams[self._plan.specs[index].device].hand_over(value)
         return found
-
-    def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because the segments have it."""
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
-        self._given = False
-
-    def discard(self) -> None:
-        """Take the state from the user's optimizer in the next step, even if empty."""
-        self._given = True
 
     @collective
     def gradients(self) -> list[torch.Tensor]:

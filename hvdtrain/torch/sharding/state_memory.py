@@ -122,6 +122,31 @@ def _check_memory(parameters: Sequence[torch.nn.Parameter], specs: Sequence[Para
 _Entry = dict[str, Any]
 
 
+class UserState:
+    """The state of a user's optimizer, which is either there or with those who share the steps."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self._given = True
+
+    @property
+    def given(self) -> bool:
+        """Whether the state is in the user's optimizer, so that the next step takes it."""
+        return self._given or any(each in self._optimizer.state for each in self._parameters)
+
+    def withdraw(self) -> None:
+        """Remove the state from the user's optimizer, because it is elsewhere, too."""
+        for parameter in self._parameters:
+            self._optimizer.state.pop(parameter, None)
+        self._given = False
+
+    def discard(self) -> None:
+        """Take the state from the user's optimizer in the next step, even if empty."""
+        self._given = True
+
+
 def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
     """Return the elements in the order in which the parameter has them in memory, 1-d."""
     if tuple(tensor.stride()) != spec.strides:

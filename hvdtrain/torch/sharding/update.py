@@ -20,36 +20,29 @@ from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, sum_slices
 from hvdtrain.torch.sharding.fused_update import FusedSteps, FusedUpdate
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, quantities_of
-from hvdtrain.torch.sharding.state_memory import TorchStateMemory, WeightMemory
+from hvdtrain.torch.sharding.state_memory import TorchStateMemory, UserState, WeightMemory
 from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import ReduceOp
 
 
-class SharedState:
+class SharedState(UserState):
     """State that is either in memory which all ranks of the node can read, or with the user."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
     ) -> None:
-        self._optimizer, self._buckets, self._slices = optimizer, buckets, slices
-        self._parameters = [parameter for _, parameter in buckets.named]
+        super().__init__(optimizer, [parameter for _, parameter in buckets.named])
+        self.buckets, self._slices = buckets, slices
         self._index = {id(p): index for index, p in enumerate(self._parameters)}
         self.memory: TorchStateMemory | None = None
-        self._given = False
-
-    @property
-    def given(self) -> bool:
-        """Whether the state is in the user's optimizer, so that the next step takes it."""
-        loaded = any(parameter in self._optimizer.state for parameter in self._parameters)
-        return self.memory is None or self._given or loaded
 
     @collective
     def allocate(self, segments: Sequence[Sequence[Segment]]) -> None:
         """Allocate memory for what the optimizer keeps."""
         quantities = self._quantities()
-        self.memory = TorchStateMemory(self._buckets.plan.specs, segments, quantities)
-        name = f"of the optimizer of {self._buckets.reducer.name}"
-        memory = self._buckets.channel.run(AllocateMemory(self.memory.nbytes, name))
+        self.memory = TorchStateMemory(self.buckets.plan.specs, segments, quantities)
+        name = f"of the optimizer of {self.buckets.reducer.name}"
+        memory = self.buckets.channel.run(AllocateMemory(self.memory.nbytes, name))
         copies = self._slices.copies(memory)
         if copies is None:
             raise RuntimeError(
@@ -87,12 +80,6 @@ class SharedState:
         steps.use_state(parts)
         self.withdraw()
 
-    def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because it is in the memory, too."""
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
-        self._given = False
-
     def give_back(self) -> None:
         """Move the whole state into the user's optimizer, until the next step."""
         if self.memory is None or self.given:
@@ -104,12 +91,8 @@ class SharedState:
             if entry:
                 self._optimizer.state[parameter] = entry
 
-    def discard(self) -> None:
-        """Take the state from the user's optimizer in the next step, even if empty."""
-        self._given = True
 
-
-class TorchSharedUpdate:
+class TorchSharedUpdate(SharedState):
     """Takes the optimizer's step on the segments that this rank owns, for all ranks of the node.
 
     Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their
@@ -120,12 +103,10 @@ class TorchSharedUpdate:
     def __init__(
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
     ) -> None:
-        self._optimizer, self.buckets, self._slices = optimizer, buckets, slices
-        parameters = [parameter for _, parameter in buckets.named]
+        super().__init__(optimizer, buckets, slices)
         specs, name = buckets.plan.specs, buckets.reducer.name
-        self._weights = WeightMemory(parameters, specs, slices, buckets.channel, name)
+        self._weights = WeightMemory(self._parameters, specs, slices, buckets.channel, name)
         self._fused_steps = FusedSteps(type(optimizer), buckets, slices)
-        self._state = SharedState(optimizer, buckets, slices)
         self._plan: BucketPlan | None = None
         self._settings: object = None
         self._fused: FusedUpdate | None = None
@@ -148,19 +129,6 @@ class TorchSharedUpdate:
         assert isinstance(exchange, ShardedExchange)
         return exchange
 
-    @property
-    def given(self) -> bool:
-        return self._state.given
-
-    def give_back(self) -> None:
-        self._state.give_back()
-
-    def withdraw(self) -> None:
-        self._state.withdraw()
-
-    def discard(self) -> None:
-        self._state.discard()
-
     @collective
     def step(self, kept: bool) -> None:
         fused = self._prepare()
@@ -177,30 +145,30 @@ class TorchSharedUpdate:
 
     def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
         """Step with torch; return weights that have changed, and their places on other ranks."""
-        assert self._state.memory is not None
+        assert self.memory is not None
         self._steps.step(left, kept)
         used = [index for index in self._steps.used if index not in left]
         for index in used:
-            self._state.memory.keep(index, self._steps.entry(index))
+            self.memory.keep(index, self._steps.entry(index))
         return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
 
     def _prepare(self) -> FusedUpdate | None:
         """Follow a new plan, new settings of the optimizer, and what the program has given it."""
         if self._plan is not self.buckets.plan:
-            self._state.give_back()
-            self._plan, self._state.memory = self.buckets.plan, None
+            self.give_back()
+            self._plan, self.memory = self.buckets.plan, None
             self._cut(self._plan)
         settings = _settings_that_matter(self._optimizer)
-        if self._state.memory is None or settings != self._settings:
+        if self.memory is None or settings != self._settings:
             self._settings = settings
             # Change the state only when all ranks have read it and have come here to allocate.
-            self._state.give_back()
-            self._state.allocate(self._segments)
-        assert self._state.memory is not None
-        if self._state.given:
-            self._state.take(self._steps)
+            self.give_back()
+            self.allocate(self._segments)
+        assert self.memory is not None
+        if self.given:
+            self.take(self._steps)
         self._weights.follow()
-        return self._fused if self._fused and self._fused.prepare(self._state.memory) else None
+        return self._fused if self._fused and self._fused.prepare(self.memory) else None
 
     def _cut(self, plan: BucketPlan) -> None:
         slices = self._slices

@@ -145,7 +145,7 @@ def lie_in_engine_memory(
     On the host that is shared memory, if there are peers.
     """
     assert optimizer._exchanged.gradients is not None
-    buckets = optimizer._exchanged.gradients._buckets
+    buckets = optimizer._exchanged.gradients.buckets
     ((device, memory),) = buckets.memory.items()
     begin, nbytes = _extent(memory)
     if device == "cpu":
