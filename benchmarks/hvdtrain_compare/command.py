@@ -73,8 +73,8 @@ def command(
     host: how long steps take, whether weights are those of one process, which samples are really
     used. One process with the whole batch is always included.
     """
+    from hvdtrain_compare.contenders import parse_contenders
     from hvdtrain_compare.session import Request, compare
-    from hvdtrain_compare.turns.contenders import parse_contenders
 
     promised = promised_world(os.environ)
     if promised is not None and promised.size > 1:

@@ -15,11 +15,11 @@ from hvdtrain.check.machine import find_cores
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.running import RUNS
 from hvdtrain.train.records import json_text, new_directory, prepare_directory
+from hvdtrain_compare.contenders import Contender, reference
 from hvdtrain_compare.results.page import require_jinja, write_page
 from hvdtrain_compare.results.row import Row, make_rows
-from hvdtrain_compare.results.table import print_tables
-from hvdtrain_compare.turns.all_turns import Settings, run_turns
-from hvdtrain_compare.turns.contenders import Contender, reference
+from hvdtrain_compare.results.tables import print_tables
+from hvdtrain_compare.turns import Settings, run_turns
 
 # Options that say what is trained; the others have no meaning for other libraries.
 _COMPARED = (

@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hvdtrain.world import promised_world
-from hvdtrain_compare.protocol.rank_file import result_file, write_error
-from hvdtrain_compare.protocol.strategy import Launch
-from hvdtrain_compare.protocol.task import Place, Task
-from hvdtrain_compare.strategies.table import find_strategy
+from hvdtrain_compare.protocol import Launch, Place, Task, result_file, write_error
+from hvdtrain_compare.strategies import find_strategy
 
 
 def main(file: str) -> None:

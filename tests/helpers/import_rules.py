@@ -71,8 +71,8 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
     "hvdtrain_lint": ["source", "rules", "running", ""],
     "hvdtrain_compare": [
-        *("protocol", "torch", "keras", "strategies.keras", "strategies"),
-        *("figures", "turns", "results", ""),
+        *("protocol", "meters", "torch", "keras", "strategies"),
+        *("figures", "contenders", "jobs", "turns", "results", ""),
     ],
     "hvdtrain_bench": [
         *("harness", "scaling", "analysis", "cases", "exchanges", "elastic", "", "cli")

@@ -12,10 +12,10 @@ from hvdtrain_report.document import asset, policy, write_document
 
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
-from hvdtrain_compare.figures.texts import bytes_text, difference_text, time_text
-from hvdtrain_compare.results.cells import result_cells, result_columns, time_cells, time_columns
+from hvdtrain_compare.figures import bytes_text, difference_text, time_text
 from hvdtrain_compare.results.charts import Mark, chart
 from hvdtrain_compare.results.row import Row
+from hvdtrain_compare.results.tables import result_cells, result_columns, time_cells, time_columns
 
 
 def require_jinja() -> None:

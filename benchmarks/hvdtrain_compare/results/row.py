@@ -6,20 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from hvdtrain_compare.figures.accounting import SampleCount, count_samples, worst
-from hvdtrain_compare.figures.judge import (
+from hvdtrain_compare.figures import (
     Ratio,
+    SampleCount,
     Timing,
+    count_samples,
     judge,
     judge_same,
     noise_of,
+    noise_text,
     ratio_to,
     time_steps,
     without_start,
+    worst,
 )
-from hvdtrain_compare.figures.texts import noise_text
-from hvdtrain_compare.turns.outcome import Difference, Outcome
-from hvdtrain_compare.turns.turn import Turn
+from hvdtrain_compare.turns import Difference, Outcome, Turn
 
 
 @dataclass(frozen=True)

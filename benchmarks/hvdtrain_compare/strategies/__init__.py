@@ -1,1 +1,26 @@
-"""The strategies: one file for each."""
+"""The strategies by name, for each framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvdtrain_compare.protocol import Strategy
+from hvdtrain_compare.strategies import keras, torch
+
+_MODULES = {"torch": torch, "keras": keras}
+
+
+def reference_of(framework: str) -> Strategy:
+    """Return what all others are compared with; it always runs."""
+    return _MODULES[framework].REFERENCE
+
+
+def strategies_of(framework: str) -> Mapping[str, Strategy]:
+    """Return the strategies of a framework by name."""
+    return {strategy.name: strategy for strategy in _MODULES[framework].STRATEGIES}
+
+
+def find_strategy(framework: str, name: str) -> Strategy:
+    """Return the strategy of this name, the reference included."""
+    reference = reference_of(framework)
+    return reference if name == reference.name else strategies_of(framework)[name]

@@ -14,7 +14,7 @@ from hvdtrain.data.sampling import (
     rank_slice,
     steps_per_epoch,
 )
-from hvdtrain_compare.protocol.task import Place
+from hvdtrain_compare.protocol import Place
 
 
 class Division(Protocol):

@@ -13,9 +13,8 @@ from hvdtrain.data.sampling import Indices, epoch_permutation
 from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.torch.sources import Step
-from hvdtrain_compare.protocol.meters import SocketMeter, peak_memory_bytes
-from hvdtrain_compare.protocol.rank_file import RankResult, Weights
-from hvdtrain_compare.protocol.task import Place, Task
+from hvdtrain_compare.meters import SocketMeter, peak_memory_bytes
+from hvdtrain_compare.protocol import Place, RankResult, Task, Weights
 from hvdtrain_compare.torch.problem import Problem, make_problem
 from hvdtrain_compare.torch.trainer import Trainer
 

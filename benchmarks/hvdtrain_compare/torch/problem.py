@@ -21,7 +21,7 @@ from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import limit_threads, move_to
 from hvdtrain.train.torch.distributed import plain_optimizer
 from hvdtrain.train.torch.sources import Source, make_source
-from hvdtrain_compare.protocol.task import Place, Task
+from hvdtrain_compare.protocol import Place, Task
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from hvdtrain.collective import collective
 from hvdtrain.train.torch.evaluation import call_model
-from hvdtrain_compare.protocol.rank_file import Weights
-from hvdtrain_compare.torch.division import Division, ExactDivision
+from hvdtrain_compare.protocol import Weights
+from hvdtrain_compare.torch.division import Division, ExactDivision, PaddedDivision
 from hvdtrain_compare.torch.problem import Problem
 
 
@@ -61,6 +63,39 @@ class Trainer:
         """Make the weights final, after the last step."""
 
     def weights(self) -> Weights:
-        """Return a copy of the weights by name; all processes call it together."""
-        named = self.problem.model.named_parameters()
-        return {name: parameter.detach().numpy().copy() for name, parameter in named}
+        """Return a copy of the weights by name, gathered where they are in shards.
+
+        All processes call it together.
+        """
+        found = {}
+        for name, parameter in self.problem.model.named_parameters():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            found[name] = whole.detach().numpy().copy()
+        return found
+
+
+def padded_trainer(problem: Problem, library: str = "", **own: Any) -> Trainer:
+    """Return a trainer whose processes divide samples as DistributedSampler does."""
+    division = PaddedDivision(problem.place, problem.batch)
+    library = library or f"torch {torch.__version__}, gloo"
+    return Trainer(problem, division=division, library=library, **own)
+
+
+class ExactTrainer(Trainer):
+    """Weights gradients by the number of samples, of which a rank may have none."""
+
+    @collective
+    def step(self, inputs: Any, targets: Any, samples: int) -> None:
+        """Train one step; see Trainer.step."""
+        self.optimizer.zero_grad()
+        exchange = self.optimizer.exchange
+        if exchange is None or exchange.takes_samples:
+            self.optimizer.sample_weight = samples
+        if samples:
+            self.backward(self.loss(inputs, targets))
+        self.optimizer.step()
+
+    @collective
+    def settle(self) -> None:
+        """Make the weights equal, if ranks have exchanged weights now and then."""
+        self.optimizer.flush()

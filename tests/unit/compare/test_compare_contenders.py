@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hvdtrain_compare.protocol.rank_file import error_file, result_file, write_error
-from hvdtrain_compare.protocol.strategy import Need
-from hvdtrain_compare.strategies.table import strategies_of
-from hvdtrain_compare.turns.contenders import parse_contenders
-from hvdtrain_compare.turns.jobs import JobEnd
-from hvdtrain_compare.turns.turn import failure
+from hvdtrain_compare.contenders import parse_contenders
+from hvdtrain_compare.jobs import JobEnd
+from hvdtrain_compare.protocol import Need, error_file, result_file, write_error
+from hvdtrain_compare.strategies import strategies_of
+from hvdtrain_compare.turns import failure
 
 from hvdtrain.cli.main import main
 from hvdtrain.errors import UsageError

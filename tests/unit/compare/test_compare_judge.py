@@ -6,21 +6,24 @@ import math
 
 import numpy as np
 import pytest
-from hvdtrain_compare.figures.accounting import SampleCount, count_samples, largest_difference
-from hvdtrain_compare.figures.judge import (
+from hvdtrain_compare.figures import (
     TOO_FEW_REPEATS,
     WITHIN_THE_NOISE,
     Ratio,
+    SampleCount,
     Timing,
+    count_samples,
     judge,
     judge_same,
+    largest_difference,
     noise_of,
+    noise_text,
+    ratio_text,
     ratio_to,
     time_steps,
     without_start,
 )
-from hvdtrain_compare.figures.texts import noise_text, ratio_text
-from hvdtrain_compare.protocol.task import Place
+from hvdtrain_compare.protocol import Place
 from hvdtrain_compare.torch.division import Division, ExactDivision, PaddedDivision
 from hypothesis import given
 from hypothesis import strategies as st

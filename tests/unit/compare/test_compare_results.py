@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import chromium, low_contrasts, open_page
-from hvdtrain_compare.figures.judge import WITHIN_THE_NOISE
-from hvdtrain_compare.protocol.rank_file import RankResult
-from hvdtrain_compare.results.cells import time_cells
+from hvdtrain_compare.contenders import parse_contenders, reference
+from hvdtrain_compare.figures import WITHIN_THE_NOISE
+from hvdtrain_compare.protocol import RankResult
 from hvdtrain_compare.results.page import write_page
 from hvdtrain_compare.results.row import make_rows
-from hvdtrain_compare.turns.contenders import parse_contenders, reference
-from hvdtrain_compare.turns.outcome import Difference, Outcome
-from hvdtrain_compare.turns.turn import Turn
+from hvdtrain_compare.results.tables import time_cells
+from hvdtrain_compare.turns import Difference, Outcome, Turn
 
 ABOUT = {"recipe": "</title><b>", "ranks": 2, "date": "today"}
 

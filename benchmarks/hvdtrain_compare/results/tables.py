@@ -1,11 +1,15 @@
-"""The columns and the cells of a comparison's two tables, for the terminal and the page. Pure."""
+"""A comparison's two tables, for the terminal and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
-from hvdtrain_compare.figures.accounting import SampleCount
-from hvdtrain_compare.figures.texts import (
+from rich.console import Console
+from rich.table import Table
+
+from hvdtrain_compare.figures import (
+    SampleCount,
     bytes_text,
     difference_text,
     interval_text,
@@ -60,3 +64,32 @@ def result_cells(row: Row) -> list[str]:
 
 def _count_text(count: SampleCount | None) -> str:
     return "-" if count is None else count.text
+
+
+_WIDTH = 120
+
+
+def print_tables(rows: Sequence[Row]) -> None:
+    """Print the times and the results of all contenders that have run, and why others have not."""
+    # Without a terminal, tables have a fixed width.
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    ran = [row for row in rows if not row.failure]
+    if ran:
+        base = rows[0]
+        times = [time_cells(row, base) for row in ran]
+        console.print(_table("time and cost", time_columns(base.label), times))
+        console.print(_table("what was computed", result_columns(ran), map(result_cells, ran)))
+    for row in rows:
+        if row.failure:
+            console.print(f"{row.label}: {row.failure}", markup=False, soft_wrap=True)
+        for note in row.notes:
+            console.print(f"{row.label}: {note}", markup=False, soft_wrap=True)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[list[str]]) -> Table:
+    table = Table(*columns, title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(table.columns):
+        column.justify = "right" if number and column.header else "left"
+    for cells in rows:
+        table.add_row(*cells)
+    return table

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain_compare.protocol.strategy import Strategy
-from hvdtrain_compare.strategies.table import reference_of, strategies_of
+from hvdtrain_compare.protocol import Strategy
+from hvdtrain_compare.strategies import reference_of, strategies_of
 
 
 @dataclass(frozen=True)

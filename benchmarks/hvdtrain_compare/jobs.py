@@ -27,7 +27,7 @@ from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain.launch.session_folder import SESSION, session_folder
 from hvdtrain.launch.supervise import bound_to_this_process
-from hvdtrain_compare.protocol.strategy import Launch, Strategy
+from hvdtrain_compare.protocol import Launch, Strategy
 
 _PERIOD_SECONDS = 0.05
 _GRACE_SECONDS = 3.0

@@ -1,1 +1,0 @@
-"""What follows from measurements: counts, times, and how they are written. Pure."""

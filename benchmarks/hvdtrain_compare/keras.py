@@ -1,0 +1,273 @@
+"""What all strategies for Keras share: the recipe, the division of samples, `fit`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from hvdtrain.data.sampling import (
+    Indices,
+    epoch_permutation,
+    global_batch,
+    rank_slice,
+    seed_generators,
+    steps_per_epoch,
+)
+from hvdtrain.errors import UsageError
+from hvdtrain.files import replacing
+from hvdtrain.topology import Topology
+from hvdtrain.train.keras.fit import SampleReader, StepPlanSchedule, plain_optimizer
+from hvdtrain.train.keras.metrics import sum_over_samples
+from hvdtrain.train.loop.step_plan import StepPlan, padded
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe_loader import load_recipe
+from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain_compare.meters import SocketMeter, peak_memory_bytes
+from hvdtrain_compare.protocol import Place, RankResult, Task, Weights
+
+Shares = Callable[[Indices, int, Place], list[Indices]]
+
+
+def exact_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
+    """Return this process's part of each global batch; each sample is used once.
+
+    Args:
+        order: the samples in the order of the epoch, int64 [n].
+    """
+    batches = (global_batch(order, n, batch) for n in range(steps_per_epoch(len(order), batch)))
+    return [part[rank_slice(len(part), place.rank, place.size)] for part in batches]
+
+
+def sharded_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
+    """Return the batches of tf.data's shard(), as many as all processes can fill.
+
+    Args:
+        order: the samples in the order of the epoch, int64 [n].
+    """
+    own, each = order[place.rank :: place.size], batch // place.size
+    return [own[start * each : (start + 1) * each] for start in range(len(order) // batch)]
+
+
+def exact_test_share(samples: int, place: Place) -> range:
+    """Return the test samples of this process; each is evaluated once."""
+    part = rank_slice(samples, place.rank, place.size)
+    return range(part.start, part.stop)
+
+
+@dataclass(frozen=True)
+class Approach:
+    """A strategy for Keras."""
+
+    library: str
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    optimizer: Callable[[Any], Any] = lambda optimizer: optimizer
+    shares: Shares = exact_shares
+    scale: float = 1.0
+    callbacks: Sequence[Any] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+# numpy takes 32 bits.
+_SEEDS = 2**32
+_FIRST_WEIGHTS = "first_weights.npz"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is trained, the same for every strategy."""
+
+    place: Place
+    recipe: Recipe
+    plan: StepPlan
+    options: TrainOptions
+
+    @property
+    def rows(self) -> int:
+        """Samples in each batch of this process, padding included."""
+        return -(-self.plan.global_batch_size // self.place.size)
+
+    def read(self, data: Any, rows: Indices, epoch: int = 0) -> tuple[Any, Any]:
+        """Return the inputs and targets of samples."""
+        augment = self.recipe.augment if data is self.recipe.train else None
+        reader = SampleReader(data, self.options.dtype, self.options.seed, augment)
+        return reader.read(rows, epoch)
+
+
+def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
+    """Build and compile the recipe."""
+    options = task.train_options
+    alone = Topology.from_nodes(0, [0], ["localhost"])
+    make_recipe = load_recipe(options)
+    keras.config.set_floatx(options.dtype)
+    keras.config.set_dtype_policy(options.dtype)
+    keras.utils.set_random_seed(options.seed % _SEEDS)
+    seed_generators(options.seed)
+    with approach.scope():
+        recipe = make_recipe()
+        _require_keras(options.recipe, recipe)
+        samples = recipe.samples_per_epoch or len(recipe.train)
+        plan = StepPlan(options, alone, samples, ranks=task.ranks)
+        _set_first_weights(recipe.model, Path(task.shared) / _FIRST_WEIGHTS, place)
+        optimizer = approach.optimizer(plain_optimizer(recipe, options, StepPlanSchedule(plan)))
+        recipe.model.compile(optimizer, sum_over_samples(recipe.loss))
+    return Problem(place, recipe, plan, options)
+
+
+def _require_keras(name: str, recipe: Recipe) -> None:
+    for part, kind in (("model", keras.Model), ("loss", keras.losses.Loss)):
+        found = getattr(recipe, part)
+        if not isinstance(found, kind):
+            raise UsageError(
+                f"the {part} of {name} is a {type(found).__name__}, not a keras.{kind.__name__}"
+            )
+
+
+def _set_first_weights(model: Any, path: Path, place: Place) -> None:
+    """Take the weights that the reference has written; the reference, which is first, writes them.
+
+    Backends of Keras draw different numbers from the same seed.
+    """
+    if path.exists():
+        with np.load(path) as file:
+            model.set_weights([file[name] for name in file.files])
+    elif place.rank == 0:
+        with replacing(path) as file:
+            np.savez(file, *model.get_weights())
+
+
+def weights_of(model: Any) -> Weights:
+    """Return a copy of the weights that are trained, by name."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()  # within fit, variables are not current
+    variables = model.trainable_variables
+    return {one.path: np.array(keras.ops.convert_to_numpy(one)) for one in variables}
+
+
+_EVALUATED_TOGETHER = 128
+
+
+class _Meter(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times steps, and keeps the weights after some of them."""
+
+    def __init__(self, check_after: int) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self.sockets = SocketMeter()
+        self.checked: Weights = {}
+        self._check_after, self._started = check_after, 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, object] | None = None) -> None:
+        """Begin the first step of an epoch."""
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
+        """End a step, and begin the next."""
+        self.seconds.append(time.perf_counter() - self._started)
+        if len(self.seconds) == 1:
+            self.sockets.start()  # the first step opens connections
+        if len(self.seconds) == self._check_after:
+            self.sockets.stop()
+            self.checked = weights_of(self.model)
+            self.sockets.start()
+        self._started = time.perf_counter()
+
+
+def train_keras(task: Task, place: Place, approach: Approach) -> RankResult:
+    """Train the recipe under a strategy, evaluate it, and return what was measured."""
+    problem = make_problem(task, place, approach)
+    plan, options = problem.plan, problem.options
+    trained: list[Indices] = []
+    check_after, meter = task.check_steps, None
+    epochs: list[float] = []
+    for epoch in range(options.epochs):
+        order = epoch_permutation(plan.samples, options.seed, epoch)
+        shares = approach.shares(order, plan.global_batch_size, place)
+        if meter is None:
+            check_after = min(task.check_steps, len(shares) * options.epochs)
+            meter = _Meter(check_after)
+        batch = plan.global_batch_size
+        sizes = [min(batch, len(order) - batch * step) for step in range(len(shares))]
+        _fit(problem, approach, shares, sizes, [*approach.callbacks, meter], epoch)
+        trained.append(np.concatenate(shares))
+        epochs.append(sum(meter.seconds) - sum(epochs))
+    assert meter is not None
+    meter.sockets.stop()
+    evaluated, scores = _evaluate(problem)
+    keeps = task.keeps_weights and place.rank == 0
+    return RankResult(
+        library=approach.library,
+        samples=plan.samples,
+        test_samples=0 if problem.recipe.test is None else len(problem.recipe.test),
+        threads=None,
+        step_seconds=np.array(meter.seconds),
+        epoch_seconds=np.array(epochs),
+        trained=trained,
+        evaluated=evaluated,
+        scores=scores,
+        checked_after=check_after,
+        peak_memory_bytes=peak_memory_bytes(),
+        socket_bytes_per_step=meter.sockets.per_step(len(meter.seconds) - 1),
+        notes=approach.notes,
+        checked_weights=meter.checked if keeps else {},
+        final_weights=weights_of(problem.recipe.model) if keeps else {},
+    )
+
+
+def _fit(
+    problem: Problem,
+    approach: Approach,
+    shares: Sequence[Indices],
+    sizes: Sequence[int],
+    callbacks: Sequence[Any],
+    epoch: int,
+) -> None:
+    """Call `fit` for one epoch; batches are padded to one length with samples of weight 0."""
+    parts = [padded(share, problem.rows) for share in shares]
+    inputs, targets = problem.read(
+        problem.recipe.train, np.concatenate([rows for rows, _ in parts]), epoch
+    )
+    weights = [
+        approach.scale / size * counted for size, (_, counted) in zip(sizes, parts, strict=True)
+    ]
+    problem.recipe.model.fit(
+        inputs,
+        targets,
+        sample_weight=np.concatenate(weights).astype(problem.options.dtype),
+        batch_size=problem.rows,
+        epochs=1,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+    )
+
+
+def _evaluate(problem: Problem) -> tuple[Indices, dict[str, tuple[float, float]]]:
+    """Evaluate this process's test samples, and return them and the sums of their scores."""
+    recipe = problem.recipe
+    if recipe.test is None:
+        return np.zeros(0, np.int64), {}
+    own = np.array(exact_test_share(len(recipe.test), problem.place), np.int64)
+    inputs, targets = problem.read(recipe.test, own)
+    starts = range(0, len(own), _EVALUATED_TOGETHER)
+    # Not predict(), which strategies of tf.distribute give each replica's outputs.
+    outputs = [
+        keras.ops.convert_to_numpy(
+            recipe.model(inputs[start : start + _EVALUATED_TOGETHER], training=False)
+        )
+        for start in starts
+    ]
+    together = np.concatenate(outputs)
+    scores = {"loss": (float(sum_over_samples(recipe.loss)(targets, together)), float(len(own)))}
+    for name, metric in recipe.metrics.items():
+        if isinstance(metric, keras.metrics.MeanMetricWrapper):
+            metric.reset_state()
+            metric.update_state(targets, together)
+            scores[name] = float(metric.result()) * len(own), float(len(own))
+    return own, scores

@@ -1,1 +1,0 @@
-"""What all strategies for Keras share: the recipe, the division of samples, `fit`."""

@@ -1,1 +1,0 @@
-"""What the command and the ranks of a contender tell each other."""

@@ -1,1 +1,0 @@
-"""The strategies for Keras: one file for each."""

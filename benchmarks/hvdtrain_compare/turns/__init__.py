@@ -1,1 +1,0 @@
-"""The contenders, and their turns."""
