@@ -37,13 +37,7 @@ def taken_bytes() -> int:
 
 
 def measure(name: str, with_hvdtrain: bool, set_to_none: bool) -> float:
-    """Train a few steps; return the peak memory of gradients / the bytes of gradients.
-
-    Args:
-        name: model, one of MODELS.
-        with_hvdtrain: whether hvdtrain reduces the gradients.
-        set_to_none: whether zero_grad() frees gradients.
-    """
+    """Train a few steps; return the peak memory of gradients / the bytes of gradients."""
     model = MODELS[name]
     module = model.build()
     parameters = list(module.parameters())
@@ -77,13 +71,7 @@ def measure(name: str, with_hvdtrain: bool, set_to_none: bool) -> float:
 
 
 def run_rank(name: str, with_hvdtrain: bool, set_to_none: bool) -> None:
-    """Measure on this rank; rank 0 prints the mean of the ranks (collective).
-
-    Args:
-        name: model, one of MODELS.
-        with_hvdtrain: whether hvdtrain reduces the gradients.
-        set_to_none: whether zero_grad() frees gradients.
-    """
+    """Measure on this rank; rank 0 prints the mean of the ranks (collective)."""
     torch.set_num_threads(1)
     hvd.init()
     share = hvd.allreduce(torch.tensor(measure(name, with_hvdtrain, set_to_none)), name="share")
@@ -92,12 +80,7 @@ def run_rank(name: str, with_hvdtrain: bool, set_to_none: bool) -> None:
 
 
 def start(ranks: int, *arguments: object) -> float:
-    """Start ranks that measure, and return the result of rank 0.
-
-    Args:
-        ranks: number of ranks.
-        *arguments: arguments of run_rank().
-    """
+    """Start ranks that measure, and return the result of rank 0."""
     # Makes the allocator return freed memory at once.
     environ = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "hvdtrain", "run", "-np", str(ranks), "--", __file__]

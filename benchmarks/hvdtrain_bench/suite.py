@@ -28,8 +28,6 @@ from hvdtrain_bench.scaling.predictions import (
 )
 from hvdtrain_bench.scaling.scheme import AVERAGE
 
-__all__ = ["Paper", "Suite"]
-
 
 @dataclass(frozen=True)
 class Paper:
@@ -39,7 +37,6 @@ class Paper:
         links: links between nodes; None is the link between ranks of this machine.
         works: work of a step; empty for that of the models.
         schemes: exchanges besides the average, and SHARDED, by name.
-        ranks_per_node: number of ranks that share a network card.
         node: link between the ranks of a node; None is that of this machine.
         jitter_seconds: jitter of every step; None for the measured one.
     """
@@ -63,10 +60,6 @@ class Suite:
 
     Attributes:
         find_launcher: finds the launcher of ranks; only called when ranks are started.
-        ranks: largest number of ranks.
-        settings: extent of the measurements.
-        out: directory for the files.
-        report: printer of the results.
     """
 
     find_launcher: Callable[[], RankLauncher]

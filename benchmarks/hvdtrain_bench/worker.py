@@ -18,20 +18,9 @@ from hvdtrain_bench.harness.settings import Settings
 if TYPE_CHECKING:
     from hvdtrain_bench.harness.ranks import Ranks
 
-__all__ = ["main"]
-
 
 def main(kind: str, settings: str, threads: str, file: str) -> None:
-    """Measure together with all other ranks; rank 0 writes the result into `file`.
-
-    Args:
-        kind: "collectives", "steps", "idle", "profile", "checkpoint", "exchange",
-            "exchange-loss", "loop",
-            "tensorflow", "tensorflow-strategy" or "keras-BACKEND".
-        settings: output of Settings.to_json().
-        threads: number of threads with which torch computes, per rank.
-        file: file for the result.
-    """
+    """Measure together with all other ranks; rank 0 writes the result into `file`."""
     framework, _, backend = kind.partition("-")
     if framework in ("tensorflow", "keras"):
         _configure_framework(backend if framework == "keras" else framework, int(threads))

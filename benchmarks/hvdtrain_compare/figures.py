@@ -40,11 +40,7 @@ class SampleCount:
 
 
 def count_samples(parts: Sequence[Indices], samples: int) -> SampleCount:
-    """Count the samples of one pass.
-
-    Args:
-        parts: numbers of the samples of each process, int64 [n].
-    """
+    """Count the samples of one pass."""
     used = np.concatenate([np.zeros(0, np.int64), *parts])
     if len(used) and not 0 <= used.min() <= used.max() < samples:
         raise ValueError(f"samples are numbered from 0 to {samples - 1}, got {used.max()}")
@@ -111,11 +107,7 @@ def without_start(seconds: Sequence[float]) -> list[float]:
 
 
 def time_steps(repeats: Sequence[Sequence[float]]) -> Timing:
-    """Summarize the steps of all repeats.
-
-    Args:
-        repeats: times of the steps of each repeat, in seconds; none is empty.
-    """
+    """Summarize the steps of all repeats."""
     medians = [median(steps) for steps in repeats]
     low, high = _quartiles([seconds for steps in repeats for seconds in steps])
     return Timing(median(medians), min(low, *medians), max(high, *medians), tuple(medians))

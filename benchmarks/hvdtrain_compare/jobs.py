@@ -54,11 +54,7 @@ class _Command:
 def run_job(
     strategy: Strategy, ranks: int, task: Path, log: Path, python: str | None, limit: float
 ) -> JobEnd:
-    """Run the processes of a contender on this host until all have ended, or one has failed.
-
-    Args:
-        limit: seconds after which they are ended.
-    """
+    """Run the processes of a contender on this host until all have ended, or one has failed."""
     mark = uuid.uuid4().hex
     # The ranks compute on the CPU, whatever there is, and meet on this host alone.
     common = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", _MARK: mark}

@@ -36,21 +36,13 @@ Shares = Callable[[Indices, int, Place], list[Indices]]
 
 
 def exact_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
-    """Return this process's part of each global batch; each sample is used once.
-
-    Args:
-        order: the samples in the order of the epoch, int64 [n].
-    """
+    """Return this process's part of each global batch; each sample is used once."""
     batches = (global_batch(order, n, batch) for n in range(steps_per_epoch(len(order), batch)))
     return [part[rank_slice(len(part), place.rank, place.size)] for part in batches]
 
 
 def sharded_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
-    """Return the batches of tf.data's shard(), as many as all processes can fill.
-
-    Args:
-        order: the samples in the order of the epoch, int64 [n].
-    """
+    """Return the batches of tf.data's shard(), as many as all processes can fill."""
     own, each = order[place.rank :: place.size], batch // place.size
     return [own[start * each : (start + 1) * each] for start in range(len(order) // batch)]
 

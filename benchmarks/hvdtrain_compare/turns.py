@@ -53,9 +53,6 @@ def failure(folder: Path, processes: int, end: JobEnd, log: Path, limit: float) 
 
     The error of the rank that failed first is the cause; without one, it is what was printed last.
     Where ranks had to be ended, errors only say that.
-
-    Args:
-        limit: seconds after which it was ended.
     """
     if end.late:
         return f"it did not end within {limit:g} s, and was ended; --time-limit gives it more"

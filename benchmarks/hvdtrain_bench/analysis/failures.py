@@ -10,8 +10,6 @@ from statistics import median
 
 from hvdtrain_bench.harness.notes import BEGIN, END, WORLD, Note
 
-__all__ = ["Failure", "UnfinishedJobError", "failure_of"]
-
 
 class UnfinishedJobError(Exception):
     """The job did not continue after the kill, or did not reach its end."""
@@ -26,7 +24,6 @@ class Failure:
             before it, on the last rank.
         next_seconds: time from the kill to the end of the first step after it, new or not.
         stages: time of each stage in between, if the library's notes tell it.
-        step_seconds: usual time of a step before the kill.
         again: samples of steps that were complete, and taken again.
         twice: samples that have changed the final weights more than once, counted once more each.
         lost: samples that have never changed the final weights.
@@ -65,15 +62,9 @@ def failure_of(
     """Return what a kill cost.
 
     Args:
-        notes: notes of each process.
-        killed: time of the kill.
-        samples: number of samples of the job.
         stages: title of the stage that ends with an event, by event, in order; the last one ends
             with the next step.
         starts: samples that were used before the world of each number, where notes lack it.
-
-    Raises:
-        UnfinishedJobError: there is no step after the kill, or samples are left.
     """
     starts, worlds = dict(starts), _worlds(notes)
     for lines in notes.values():

@@ -8,20 +8,16 @@ from statistics import median
 
 from hvdtrain_bench.analysis.statistics import spread
 
-__all__ = ["Figure", "figure_of"]
-
 
 @dataclass(frozen=True)
 class Figure:
     """A figure of interest.
 
     Attributes:
-        label: description.
         number: median.
         low: lower quartile.
         high: upper quartile.
         unit: "us", "ms", "s", "MB", "x", "%" or "" for a loss.
-        verdict: its meaning; empty if obvious.
         met: whether the target is met; None without a target.
     """
 
@@ -40,9 +36,6 @@ def figure_of(
     """Return the figure of repeated measurements.
 
     Args:
-        label: description.
-        values: one value for each repeat.
-        unit: unit of the values.
         target: the median must be less; None without a target.
     """
     low, high = spread(values)

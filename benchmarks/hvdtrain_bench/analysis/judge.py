@@ -15,24 +15,6 @@ from hvdtrain_bench.analysis.losses import compare_losses
 from hvdtrain_bench.analysis.statistics import Comparison, compare, paired_ratios
 from hvdtrain_bench.harness.results import Case, Result
 
-__all__ = [
-    "AVERAGE",
-    "AVERAGE_AGAIN",
-    "BUILT_IN",
-    "BY_HAND",
-    "LONGEST",
-    "LONGEST_WITHOUT",
-    "MEAN",
-    "NO_COMMUNICATION",
-    "USUAL",
-    "ComparedContender",
-    "Efficiency",
-    "efficiencies",
-    "figures",
-    "is_trustworthy",
-    "rows",
-]
-
 _NAMED_MICROSECONDS = 8.0
 _IDLE_PERCENT = 3.0
 _STALL_MILLISECONDS = 50.0
@@ -51,14 +33,7 @@ _FUSED_LIMIT = "no communication, fused"
 
 @dataclass(frozen=True)
 class ComparedContender:
-    """A contender of a case, compared with the base.
-
-    Attributes:
-        name: name of the contender.
-        median: median of its values.
-        comparison: comparison with the base; None for the base itself.
-        verdict: comparison in words.
-    """
+    """A contender of a case, compared with the base."""
 
     name: str
     median: float
@@ -103,12 +78,7 @@ def is_trustworthy(case: Case) -> bool:
 
 
 def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
-    """Return the efficiency of each contender that ran on all ranks; empty if they take no steps.
-
-    Args:
-        case: measured case.
-        ranks: number of ranks.
-    """
+    """Return the efficiency of each contender on all ranks; empty if they take no steps."""
     if _WHOLE not in case.values:
         return {}
     together = [name for name in case.values if name not in (_ALONE, _WHOLE, NO_COMMUNICATION)]

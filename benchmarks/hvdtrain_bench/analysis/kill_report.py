@@ -9,8 +9,6 @@ from rich.table import Table
 from hvdtrain_bench.analysis.kills import KillSummary, summary_of
 from hvdtrain_bench.harness.results import Result
 
-__all__ = ["kill_tables"]
-
 _TIMES = ("", "median", "95 %", "least", "most")
 _COSTS = ("", "went on", "time lost", "taken again", "counted twice", "left out")
 

@@ -11,22 +11,6 @@ from hvdtrain_bench.analysis.figure import Figure, figure_of
 from hvdtrain_bench.analysis.statistics import paired_ratios
 from hvdtrain_bench.harness.results import Case, Result
 
-__all__ = [
-    "ELASTIC",
-    "ELASTIC_STEPS",
-    "FIGURES_OF_ELASTIC",
-    "KILLS",
-    "NEW_STEP",
-    "NEXT_STEP",
-    "NOT_ELASTIC",
-    "NOT_ELASTIC_AGAIN",
-    "KillSummary",
-    "TimeSpread",
-    "figures_of_elastic_steps",
-    "figures_of_kills",
-    "summary_of",
-]
-
 KILLS, ELASTIC_STEPS = "kills", "elastic-steps"
 NEW_STEP, NEXT_STEP = "kill to the end of the next new step", "kill to the end of the next step"
 NOT_ELASTIC, NOT_ELASTIC_AGAIN, ELASTIC = "not elastic", "not elastic again", "elastic"
@@ -50,9 +34,6 @@ class KillSummary:
     """What kills cost with one library.
 
     Attributes:
-        survived: number of jobs that continued to their end.
-        kills: number of jobs.
-        times: spread of each time.
         again: median of the samples that were taken again.
         twice: most samples of a job that count more than once in the final weights.
         lost: most samples of a job that do not count.

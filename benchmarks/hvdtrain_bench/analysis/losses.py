@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median
 
-__all__ = ["Curve", "LossSummary", "compare_losses", "loss_after"]
-
 # Points of a training: steps, seconds of training, loss of the test samples.
 Curve = Sequence[Sequence[float]]
 
@@ -18,7 +16,6 @@ class LossSummary:
     """The losses that one exchange reaches on one task.
 
     Attributes:
-        name: exchange, as text.
         mean: mean of the last losses over the seeds.
         low: lowest last loss of a seed.
         high: highest last loss of a seed.
@@ -46,7 +43,6 @@ def compare_losses(
 
     Args:
         curves: curves by exchange and seed, all with the same steps and seeds.
-        base: exchange with which the others are compared.
 
     Returns:
         The seconds that the fastest exchange needs, and a summary for each exchange.
@@ -75,7 +71,6 @@ def loss_after(curve: Curve, seconds: float) -> float:
     """Return the loss after a time: between two points of the curve on the line between them.
 
     Args:
-        curve: points of a training.
         seconds: time since its begin; after the last point its loss remains.
     """
     for (_, before, first), (_, after, second) in pairwise(curve):

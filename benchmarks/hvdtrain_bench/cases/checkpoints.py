@@ -23,8 +23,6 @@ from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import facts
 
-__all__ = ["measure_checkpoints"]
-
 _FEWEST_STEPS = 8
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
@@ -35,14 +33,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def measure_checkpoints(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time steps of models while rank 0 writes a checkpoint, and without one (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: source of the version of this library.
-        settings: models and number of repeats.
-        say: prints what is measured now.
-    """
+    """Time steps of models while rank 0 writes a checkpoint, and without one (collective)."""
     found: list[PeerFacts] = []
     cases = []
     for key in settings.models:

@@ -18,8 +18,6 @@ from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import Contender, take_turns
 
-__all__ = ["measure_collectives"]
-
 _ITEM_BYTES = 4
 _MANY, _MANY_BYTES = 100, 40 << 10
 _BUSY_BYTES = 16 << 20
@@ -40,14 +38,7 @@ class _Asynchronous:
 def measure_collectives(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time every contender for all sizes (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: libraries to compare.
-        settings: sizes and number of repeats.
-        say: prints what is measured now.
-    """
+    """Time every contender for all sizes (collective)."""
     memory = torch.empty(max(settings.sizes_bytes) // _ITEM_BYTES)
     ways = peers.all_of_them(max(settings.sizes_bytes))
     facts: dict[str, PeerFacts] = {}

@@ -21,8 +21,6 @@ from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import facts
 
-__all__ = ["measure_idle"]
-
 _PERCENT = 100.0
 
 
@@ -39,14 +37,7 @@ class _State:
 def measure_idle(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Measure the CPU time of ranks that wait (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: libraries to compare.
-        settings: seconds to wait.
-        say: prints what is measured now.
-    """
+    """Measure the CPU time of ranks that wait (collective)."""
     values, found = {}, []
     for state in _states(peers):
         say(state.name)

@@ -17,21 +17,13 @@ from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import Contender, take_turns
 
-__all__ = ["measure_fits"]
-
 _BASE, _AGAIN, _OURS = "no communication", "no communication again", "hvdtrain"
 # Steps of a fit for each step of a turn, so that its start and end matter little.
 _STEPS = 8
 
 
 def measure_fits(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -> Result:
-    """Time `fit` of a CNN and of an MLP, if the settings include them (collective).
-
-    Args:
-        ranks: all ranks.
-        settings: models and number of repeats.
-        say: prints what is measured now.
-    """
+    """Time `fit` of a CNN and of an MLP, if the settings include them (collective)."""
     backend = keras.backend.backend()
     peers: dict[str, PeerFacts] = {}
     cases = []

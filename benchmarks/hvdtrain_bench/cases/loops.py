@@ -39,8 +39,6 @@ from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import facts
 
-__all__ = ["measure_loops"]
-
 _AGAIN = "by hand again"
 # Steps of an epoch; the built-in loop compares its ranks once in as many.
 _STEPS = 100
@@ -91,14 +89,7 @@ _TASKS = {
 def measure_loops(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time steps of the built-in loop and of a handwritten one (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: source of the version of this library.
-        settings: models and number of repeats.
-        say: prints what is measured now.
-    """
+    """Time steps of the built-in loop and of a handwritten one (collective)."""
     cases = []
     for task in map(_TASKS.__getitem__, settings.loops):
         name = f"{task.title}, {task.batch} samples per rank"
@@ -154,14 +145,7 @@ class _Turns(Terminal):
         self._began = 0.0
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Begin an epoch of the built-in loop, after one of each of the others.
-
-        Args:
-            title: ignored.
-            steps: ignored.
-            done: ignored.
-            later: ignored.
-        """
+        """Begin an epoch of the built-in loop, after one of each of the others."""
         if self._epoch:
             self._note(BUILT_IN)
         if self._epoch == 1:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from hvdtrain_bench.cases.resnet import ResNet50
 
-__all__ = ["MODELS", "BenchModel"]
-
 _VOCABULARY, _TOKENS, _WIDTH = 8192, 32, 512
 _CLASSES = 1000
 
@@ -22,10 +20,6 @@ class BenchModel:
     """A model and its data.
 
     Attributes:
-        title: display name, with the number of parameters.
-        build: returns it with random weights.
-        inputs: returns inputs for so many samples.
-        classes: number of classes.
         targets_per_sample: number of tokens of a sequence; 1 otherwise.
         batch: samples per rank.
         exact: whether n ranks take the same step as one rank with the whole batch; not with batch
@@ -41,12 +35,7 @@ class BenchModel:
     exact: bool = True
 
     def make_batch(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return inputs [samples, ...] and targets [samples * targets_per_sample].
-
-        Args:
-            samples: number of samples.
-            seed: seed of the random data.
-        """
+        """Return inputs [samples, ...] and targets [samples * targets_per_sample]."""
         generator = torch.Generator().manual_seed(seed)
         inputs = self.inputs(samples, generator)
         count = samples * self.targets_per_sample

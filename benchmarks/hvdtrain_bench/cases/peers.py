@@ -27,8 +27,6 @@ from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_rank
 from hvdtrain.types import ReduceOp
 from hvdtrain_bench.harness.ranks import Ranks
 
-__all__ = ["Horovod", "Peer", "Peers"]
-
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -37,8 +35,6 @@ class Peer:
     """A way to sum a float32 tensor over all ranks.
 
     Attributes:
-        name: display name.
-        library: name and version of the library.
         reduce: sums, in place or not, and returns the sum.
         memory: memory of the library to sum in; None for any memory.
         turn: starts and stops what must not run while others have their turn.
@@ -55,9 +51,6 @@ class Horovod:
     """Horovod itself, through horovod.torch.
 
     Its thread polls as long as it is initialized, so it is initialized for its turns only.
-
-    Args:
-        module: horovod.torch.
     """
 
     def __init__(self, module: Any) -> None:
@@ -75,12 +68,7 @@ class Horovod:
 
 
 class Peers:
-    """All libraries that can be compared here (collective; hvdtrain.torch is already initialized).
-
-    Attributes:
-        horovod: Horovod, or None if it is not installed.
-        skipped: libraries that are not available, and why.
-    """
+    """All libraries that can be compared here (collective; needs hvd.init())."""
 
     def __init__(self, ranks: Ranks) -> None:
         here = context.current()

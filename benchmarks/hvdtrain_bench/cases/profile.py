@@ -36,8 +36,6 @@ from hvdtrain_bench.harness.turns import Contender, take_turns
 from hvdtrain_bench.scaling.paper import jitter_seconds
 from hvdtrain_bench.scaling.predictions import HVDTRAIN
 
-__all__ = ["measure_profile"]
-
 _ITEM_BYTES = 4
 _LINK_BYTES = (1 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 _COPIED = "gradients copied, no communication"
@@ -49,12 +47,6 @@ def measure_profile(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
     """Measure all-reduces, the phases of bare steps, and hvdtrain's steps (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: source of the engine.
-        settings: models, exchanges or SHARDED besides the average, and number of repeats.
-        say: prints what is measured now.
 
     Returns:
         A result whose extra has `link`: bytes of all-reduces, and seconds in each repeat;
@@ -150,13 +142,7 @@ def _repeat(step: Callable[[], None], count: int) -> None:
 
 
 class _Phases:
-    """Trains without communication, and records when each phase ends.
-
-    Args:
-        trainer: training steps.
-        memory: target of the gradients' copies, as of buckets.
-        communicator: communicator that copies them.
-    """
+    """Trains without communication, and records when each phase ends."""
 
     def __init__(self, trainer: Trainer, memory: torch.Tensor, communicator: Communicator) -> None:
         self._trainer, self._memory, self._communicator = trainer, memory, communicator

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ResNet50"]
-
 _BLOCKS = (3, 4, 6, 3)
 _WIDENING = 4
 

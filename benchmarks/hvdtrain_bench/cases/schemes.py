@@ -15,20 +15,13 @@ from hvdtrain.types import DType
 from hvdtrain_bench.harness.periods import SHARDED, period_of
 from hvdtrain_bench.scaling.scheme import Scheme
 
-__all__ = ["measured_scheme", "scheme_of_any_model"]
-
 _MATRIX = (1024, 1024)
 # What is sent depends a little on the number of nodes, into which small gradients are divided.
 _LEAST_SHARE = 0.05
 
 
 def measured_scheme(name: str, specs: Sequence[ParameterSpec]) -> Scheme:
-    """Return what a scheme does on paper; exchanges of gradients are rehearsed (local).
-
-    Args:
-        name: an exchange as text, or SHARDED.
-        specs: parameters of the model.
-    """
+    """Return what a scheme does on paper; exchanges of gradients are rehearsed (local)."""
     if name == SHARDED:
         return Scheme(name, sharded=True)
     if (period := period_of(name)) > 1:
@@ -59,10 +52,6 @@ def measured_scheme(name: str, specs: Sequence[ParameterSpec]) -> Scheme:
 
 
 def scheme_of_any_model(name: str) -> Scheme:
-    """Return the same for a model of which nothing is known: its parameters are large matrices.
-
-    Args:
-        name: an exchange as text, or SHARDED.
-    """
+    """Return the same for a model of which nothing is known: its parameters are large matrices."""
     spec = ParameterSpec("any", _MATRIX, (_MATRIX[1], 1), DType.FLOAT32, "float32", "cpu")
     return measured_scheme(name, [spec])

@@ -23,8 +23,6 @@ from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import OPTIMIZERS, Settings
 from hvdtrain_bench.harness.turns import Contender, take_turns
 
-__all__ = ["measure_steps", "with_hvdtrain"]
-
 _ALONE, _WHOLE, _LIMIT = "one rank alone", "one rank, whole batch", "no communication"
 _BASE, _AGAIN = "hvdtrain", "hvdtrain again"
 _FUSED_LIMIT, _FUSED, _SHARDED = "no communication, fused", "hvdtrain, fused", "hvdtrain, sharded"
@@ -35,14 +33,7 @@ _AGREEMENT = 1e-4
 def measure_steps(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time a step of each model with every library (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: libraries to compare.
-        settings: models, batches and number of repeats.
-        say: prints what is measured now.
-    """
+    """Time a step of each model with every library (collective)."""
     facts: dict[str, PeerFacts] = {}
     cases = []
     for key, factor, optimizer in product(settings.models, settings.batches, settings.optimizers):
@@ -68,13 +59,7 @@ def measure_steps(
 def with_hvdtrain(
     module: nn.Module, kind: str = "sgd", fused: bool | None = None, sharded: bool = False
 ) -> tuple[nn.Module, Optimizer]:
-    """Return the model and its optimizer for training with hvdtrain.torch (collective).
-
-    Args:
-        module: model to train.
-        kind, fused: as for bare_optimizer().
-        sharded: whether ranks share the work of the optimizer.
-    """
+    """Return the model and its optimizer for training with hvdtrain.torch (collective)."""
     named = module.named_parameters()
     optimizer = bare_optimizer(module, kind, fused)
     return module, hvd.DistributedOptimizer(optimizer, named_parameters=named, sharded=sharded)
@@ -140,7 +125,6 @@ class _Judge:
     """Turns trainers into contenders, and compares their final weights.
 
     Args:
-        ranks: all ranks.
         exact: whether all ranks together take the same steps as one rank with the whole batch.
     """
 
@@ -149,13 +133,7 @@ class _Judge:
         self._expected: dict[int, tuple[str, float]] = {}
 
     def together(self, name: str, library: str, trainer: Trainer) -> Contender:
-        """Return a contender in which all ranks train and average their gradients.
-
-        Args:
-            name: name of the contender.
-            library: name and version of the library.
-            trainer: training steps.
-        """
+        """Return a contender in which all ranks train and average their gradients."""
 
         def check(calls: int) -> None:
             trainer.drop_gradients()
@@ -164,13 +142,7 @@ class _Judge:
         return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
 
     def without_communication(self, name: str, library: str, trainer: Trainer) -> Contender:
-        """Return a contender in which all ranks train at once, each on its own.
-
-        Args:
-            name: name of the contender.
-            library: name and version of the library.
-            trainer: training steps.
-        """
+        """Return a contender in which all ranks train at once, each on its own."""
 
         def check(_: int) -> None:
             trainer.drop_gradients()
@@ -179,13 +151,7 @@ class _Judge:
         return Contender(name, library, trainer.restart, trainer.step, check, meets=True)
 
     def on_root(self, name: str, library: str, trainer: Trainer) -> Contender:
-        """Return a contender in which rank 0 trains and the others sleep.
-
-        Args:
-            name: name of the contender.
-            library: name and version of the library.
-            trainer: training steps.
-        """
+        """Return a contender in which rank 0 trains and the others sleep."""
         is_root = self._ranks.rank == 0
 
         def check(calls: int) -> None:

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
     from hvdtrain_bench.cases.peers import Peer
     from hvdtrain_bench.harness.ranks import Ranks
 
-__all__ = [
-    "WrongResultError",
-    "fill",
-    "most_calls",
-    "require_factor",
-    "sum_contender",
-    "sum_factor",
-]
-
 # Elements are checked in pieces, so that the check does not need as much memory as the tensor.
 _PIECE = 1 << 16
 _PATTERN = 1.0 + torch.arange(_PIECE, dtype=torch.float32) % 8
@@ -39,7 +30,6 @@ def fill(tensor: torch.Tensor, factor: float) -> None:
 
     Args:
         tensor: flat float32 tensor, overwritten.
-        factor: factor of all elements.
     """
     for start in range(0, tensor.numel(), _PIECE):
         piece = tensor[start : start + _PIECE]
@@ -47,16 +37,7 @@ def fill(tensor: torch.Tensor, factor: float) -> None:
 
 
 def require_factor(tensor: torch.Tensor, factor: float, what: str) -> None:
-    """Check that element i is factor * (1 + i mod 8), up to rounding.
-
-    Args:
-        tensor: flat float32 tensor.
-        factor: expected factor.
-        what: name of the tensor, for messages.
-
-    Raises:
-        WrongResultError: it is not; the message begins with `what`.
-    """
+    """Check that element i is factor * (1 + i mod 8), up to rounding."""
     for start in range(0, tensor.numel(), _PIECE):
         piece = tensor[start : start + _PIECE]
         expected = _PATTERN[: piece.numel()] * factor
@@ -72,10 +53,6 @@ def sum_factor(ranks: int, calls: int) -> float:
     """Return the factor after `calls` in-place sums when rank r began with the factor r + 1.
 
     The first gives sum_r (r + 1) = n(n+1)/2 on every rank, and each further one n times that.
-
-    Args:
-        ranks: number of ranks.
-        calls: number of sums.
     """
     return ranks * (ranks + 1) / 2 * float(ranks) ** (calls - 1)
 
@@ -89,8 +66,6 @@ def sum_contender(ranks: Ranks, peer: Peer, tensor: torch.Tensor) -> Contender:
     """Return a contender that sums a tensor repeatedly; one check at the end covers all calls.
 
     Args:
-        ranks: all ranks.
-        peer: library that sums.
         tensor: flat float32 tensor, overwritten.
     """
     latest = [tensor]

@@ -30,8 +30,6 @@ from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import Contender, take_turns
 
-__all__ = ["measure_tensorflow"]
-
 _BASE, _AGAIN, _LIMIT = "hvdtrain", "hvdtrain again", "no communication"
 _SHARDED, _STRATEGY = "hvdtrain, sharded", "MultiWorkerMirroredStrategy"
 # The MLP of the other benchmarks, and a small one for --quick.
@@ -45,9 +43,6 @@ def measure_tensorflow(
     """Time a step of an MLP with every library (collective).
 
     Args:
-        ranks: all ranks.
-        settings: number of repeats and of steps.
-        say: prints what is measured now.
         distributed: whether to compare with tf.distribute, whose servers may slow everything beside
             them, instead of Horovod.
     """

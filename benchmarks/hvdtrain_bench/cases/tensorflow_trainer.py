@@ -12,8 +12,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["BATCH", "CLASSES", "INPUTS", "Library", "TensorFlowTrainer"]
-
 INPUTS, CLASSES, BATCH = 1024, 1024, 16
 _LR, _MOMENTUM = 0.01, 0.9
 
@@ -38,13 +36,7 @@ class Library:
 
 
 class TensorFlowTrainer:
-    """Trains an MLP with SGD and momentum on one batch of this rank.
-
-    Args:
-        rank: rank, by which batches differ.
-        hidden: widths of the hidden layers.
-        library: how ranks communicate.
-    """
+    """Trains an MLP with SGD and momentum on one batch of this rank."""
 
     def __init__(self, rank: int, hidden: Sequence[int], library: Library) -> None:
         self._widths = (INPUTS, *hidden, CLASSES)

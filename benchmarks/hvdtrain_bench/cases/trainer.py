@@ -10,8 +10,6 @@ from torch.optim import SGD, Adam, Optimizer
 
 from hvdtrain_bench.cases.models import BenchModel
 
-__all__ = ["Trainer", "Wrap", "bare", "bare_optimizer", "first_weights"]
-
 # Returns the module to call and the optimizer to step, for a model.
 Wrap = Callable[[nn.Module], tuple[nn.Module, Optimizer]]
 
@@ -31,13 +29,7 @@ def bare(module: nn.Module) -> tuple[nn.Module, Optimizer]:
 
 
 def bare_optimizer(module: nn.Module, kind: str = "sgd", fused: bool | None = None) -> Optimizer:
-    """Return the optimizer of every contender.
-
-    Args:
-        module: model to optimize.
-        kind: "sgd", which has momentum, or "adam".
-        fused: whether to use torch's fused form; None for torch's default.
-    """
+    """Return the optimizer of every contender."""
     if kind == "adam":
         return Adam(module.parameters(), lr=1e-4, fused=fused)
     return SGD(module.parameters(), lr=0.01, momentum=0.9, fused=fused)
@@ -47,15 +39,10 @@ class Trainer:
     """A model with an optimizer, and the batch of every step.
 
     Args:
-        model: model to train.
-        weights: initial weights, from first_weights().
-        batch: inputs and targets of this rank.
         wrap: adds the library; called when the first turn begins.
-        seed: seed of this rank's dropout.
 
     Attributes:
         parameters: parameters of the model; empty before the first restart.
-        optimizer: optimizer to step.
     """
 
     optimizer: Optimizer

@@ -16,8 +16,6 @@ from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import require_tolerance
 from hvdtrain_bench.elastic.sizes import BATCH, RANKS
 
-__all__ = ["CONTENDERS", "Contender"]
-
 _HERE = Path(__file__).parent
 _MODULE = "hvdtrain_bench.elastic"
 # Horovod puts the host of a killed process on a list and starts nothing there: each has its own.
@@ -29,7 +27,6 @@ class Contender:
     """A way to train on when a process is killed.
 
     Attributes:
-        name: name.
         needs: what it needs beside the script.
         command: returns the command line of a job with the folder for its notes.
         problem: returns why it cannot run here; "" if it can.

@@ -16,8 +16,6 @@ from hvdtrain_bench.elastic.contenders import Contender
 from hvdtrain_bench.elastic.sizes import RANKS, SAMPLES
 from hvdtrain_bench.harness.notes import END, Note, read_notes
 
-__all__ = ["STAGES", "kill_one"]
-
 # By the events of stages.py.
 STAGES = {
     "noticed": "noticing",
@@ -32,16 +30,7 @@ _LAST_LINES = 20
 
 
 def kill_one(contender: Contender, folder: Path, seed: int) -> Failure:
-    """Run a job, kill one of its processes from outside, and return what that cost.
-
-    Args:
-        contender: library.
-        folder: empty directory for the files of the job.
-        seed: seed of the victim and the moment.
-
-    Raises:
-        HvdtrainError: the job failed.
-    """
+    """Run a job, kill one of its processes from outside, and return what that cost."""
     log = folder / "output.txt"
     variables = {**os.environ, "BENCH_NOTES": str(folder), "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:

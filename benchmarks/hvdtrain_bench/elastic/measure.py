@@ -17,18 +17,11 @@ from hvdtrain_bench.elastic.sizes import RANKS
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import Settings
 
-__all__ = ["measure_kills"]
-
 _OWN = "hvdtrain"
 
 
 def measure_kills(settings: Settings, say: Callable[[str], None]) -> Result:
-    """Run a job for each kill, and return what the kills cost with each library.
-
-    Args:
-        settings: number of kills.
-        say: prints what was measured.
-    """
+    """Run a job for each kill, and return what the kills cost with each library."""
     skipped: dict[str, str] = {}
     kills: dict[str, int] = {}
     for contender in CONTENDERS:

@@ -18,8 +18,6 @@ from hvdtrain_bench.elastic.work import build_model, make_samples
 from hvdtrain_bench.elastic.worlds import begin_world
 from hvdtrain_bench.harness.notes import Notes
 
-__all__ = ["recipe"]
-
 
 class _Model(nn.Module):
     """The model, which notes its samples: their first inputs tell their numbers."""

@@ -15,16 +15,9 @@ from hvdtrain_bench.elastic.sizes import BATCH, SAMPLES
 from hvdtrain_bench.elastic.work import build_model, make_optimizer, make_samples
 from hvdtrain_bench.harness.notes import Notes
 
-__all__ = ["main"]
-
 
 def main(library: str, folder: str) -> None:
-    """Train one epoch, and commit after each step.
-
-    Args:
-        library: "hvdtrain.torch" or "horovod.torch".
-        folder: directory for the notes.
-    """
+    """Train one epoch, and commit after each step."""
     hvd: Any = importlib.import_module(library)
     hvd.init()
     torch.set_num_threads(1)

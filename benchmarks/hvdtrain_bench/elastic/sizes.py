@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BATCH", "RANKS", "SAMPLES", "STEPS"]
-
 RANKS = 3
 BATCH = 32  # samples of each rank
 STEPS = 120  # of three ranks, in one epoch

@@ -12,18 +12,12 @@ from hvdtrain.engines.communicator import EngineWorld, Newcomer
 from hvdtrain.engines.mpi.failures import MpiFailures
 from hvdtrain_bench.harness.notes import Notes
 
-__all__ = ["AGREED", "NOTICED", "REBUILT", "noted_stages"]
-
 NOTICED, AGREED, REBUILT = "noticed", "agreed", "rebuilt"
 
 
 @contextmanager
 def noted_stages(notes: Notes) -> Iterator[None]:
-    """Note when this rank notices that others have ended, and when it is through with what follows.
-
-    Args:
-        notes: notes of this process.
-    """
+    """Note when this rank notices that others have ended, and when it has done what follows."""
     recover, reopen = context.recover, MpiFailures.reopen
 
     def noted_recover(leaving: Collection[int] = ()) -> Recovery:

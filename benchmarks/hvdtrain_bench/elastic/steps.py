@@ -27,8 +27,6 @@ from hvdtrain_bench.harness.jobs import RankLauncher
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
 
-__all__ = ["measure_elastic_steps"]
-
 _JOBS = (NOT_ELASTIC, NOT_ELASTIC_AGAIN, ELASTIC)
 _START_SECONDS, _GRACE_SECONDS = 120.0, 30.0
 _AGREEMENT = 1e-4  # as in steps.py
@@ -42,16 +40,6 @@ def measure_elastic_steps(
 
     The three jobs run at the same time; two of them wait while the third has its turn. They are
     started again several times, because the times of a job depend on where its memory is.
-
-    Args:
-        launcher: launcher of ranks.
-        ranks: number of ranks.
-        settings: models, number of repeats, and how often jobs are started.
-        say: prints what is measured now.
-
-    Raises:
-        UsageError: this MPI has no fault tolerance.
-        HvdtrainError: the ranks failed; they have printed why.
     """
     require_tolerance(launcher.library, "mpirun")
     cases = []

@@ -15,18 +15,9 @@ from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.trainer import Trainer, first_weights
 
-__all__ = ["main"]
-
 
 def main(address: str, key: str, steps: str, threads: str) -> None:
-    """Train some steps whenever the other side asks for it, and tell it how long one took.
-
-    Args:
-        address: socket of the other side.
-        key: name of the model.
-        steps: number of steps of a turn.
-        threads: number of threads with which torch computes.
-    """
+    """Train some steps whenever the other side asks for it, and tell it how long one took."""
     hvd.init(engine="mpi")
     torch.set_num_threads(int(threads))
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from hvdtrain_bench.elastic.sizes import SAMPLES
 
-__all__ = ["build_model", "make_optimizer", "make_samples"]
-
 _INPUTS, _WIDTH, _CLASSES = 784, 1024, 10
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from hvdtrain_bench.elastic.stages import noted_stages
 from hvdtrain_bench.harness.notes import Notes
 
-__all__ = ["begin_world"]
-
 _GENERATIONS = count()
 _UNTIL_THE_END = ExitStack()
 
@@ -23,9 +21,6 @@ def begin_world(folder: Path) -> Notes:
     """Note that a world begins, and return the notes of this process.
 
     summary.json of the run says where later worlds begin.
-
-    Args:
-        folder: directory of the notes, the same in each call.
     """
     notes = _notes(folder)
     generation = next(_GENERATIONS)

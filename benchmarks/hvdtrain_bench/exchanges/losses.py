@@ -18,8 +18,6 @@ from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import facts
 
-__all__ = ["measure_losses"]
-
 # Points of a curve: steps, seconds of training, loss of the test samples.
 Curve = list[tuple[int, float, float]]
 
@@ -27,14 +25,7 @@ Curve = list[tuple[int, float, float]]
 def measure_losses(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Train small models with every exchange, once for each seed, in turns (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: source of the version of this library.
-        settings: tasks, exchanges, steps, and repeats, which are the seeds.
-        say: prints what is measured now.
-    """
+    """Train small models with every exchange, once for each seed, in turns (collective)."""
     found: list[PeerFacts] = []
     cases = []
     names = [AVERAGE, *settings.exchanges]
@@ -55,16 +46,7 @@ def measure_losses(
 
 
 class _Training:
-    """A model that all ranks train with one exchange.
-
-    Args:
-        ranks: all ranks.
-        task: model and optimizer.
-        train: samples for training.
-        exchange: exchange, as text.
-        seed: seed of the weights and of the order of samples.
-        settings: number of steps, and of points of the curve.
-    """
+    """A model that all ranks train with one exchange."""
 
     def __init__(
         self,

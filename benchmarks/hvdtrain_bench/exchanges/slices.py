@@ -9,8 +9,6 @@ from random import Random
 
 from hvdtrain_bench.harness.ranks import Ranks
 
-__all__ = ["Stepper", "take_slices"]
-
 _FIRST_STEPS = 2
 
 
@@ -19,10 +17,8 @@ class Stepper:
     """Something whose steps are timed.
 
     Attributes:
-        name: name of the contender.
         steps: number of steps of a turn.
         prepare: called once, before the first step.
-        step: takes one step.
         check: raises WrongResultError unless the ranks agree.
     """
 
@@ -46,14 +42,7 @@ def take_slices(
     contenders alternate at random, so that turns of very different lengths see the same machine.
 
     Args:
-        ranks: all ranks.
-        steppers: contenders, the same on all ranks.
-        repeats: number of turns of each contender.
-        slice_steps: number of steps of a slice.
         run: takes a number of steps of a contender; called with its name, that number, and step.
-
-    Raises:
-        WrongResultError: the ranks of a contender differ.
     """
     for stepper in steppers:
         stepper.prepare()

@@ -23,22 +23,13 @@ from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import facts
 
-__all__ = ["measure_exchanges"]
-
 _COUNTERS = Path("/proc/net/dev")
 
 
 def measure_exchanges(
     ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
 ) -> Result:
-    """Time steps of each model with every exchange, and count what they send (collective).
-
-    Args:
-        ranks: all ranks.
-        peers: source of the version of this library.
-        settings: models, exchanges, steps of a turn and number of repeats.
-        say: prints what is measured now.
-    """
+    """Time steps of each model with every exchange, and count what they send (collective)."""
     cases = []
     found: list[PeerFacts] = []
     for key in settings.models:

@@ -19,8 +19,6 @@ from hvdtrain.data.digits import load_digits
 from hvdtrain.train.recipes.builtin.transformer import Transformer
 from hvdtrain_bench.cases.models import MODELS
 
-__all__ = ["TASKS", "LossTask", "Samples"]
-
 _CONTEXT, _TEXT_CHARACTERS, _TEST_WINDOWS = 32, 1 << 20, 512
 _ASCII = 128
 _BATCH = 32
@@ -39,13 +37,7 @@ class Samples:
     targets: Tensor
 
     def batches(self, rank: int, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's batches, forever: each epoch in another order.
-
-        Args:
-            rank: rank of this process.
-            size: number of ranks, which share each epoch.
-            seed: seed of the orders.
-        """
+        """Yield this rank's batches, forever: each epoch in another order."""
         generator = torch.Generator().manual_seed(seed)
         step = _BATCH * size
         while True:
@@ -60,10 +52,6 @@ class LossTask:
     """A model, its data and its optimizer.
 
     Attributes:
-        title: name for people.
-        data: returns the samples for training and those for testing.
-        build: returns the model with random weights.
-        optimizer: returns the optimizer of the model.
         factor: returns the factor of the learning rate in a step, given its number from 0 and the
             number of all steps; None if the rate is constant.
         batch: samples per rank and step.

@@ -14,8 +14,6 @@ from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loade
 from hvdtrain_bench.harness.results import Result, read_result
 from hvdtrain_bench.harness.settings import Settings
 
-__all__ = ["RankLauncher", "run_job"]
-
 _GRACE_SECONDS = 10.0
 # No job takes this long, even on a slow machine, unless it hangs.
 _LIMIT_SECONDS = 2 * 3600.0
@@ -26,10 +24,7 @@ class RankLauncher:
     """Starts ranks.
 
     Attributes:
-        library: MPI library.
-        mpirun: launcher of the MPI library.
         hostfile: hosts of the ranks; None for this host.
-        threads: number of threads with which each rank computes.
     """
 
     library: MpiLibrary
@@ -39,15 +34,7 @@ class RankLauncher:
 
     @classmethod
     def find(cls, hostfile: str | None, threads: int) -> RankLauncher:
-        """Find the installed MPI and its mpirun.
-
-        Args:
-            hostfile: hosts of the ranks; None for this host.
-            threads: number of threads with which each rank computes.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Find the installed MPI and its mpirun."""
         library = loaded_library()
         return cls(library, find_mpirun(library), hostfile, threads)
 
@@ -55,18 +42,7 @@ class RankLauncher:
 def run_job(
     launcher: RankLauncher, kind: str, ranks: int, settings: Settings, folder: Path
 ) -> Result:
-    """Run one benchmark and return the result that rank 0 wrote.
-
-    Args:
-        launcher: launcher of the ranks.
-        kind: kind of benchmark; see worker.py.
-        ranks: number of ranks.
-        settings: extent of the measurement.
-        folder: directory in which rank 0 writes and this process reads.
-
-    Raises:
-        HvdtrainError: the ranks failed; they have printed why.
-    """
+    """Run one benchmark and return the result that rank 0 wrote."""
     file = (folder / f"{kind}-{ranks}.part").resolve()
     environ = {**os.environ, "OMP_NUM_THREADS": str(launcher.threads)}
     worker = [sys.executable, "-m", "hvdtrain_bench.worker"]

@@ -9,31 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BEGIN", "END", "WORLD", "Note", "Notes", "read_notes"]
-
 WORLD, BEGIN, END = "world", "begin", "end"
 # What happened, when by the clock that all processes of a host share, and more.
 Note = dict[str, Any]
 
 
 class Notes:
-    """Appends lines to a file of this process.
-
-    Args:
-        folder: directory of the files of all processes of a job.
-    """
+    """Appends lines to a file of this process."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def add(self, event: str, **values: Any) -> None:
-        """Append a line.
-
-        Args:
-            event: what happened now.
-            values: more about it, as JSON values.
-        """
+        """Append a line."""
         line: Note = {"event": event, "at": time.monotonic(), **values}
         os.write(self._file, f"{json.dumps(line)}\n".encode())
 
@@ -56,11 +45,7 @@ class Notes:
 
 
 def read_notes(folder: Path) -> dict[int, list[Note]]:
-    """Return the notes of each process by its number, in their order.
-
-    Args:
-        folder: directory of the files; a line that is being written is left out.
-    """
+    """Return the notes of each process by its number, in their order."""
     found: dict[int, list[Note]] = {}
     for path in folder.glob("*.jsonl"):
         whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")

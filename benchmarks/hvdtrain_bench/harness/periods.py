@@ -6,8 +6,6 @@ import re
 
 from hvdtrain.core.exchanges.catalog import exchange_options
 
-__all__ = ["SHARDED", "period_of", "turn_steps"]
-
 SHARDED = "sharded"  # the average, by ranks that share the work of the optimizer
 
 _STEPS = re.compile(r"[:,]\s*steps\s*=\s*(\d+)")
@@ -29,11 +27,6 @@ def period_of(exchange: str) -> int:
 
 
 def turn_steps(exchange: str, least: int) -> int:
-    """Return the smallest number of whole periods of an exchange that has enough steps.
-
-    Args:
-        exchange: exchange as text.
-        least: smallest number of steps.
-    """
+    """Return the smallest number of whole periods of an exchange that has enough steps."""
     period = period_of(exchange)
     return -(-least // period) * period

@@ -9,8 +9,6 @@ from mpi4py import MPI
 
 from hvdtrain.polling import poll_until
 
-__all__ = ["Ranks"]
-
 T = TypeVar("T")
 
 
@@ -18,10 +16,6 @@ class Ranks:
     """All ranks of the job, with their own MPI communicator (collective).
 
     Every method is collective. The libraries that are measured are not used here.
-
-    Attributes:
-        rank: rank of this process.
-        size: number of ranks.
     """
 
     def __init__(self) -> None:

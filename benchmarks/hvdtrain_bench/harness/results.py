@@ -8,16 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Case", "PeerFacts", "Result", "read_result", "result_of", "write_json"]
-
 
 @dataclass(frozen=True)
 class PeerFacts:
     """A contender, as it was in its turn.
 
     Attributes:
-        name: name of the contender.
-        library: name and version of the library.
         torch_threads: number of threads with which torch computes, per rank.
         threads: number of all threads of a rank during its turn.
         cores: cores of rank 0, and whether it is bound to some of them.
@@ -35,8 +31,6 @@ class Case:
     """One measurement of all contenders, in turns.
 
     Attributes:
-        name: display name.
-        about: parameters by name.
         unit: unit of the values: "seconds", or "percent" of a core.
         values: one value per repeat for each contender.
         base: contender with which the others are compared; "" for none.
@@ -57,12 +51,7 @@ class Result:
 
     Attributes:
         kind: "collectives", "steps", "exchange", "exchange-loss" or another one of worker.py.
-        ranks: number of ranks.
         nodes: number of groups of ranks that share memory.
-        peers: contenders.
-        skipped: contenders that are not available, and why.
-        cases: measurements.
-        extra: other data of the kind.
     """
 
     kind: str
@@ -87,11 +76,6 @@ def result_of(document: Mapping[str, Any]) -> Result:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """Write a dataclass, or a JSON value.
-
-    Args:
-        path: file to write.
-        result: dataclass or JSON value.
-    """
+    """Write a dataclass, or a JSON value."""
     document = asdict(result) if hasattr(result, "__dataclass_fields__") else result
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -8,19 +8,6 @@ from typing import Self
 
 from hvdtrain_bench.harness.periods import turn_steps
 
-__all__ = [
-    "DEFAULT",
-    "EXCHANGES",
-    "FITTED",
-    "MODELS",
-    "OPTIMIZERS",
-    "PROFILE_STEPS",
-    "QUICK",
-    "TASKS",
-    "Settings",
-    "estimated_seconds",
-]
-
 MODELS = ("mlp", "transformer", "resnet50", "mnist-cnn")
 OPTIMIZERS = ("sgd", "adam")
 # Models that exist for Keras.
@@ -52,16 +39,11 @@ class Settings:
         repeats: number of turns of each contender; fewer than 8 cannot distinguish a difference
             from noise.
         seconds_per_turn: approximate duration of a turn of a collective.
-        sizes_bytes: sizes of the tensors.
-        models: subset of MODELS, see models.py.
-        optimizers: subset of OPTIMIZERS, see trainer.py.
         batches: samples per rank of each case, as a factor of each model's own.
         steps_per_turn: number of training steps; whole periods of an exchange that has some.
         idle_seconds: time for which idle ranks are observed.
-        loops: models of loops.py.
         exchanges: exchanges to compare, as text; see `hvdtrain exchanges`. For "profile" also
             periods.SHARDED.
-        tasks: tasks of exchanges/tasks.py.
         points: number of times that a training is interrupted to test what it has learned.
         kills: number of processes that are killed in jobs of hvdtrain, one in each.
         peer_kills: the same in jobs of each other library.
@@ -124,12 +106,7 @@ QUICK = replace(
 
 
 def estimated_seconds(kind: str, settings: Settings) -> float:
-    """Return the approximate duration of a job on two cores.
-
-    Args:
-        kind: kind of benchmark; see worker.py.
-        settings: extent of the measurement.
-    """
+    """Return the approximate duration of a job on two cores."""
     repeats = settings.repeats + 1
     if kind == "collectives":
         turns = (settings.seconds_per_turn + _SECONDS_PER_BYTE * n for n in settings.sizes_bytes)

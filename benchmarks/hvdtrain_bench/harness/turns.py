@@ -18,8 +18,6 @@ from hvdtrain_bench.harness.results import PeerFacts
 if TYPE_CHECKING:
     from hvdtrain_bench.harness.ranks import Ranks
 
-__all__ = ["Contender", "Turns", "facts", "take_turns"]
-
 _MOST_CALLS = 2000
 
 
@@ -28,10 +26,7 @@ class Contender:
     """Something that is timed and checked.
 
     Attributes:
-        name: name of the contender.
-        library: name and version of the library.
         prepare: sets values whose result is known.
-        call: timed function.
         check: raises WrongResultError unless the result is that of so many calls since prepare.
         most_calls: number of calls after which the result must be checked.
         turn: starts and stops what must not run while the others have their turn.
@@ -54,7 +49,6 @@ class Turns:
 
     Attributes:
         seconds: time of one call for each repeat: median of the slowest rank.
-        peers: description of the contenders.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -71,14 +65,7 @@ def take_turns(
     """Time all contenders once in each repeat, in an order that changes (collective).
 
     Args:
-        ranks: all ranks.
-        contenders: contenders, the same on all ranks.
         repeats: number of turns of each contender, after one to warm up.
-        seconds_per_turn: approximate duration of a turn.
-        fewest_calls: minimum number of calls in a turn, however long they take.
-
-    Raises:
-        WrongResultError: a result is wrong.
     """
     found = Turns()
     calls = {}
@@ -123,12 +110,6 @@ def _batch(ranks: Ranks, contender: Contender, calls: int) -> list[float]:
 
 
 def facts(ranks: Ranks, name: str, library: str) -> PeerFacts:
-    """Return the description of a contender at this moment (collective).
-
-    Args:
-        ranks: all ranks.
-        name: name of the contender.
-        library: name and version of the library.
-    """
+    """Return the description of a contender at this moment (collective)."""
     threads = int(ranks.largest(len(os.listdir("/proc/self/task"))))
     return PeerFacts(name, library, torch.get_num_threads(), threads, ranks.cores())

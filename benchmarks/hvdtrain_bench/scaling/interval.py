@@ -12,8 +12,6 @@ from random import Random
 from statistics import median, quantiles
 from typing import TypeVar
 
-__all__ = ["COVERAGE", "DRAWS", "Interval", "drawn", "interval_of"]
-
 T = TypeVar("T")
 
 # The share of the values that an interval contains: all but the lowest and the highest 5 %.
@@ -24,13 +22,7 @@ DRAWS = 200
 
 @dataclass(frozen=True)
 class Interval:
-    """The interval that contains a value with the probability COVERAGE.
-
-    Attributes:
-        low: lower end.
-        middle: median.
-        high: upper end.
-    """
+    """The interval that contains a value with the probability COVERAGE."""
 
     low: float
     middle: float
@@ -42,11 +34,7 @@ class Interval:
 
 
 def interval_of(values: Sequence[float]) -> Interval:
-    """Return the interval of values that are equally likely.
-
-    Args:
-        values: at least one.
-    """
+    """Return the interval of values that are equally likely."""
     if len(set(values)) == 1:
         return Interval(values[0], values[0], values[0])
     cuts = quantiles(values, n=_PARTS, method="inclusive")
@@ -57,9 +45,5 @@ def drawn(values: Sequence[T], seed: int) -> Sequence[T]:
     """Return DRAWS values at random, the same in each call; a given value as it is.
 
     Quantities that are drawn with different seeds vary independently of one another.
-
-    Args:
-        values: values that are equally likely.
-        seed: seed of the numbers.
     """
     return values if len(values) == 1 else Random(seed).choices(values, k=DRAWS)

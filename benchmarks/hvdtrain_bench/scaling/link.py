@@ -8,16 +8,12 @@ from math import log2
 
 from hvdtrain.core.gradients.bucket_size import fit_cost
 
-__all__ = ["PRESETS", "Link", "allreduce_seconds", "fit_link"]
-
 
 @dataclass(frozen=True)
 class Link:
     """A link between ranks.
 
     Attributes:
-        name: display name.
-        latency_seconds: latency of one message.
         bytes_per_second: bandwidth in each direction.
         core_share: share of the computing core that communication takes: 1 if the same core adds
             the gradients, 0 if a network card or a copy engine does the work.
@@ -58,11 +54,6 @@ def allreduce_seconds(ranks: int, nbytes: float, link: Link) -> float:
     Two binary trees, each with half of the data, in which each rank is a leaf of one of them at
     least, are due to Sanders, Speck and Traeff (Parallel Computing 35, 2009). Additions are part
     of the measured b, and overlap with the transfer in the presets.
-
-    Args:
-        ranks: number of ranks.
-        nbytes: size of the buffer in bytes.
-        link: link between the ranks.
     """
     if ranks == 1:
         return 0.0
@@ -83,15 +74,6 @@ def fit_link(
     """Fit latency and bandwidth to measured all-reduces.
 
     See `fit_cost`, which does it for all ranks together.
-
-    Args:
-        name: name of the link.
-        ranks: number of ranks that took part; at least 2.
-        points: bytes and seconds; at least two sizes.
-        core_share: see Link.
-
-    Raises:
-        ValueError: there are fewer than two ranks or sizes, or time does not grow with size.
     """
     if ranks < 2 or len({nbytes for nbytes, _ in points}) < 2:
         raise ValueError("a link is fitted to two sizes at least, measured on two ranks or more")

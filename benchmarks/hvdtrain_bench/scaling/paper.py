@@ -30,17 +30,6 @@ from hvdtrain_bench.scaling.scheme import (
     optimizer_share,
 )
 
-__all__ = [
-    "Prediction",
-    "Work",
-    "even_work",
-    "jitter_seconds",
-    "predict",
-    "seconds_on",
-    "step_seconds",
-]
-
-
 _PERFECT = Link("perfect", 0.0, inf)
 
 
@@ -49,10 +38,7 @@ class Work:
     """The work of one rank in a step.
 
     Attributes:
-        name: name of the model.
-        forward_seconds: time until the loss is computed.
         backward_seconds: time of the backward pass without communication.
-        optimizer_seconds: time of the optimizer's step.
         buckets: size in bytes of each bucket, in the order of reduction, and when it is ready in
             seconds after the start of backward.
         jitter_seconds: standard deviation of the step time between ranks.
@@ -90,8 +76,6 @@ class Prediction:
     """A predicted step on `ranks` ranks with the same batch each.
 
     Attributes:
-        ranks: number of ranks.
-        seconds: step time.
         efficiency: step time on one rank / seconds.
         exposed_seconds: time in which ranks only wait for communication.
     """
@@ -109,15 +93,7 @@ def even_work(
     bucket_bytes: int,
     first_bucket_bytes: int,
 ) -> Work:
-    """Return the work of a model whose gradients become ready evenly through the backward pass.
-
-    Args:
-        name: name of the model.
-        phases: seconds of forward, backward and optimizer.
-        nbytes: size of all gradients.
-        bucket_bytes: size of a bucket.
-        first_bucket_bytes: size of the first bucket.
-    """
+    """Return the work of a model whose gradients become ready evenly through the backward pass."""
     forward, backward, optimizer = phases
     buckets: list[tuple[int, float]] = []
     done = 0
@@ -133,9 +109,6 @@ def jitter_seconds(times: Sequence[Sequence[float]]) -> float:
 
     Delays that all ranks have in common do not count: the slowest of n is on average sigma e_n
     above their mean. The median over the steps ignores outliers.
-
-    Args:
-        times: seconds of each step, for each rank.
     """
     behind = median(max(step) - mean(step) for step in zip(*times, strict=True))
     return behind / _expected_maximum(len(times)) if len(times) > 1 else 0.0
@@ -144,14 +117,7 @@ def jitter_seconds(times: Sequence[Sequence[float]]) -> float:
 def step_seconds(
     work: Work, ranks: int, allreduce: Callable[[float], float], core_share: float = 0.0
 ) -> float:
-    """Return the time of a step on `ranks` ranks (see the module).
-
-    Args:
-        work: work of one rank.
-        ranks: number of ranks.
-        allreduce: returns the seconds of an all-reduce of so many bytes.
-        core_share: see Link.
-    """
+    """Return the time of a step on `ranks` ranks (see the module)."""
     taken = finished = backward = 0.0
     copied = work.copy_seconds if ranks > 1 else 0.0
     total = sum(nbytes for nbytes, _ in work.buckets)
@@ -167,14 +133,7 @@ def step_seconds(
 
 
 def seconds_on(work: Work, ranks: int, cluster: Cluster, scheme: Scheme = AVERAGE) -> float:
-    """Return the time of a step on a cluster, or its mean if not all steps communicate.
-
-    Args:
-        work: work of one rank.
-        ranks: number of ranks.
-        cluster: what connects them.
-        scheme: how they exchange gradients.
-    """
+    """Return the time of a step on a cluster, or its mean if not all steps communicate."""
     own = replace(
         work,
         optimizer_seconds=work.optimizer_seconds * optimizer_share(cluster, scheme, ranks),
@@ -199,9 +158,6 @@ def predict(
     Args:
         works: equally likely works of one rank among others.
         alone: those of one rank alone, as many.
-        ranks: numbers of ranks, in any order.
-        clusters: equally likely properties of what connects them.
-        scheme: how they exchange gradients.
     """
     predictions = []
     for count in ranks:

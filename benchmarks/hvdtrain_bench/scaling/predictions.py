@@ -14,18 +14,6 @@ from hvdtrain_bench.scaling.link import Link, allreduce_seconds, fit_link
 from hvdtrain_bench.scaling.paper import Prediction, Work, predict, seconds_on
 from hvdtrain_bench.scaling.scheme import AVERAGE, Cluster, Scheme
 
-__all__ = [
-    "HVDTRAIN",
-    "RANKS",
-    "Check",
-    "Steps",
-    "check_predictions",
-    "links_of",
-    "predictions",
-    "scaling_document",
-    "steps_of",
-]
-
 RANKS = tuple(1 << power for power in range(13))
 HVDTRAIN = "hvdtrain"  # the contender with the average; others have the names of their schemes
 # Seeds of what varies independently.
@@ -40,7 +28,6 @@ class Steps:
     Attributes:
         alone: equally likely works of one rank alone.
         works: the same of one rank among others, as many.
-        schemes: ways to exchange its gradients.
     """
 
     alone: Sequence[Work]
@@ -61,9 +48,6 @@ class Check:
     """A prediction and its measurement.
 
     Attributes:
-        model: name of the model.
-        scheme: name of the way to exchange gradients.
-        ranks: number of ranks.
         predicted: predicted step time in seconds.
         turns: measured step time of each turn.
         efficiency: computation of a step / median of these.
@@ -167,10 +151,8 @@ def predictions(
     """Predict 1 to 4,096 ranks for each model and each link.
 
     Args:
-        steps: what is known of the steps of each model.
         links: equally likely properties of each link between nodes.
         node: those of the link within a node, if several ranks share a network card.
-        ranks_per_node: number of ranks that share a network card.
 
     Returns:
         Predictions by model, with the name of the scheme if it is not the average, and by link.
@@ -193,13 +175,7 @@ def scaling_document(
     found: Mapping[str, Mapping[str, Sequence[Prediction]]],
     checks: Sequence[Check],
 ) -> dict[str, Any]:
-    """Return the results in a form that JSON can represent.
-
-    Args:
-        links: equally likely properties of each link.
-        found: predictions by model and link.
-        checks: predictions that were measured here.
-    """
+    """Return the results in a form that JSON can represent."""
     return {
         "links": [
             {

@@ -13,8 +13,6 @@ from hvdtrain_bench.scaling.paper import Prediction
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.scheme import AVERAGE, Scheme
 
-__all__ = ["check_line", "check_table", "prediction_tables", "scaling_lines"]
-
 _CHECK_COLUMNS = ("", "exchange", "ranks", "predicted", "measured", "error", "turns inside")
 _PHASES = {
     "forward_seconds": "forward",
@@ -27,12 +25,7 @@ _MICRO, _MILLI, _GIGA, _MEGA = 1e6, 1e3, 1e-9, 1e-6
 
 
 def scaling_lines(links: Sequence[Sequence[Link]], steps: Sequence[Steps]) -> Iterator[str]:
-    """Yield what predictions are made from.
-
-    Args:
-        links: equally likely properties of each link.
-        steps: what is known of the steps of each model.
-    """
+    """Yield what predictions are made from."""
     yield from map(_link, links)
     for each in steps:
         yield _work(each)
@@ -42,11 +35,7 @@ def scaling_lines(links: Sequence[Sequence[Link]], steps: Sequence[Steps]) -> It
 def prediction_tables(
     found: Mapping[str, Mapping[str, Sequence[Prediction]]],
 ) -> Iterator[Table]:
-    """Yield a table for each model and scheme: step and efficiency by the number of ranks.
-
-    Args:
-        found: predictions by model and link.
-    """
+    """Yield a table for each model and scheme: step and efficiency by the number of ranks."""
     for title, of_links in found.items():
         table = _table(f"{title}: step and efficiency on paper", ("ranks", *of_links))
         for row in zip(*of_links.values(), strict=True):

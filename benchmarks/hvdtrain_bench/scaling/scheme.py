@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from hvdtrain_bench.scaling.link import Link, allreduce_seconds
 
-__all__ = ["AVERAGE", "Cluster", "Scheme", "backward_seconds", "later_seconds", "optimizer_share"]
-
 
 @dataclass(frozen=True)
 class Scheme:
@@ -23,10 +21,6 @@ class Scheme:
     S (rate + n rate_per_node) bytes, in `calls` collectives.
 
     Attributes:
-        name: name of the exchange, with its options.
-        rate: see above.
-        rate_per_node: see above.
-        calls: see above.
         bucket_seconds: computation for a bucket, however small.
         seconds_per_byte: computation for each byte of the gradients.
         period: number of steps from one exchange to the next, of weights after the optimizer; 1
@@ -58,7 +52,6 @@ class Cluster:
     Attributes:
         network: link between nodes, or between all ranks if each has a card of its own.
         node: link between the ranks of a node; None if each has a card of its own.
-        ranks_per_node: number of ranks that share a network card.
     """
 
     network: Link
@@ -75,14 +68,7 @@ class Cluster:
 
 
 def backward_seconds(cluster: Cluster, scheme: Scheme, ranks: int, nbytes: float) -> float:
-    """Return how long the reduction of a bucket takes, which backward may hide.
-
-    Args:
-        cluster: what connects the ranks.
-        scheme: how they exchange gradients.
-        ranks: number of ranks.
-        nbytes: size of the bucket in bytes.
-    """
+    """Return how long the reduction of a bucket takes, which backward may hide."""
     if scheme.period > 1:
         return 0.0
     whole = _within(cluster, ranks, nbytes) + _between(cluster, scheme, ranks, nbytes)
@@ -90,14 +76,7 @@ def backward_seconds(cluster: Cluster, scheme: Scheme, ranks: int, nbytes: float
 
 
 def later_seconds(cluster: Cluster, scheme: Scheme, ranks: int, buckets: Sequence[float]) -> float:
-    """Return how long a step communicates after its optimizer, on average.
-
-    Args:
-        cluster: what connects the ranks.
-        scheme: how they exchange gradients.
-        ranks: number of ranks.
-        buckets: sizes of all buckets in bytes.
-    """
+    """Return how long a step communicates after its optimizer, on average."""
     if scheme.period > 1:
         return sum(backward_seconds(cluster, AVERAGE, ranks, n) for n in buckets) / scheme.period
     return sum(_gathering(cluster, scheme, ranks, nbytes) for nbytes in buckets)

@@ -21,11 +21,7 @@ class Division(Protocol):
     """Divides samples among processes."""
 
     def train_shares(self, order: Indices) -> list[Indices]:
-        """Return the samples of this process for each step of an epoch.
-
-        Args:
-            order: the samples in the order of the epoch, int64 [n].
-        """
+        """Return the samples of this process for each step of an epoch."""
 
     def test_share(self, samples: int) -> Indices:
         """Return the test samples of this process."""
