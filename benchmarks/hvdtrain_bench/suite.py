@@ -11,12 +11,11 @@ from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy,
 from hvdtrain_bench.analysis.machine import busy_warning, describe_machine
 from hvdtrain_bench.analysis.report import ConsoleReport
 from hvdtrain_bench.cases.schemes import scheme_of_any_model
-from hvdtrain_bench.elastic.measure import measure_kills
+from hvdtrain_bench.elastic.kills import measure_kills
 from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
 from hvdtrain_bench.harness.settings import Settings, estimated_seconds
-from hvdtrain_bench.scaling.link import PRESETS, Link
 from hvdtrain_bench.scaling.paper import Work
 from hvdtrain_bench.scaling.predictions import (
     Steps,
@@ -26,7 +25,7 @@ from hvdtrain_bench.scaling.predictions import (
     scaling_document,
     steps_of,
 )
-from hvdtrain_bench.scaling.scheme import AVERAGE
+from hvdtrain_bench.scaling.scheme import AVERAGE, PRESETS, Link
 
 
 @dataclass(frozen=True)

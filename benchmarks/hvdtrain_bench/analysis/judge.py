@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from hvdtrain_bench.analysis.figure import Figure, figure_of
 from hvdtrain_bench.analysis.kills import FIGURES_OF_ELASTIC
 from hvdtrain_bench.analysis.losses import compare_losses
-from hvdtrain_bench.analysis.statistics import Comparison, compare, paired_ratios
+from hvdtrain_bench.analysis.statistics import Comparison, Figure, compare, figure_of, paired_ratios
 from hvdtrain_bench.harness.results import Case, Result
 
 _NAMED_MICROSECONDS = 8.0

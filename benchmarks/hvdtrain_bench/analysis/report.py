@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hvdtrain_bench.analysis.figure import Figure
 from hvdtrain_bench.analysis.judge import (
     ComparedContender,
     efficiencies,
@@ -17,9 +16,9 @@ from hvdtrain_bench.analysis.judge import (
     is_trustworthy,
     rows,
 )
-from hvdtrain_bench.analysis.kill_report import kill_tables
+from hvdtrain_bench.analysis.kills import kill_tables
+from hvdtrain_bench.analysis.statistics import Figure
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.link import Link
 from hvdtrain_bench.scaling.paper import Prediction
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.report import (
@@ -28,6 +27,7 @@ from hvdtrain_bench.scaling.report import (
     prediction_tables,
     scaling_lines,
 )
+from hvdtrain_bench.scaling.scheme import Link
 
 _WIDTH = 120
 _PEER_COLUMNS = ("", "version", "threads of a rank", "cores")

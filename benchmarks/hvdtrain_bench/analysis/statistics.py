@@ -1,4 +1,4 @@
-"""Paired comparisons of repeated measurements, and when a difference is within the noise. Pure."""
+"""Figures with their spread, paired comparisons, and when a difference is noise. Pure."""
 
 from __future__ import annotations
 
@@ -88,3 +88,38 @@ def median_interval(
     if left_out == 0:
         return None
     return ordered[left_out - 1], ordered[count - left_out]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of interest.
+
+    Attributes:
+        number: median.
+        low: lower quartile.
+        high: upper quartile.
+        unit: "us", "ms", "s", "MB", "x", "%" or "" for a loss.
+        met: whether the target is met; None without a target.
+    """
+
+    label: str
+    number: float
+    low: float
+    high: float
+    unit: str
+    verdict: str = ""
+    met: bool | None = None
+
+
+def figure_of(
+    label: str, values: Sequence[float], unit: str, target: float | None = None
+) -> Figure:
+    """Return the figure of repeated measurements.
+
+    Args:
+        target: the median must be less; None without a target.
+    """
+    low, high = spread(values)
+    met = None if target is None else median(values) < target
+    verdict = "" if target is None else f"target: below {target:g} {unit}"
+    return Figure(label, median(values), low, high, unit, verdict, met)

@@ -28,10 +28,9 @@ from hvdtrain_bench.cases.schemes import measured_scheme
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.sums import sum_contender
 from hvdtrain_bench.cases.trainer import Trainer, bare, bare_optimizer, first_weights
-from hvdtrain_bench.harness.periods import SHARDED, period_of
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import PROFILE_STEPS, Settings
+from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, Settings, period_of
 from hvdtrain_bench.harness.turns import Contender, take_turns
 from hvdtrain_bench.scaling.paper import jitter_seconds
 from hvdtrain_bench.scaling.predictions import HVDTRAIN

@@ -12,7 +12,7 @@ from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.core.exchanges.measured_costs import rehearse, small
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.types import DType
-from hvdtrain_bench.harness.periods import SHARDED, period_of
+from hvdtrain_bench.harness.settings import SHARDED, period_of
 from hvdtrain_bench.scaling.scheme import Scheme
 
 _MATRIX = (1024, 1024)

@@ -17,10 +17,9 @@ from hvdtrain_bench.cli.options import (
     require_exchanges,
     run_suite,
 )
-from hvdtrain_bench.harness.periods import SHARDED, period_of
-from hvdtrain_bench.harness.settings import MODELS
-from hvdtrain_bench.scaling.link import PRESETS, Link
+from hvdtrain_bench.harness.settings import MODELS, SHARDED, period_of
 from hvdtrain_bench.scaling.paper import Work, even_work
+from hvdtrain_bench.scaling.scheme import PRESETS, Link
 from hvdtrain_bench.suite import Paper
 
 _HERE = "here"

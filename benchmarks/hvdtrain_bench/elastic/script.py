@@ -63,7 +63,7 @@ class _Resets:
 def _stages(library: str, notes: Notes) -> AbstractContextManager[None]:
     if library != "hvdtrain.torch":
         return nullcontext()
-    from hvdtrain_bench.elastic.stages import noted_stages
+    from hvdtrain_bench.elastic.worlds import noted_stages
 
     return noted_stages(notes)
 

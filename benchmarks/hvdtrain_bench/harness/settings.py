@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from hvdtrain_bench.harness.periods import turn_steps
+from hvdtrain.core.exchanges.catalog import exchange_options
+
+SHARDED = "sharded"  # the average, by ranks that share the work of the optimizer
+
+_STEPS = re.compile(r"[:,]\s*steps\s*=\s*(\d+)")
+
+
+def period_of(exchange: str) -> int:
+    """Return the number of steps from one exchange to the next; 1 for exchanges of gradients.
+
+    Args:
+        exchange: exchange as text, such as "local:steps=8", or SHARDED; blocks of samples count as
+            one step.
+    """
+    if exchange == SHARDED:
+        return 1
+    if given := _STEPS.search(exchange):
+        return int(given[1])
+    option = exchange_options(exchange.partition(":")[0]).get("steps")
+    return int(option.default or 1) if option else 1
+
+
+def turn_steps(exchange: str, least: int) -> int:
+    """Return the smallest number of whole periods of an exchange that has enough steps."""
+    period = period_of(exchange)
+    return -(-least // period) * period
+
 
 MODELS = ("mlp", "transformer", "resnet50", "mnist-cnn")
 OPTIMIZERS = ("sgd", "adam")

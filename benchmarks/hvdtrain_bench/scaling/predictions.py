@@ -9,10 +9,23 @@ from typing import Any
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.harness.results import Result
-from hvdtrain_bench.scaling.interval import Interval, drawn, interval_of
-from hvdtrain_bench.scaling.link import Link, allreduce_seconds, fit_link
-from hvdtrain_bench.scaling.paper import Prediction, Work, predict, seconds_on
-from hvdtrain_bench.scaling.scheme import AVERAGE, Cluster, Scheme
+from hvdtrain_bench.scaling.paper import (
+    Interval,
+    Prediction,
+    Work,
+    drawn,
+    interval_of,
+    predict,
+    seconds_on,
+)
+from hvdtrain_bench.scaling.scheme import (
+    AVERAGE,
+    Cluster,
+    Link,
+    Scheme,
+    allreduce_seconds,
+    fit_link,
+)
 
 RANKS = tuple(1 << power for power in range(13))
 HVDTRAIN = "hvdtrain"  # the contender with the average; others have the names of their schemes

@@ -7,11 +7,9 @@ from statistics import median
 
 from rich.table import Table
 
-from hvdtrain_bench.scaling.interval import COVERAGE, Interval, interval_of
-from hvdtrain_bench.scaling.link import Link
-from hvdtrain_bench.scaling.paper import Prediction
+from hvdtrain_bench.scaling.paper import COVERAGE, Interval, Prediction, interval_of
 from hvdtrain_bench.scaling.predictions import Check, Steps
-from hvdtrain_bench.scaling.scheme import AVERAGE, Scheme
+from hvdtrain_bench.scaling.scheme import AVERAGE, Link, Scheme
 
 _CHECK_COLUMNS = ("", "exchange", "ranks", "predicted", "measured", "error", "turns inside")
 _PHASES = {

@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from hvdtrain_compare.protocol import Strategy
 from hvdtrain_compare.strategies import keras, torch
 
-_MODULES = {"torch": torch, "keras": keras}
+_REFERENCES = {"torch": torch.REFERENCE, "keras": keras.REFERENCE}
+_STRATEGIES: Mapping[str, tuple[Strategy, ...]] = {
+    "torch": torch.STRATEGIES,
+    "keras": keras.STRATEGIES,
+}
 
 
 def reference_of(framework: str) -> Strategy:
     """Return what all others are compared with; it always runs."""
-    return _MODULES[framework].REFERENCE
+    return _REFERENCES[framework]
 
 
 def strategies_of(framework: str) -> Mapping[str, Strategy]:
     """Return the strategies of a framework by name."""
-    return {strategy.name: strategy for strategy in _MODULES[framework].STRATEGIES}
+    return {strategy.name: strategy for strategy in _STRATEGIES[framework]}
 
 
 def find_strategy(framework: str, name: str) -> Strategy:

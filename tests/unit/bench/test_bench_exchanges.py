@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hvdtrain_bench.analysis.losses import Curve, compare_losses
-from hvdtrain_bench.harness.periods import period_of, turn_steps
+from hvdtrain_bench.harness.settings import period_of, turn_steps
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hvdtrain_bench.analysis.failures import UnfinishedJobError, failure_of
-from hvdtrain_bench.analysis.kills import NEW_STEP, figures_of_kills, summary_of
+from hvdtrain_bench.analysis.kills import (
+    NEW_STEP,
+    UnfinishedJobError,
+    failure_of,
+    figures_of_kills,
+    summary_of,
+)
 from hvdtrain_bench.harness.notes import Note
 from hvdtrain_bench.harness.results import Case, Result
 

@@ -8,7 +8,6 @@ from itertools import pairwise
 from math import inf
 
 import pytest
-from hvdtrain_bench.scaling.link import PRESETS, Link, allreduce_seconds, fit_link
 from hvdtrain_bench.scaling.paper import (
     Prediction,
     Work,
@@ -18,7 +17,16 @@ from hvdtrain_bench.scaling.paper import (
     seconds_on,
     step_seconds,
 )
-from hvdtrain_bench.scaling.scheme import AVERAGE, Cluster, Scheme, backward_seconds
+from hvdtrain_bench.scaling.scheme import (
+    AVERAGE,
+    PRESETS,
+    Cluster,
+    Link,
+    Scheme,
+    allreduce_seconds,
+    backward_seconds,
+    fit_link,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

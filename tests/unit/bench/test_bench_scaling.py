@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.interval import interval_of
-from hvdtrain_bench.scaling.link import Link, allreduce_seconds
-from hvdtrain_bench.scaling.paper import Work, seconds_on
+from hvdtrain_bench.scaling.paper import Work, interval_of, seconds_on
 from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
 from hvdtrain_bench.scaling.report import check_line
-from hvdtrain_bench.scaling.scheme import Cluster
+from hvdtrain_bench.scaling.scheme import Cluster, Link, allreduce_seconds
 
 from hvdtrain.errors import HvdtrainError
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hvdtrain_bench.scaling.link import allreduce_seconds, fit_link
 from hvdtrain_bench.scaling.paper import Work, step_seconds
+from hvdtrain_bench.scaling.scheme import allreduce_seconds, fit_link
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
