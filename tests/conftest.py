@@ -19,6 +19,11 @@ from hypothesis import settings
 from leaks import MARK, Snapshot, leaks, restore
 
 _CHECKOUT = Path(__file__).parents[1]
+# Lost ranks, programs of users, explorations: `make test` leaves them to `make test-rest`.
+LONG = [
+    *("failure/*.py", "scripts/*.py", "bench/*.py", "compare/*.py", "train/test_own_recipe.py"),
+    *("unit/core/agreement/test_exploration*.py", "unit/core/test_stream_order.py"),
+]
 _PATIENCE_SECONDS = 120.0
 _HEADER_PACKAGES = ("hvdtrain", "torch", "mpi4py", "numpy")
 # The library can be asked for its name without initialising MPI.
@@ -60,6 +65,13 @@ def _look_in_the_checkout(config: pytest.Config) -> None:
     sys.path[:0] = found
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*found, *([inherited] if inherited else [])])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long."""
+    for item in items:
+        if any(item.path.match(f"tests/{files}") for files in LONG):
+            item.add_marker("long")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
