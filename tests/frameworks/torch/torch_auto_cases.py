@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from copy import deepcopy
 
 import torch
 from exchange_formulas import OneBitFormula, mean
@@ -99,41 +98,3 @@ def large_gradients_are_compressed_and_small_ones_averaged() -> None:
             assert [line.split("  ")[1] for line in lines[2:4]] == ["average", "onebit and average"]
             assert lines[4].startswith("chosen: average for 3 gradients with "), lines
             assert "ms, predicted " in lines[5], lines
-
-
-@case
-def a_choice_is_kept_by_a_checkpoint() -> None:
-    """What is really measured may choose anything; another optimizer goes on with the same bits."""
-    if torch.get_default_device().type != "cpu":
-        return
-    text = f"auto:allow=half+nbit:bits=4/block=8+topk:ratio=0.1,steps={STEPS},warmup=1"
-
-    def made(model: Model) -> hvd.DistributedOptimizer:
-        with nodes_of_their_own():
-            return wrapped(model, text)
-
-    model = dense()
-    optimizer = made(model)
-    with told() as lines:
-        for step in range(FIRST + 3):
-            take_step(model, optimizer, step)
-    assert sum(line.startswith("chosen: ") for line in lines) == (hvd.rank() == 0), lines
-    assert optimizer.exchange is not None
-    chosen = optimizer.exchange.chosen
-    assert chosen is not None
-    assert {str(each) for each in allgather_object(chosen, "chosen")} == {str(chosen)}
-    saved, layout = optimizer.exchange_state(), optimizer.bucket_plan()
-    resumed = dense()
-    other = made(resumed)
-    resumed.load_state_dict(model.state_dict())
-    other.load_state_dict(deepcopy(optimizer.state_dict()))
-    other.use_bucket_plan(layout)
-    other.load_exchange_state(saved)
-    with told() as lines:
-        for step in range(FIRST + 3, FIRST + 6):
-            take_step(model, optimizer, step)
-            take_step(resumed, other, step)
-    assert other.exchange is not None
-    assert other.exchange.chosen == chosen
-    assert difference(model, resumed) == 0.0
-    assert not any(line.startswith("chosen: ") for line in lines), lines

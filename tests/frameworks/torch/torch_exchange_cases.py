@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from exchange_formulas import Flat, OneBitFormula
+from exchange_formulas import Flat
 from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
-from torch_training import Model, batch, case, difference, momentum, plan_of, refused
+from torch_training import Model, batch, case, difference, momentum, refused
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
-from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError
 
 
@@ -115,28 +112,6 @@ def a_bucket_that_is_reduced_after_backward_is_no_change_of_its_gradients() -> N
     total = hvd.size() * (hvd.size() + 1) / 2
     assert torch.allclose(weights[0], torch.full((8,), -1 / total))
     assert torch.allclose(weights[1], torch.full((8,), -1.0))
-
-
-@case
-def gradients_of_one_bit() -> None:
-    own_nodes = allgather_object(context.current().topology.node, "nodes")
-    for hierarchical, nodes in ((False, list(range(hvd.size()))), (True, own_nodes)):
-        model, alone = dense(), dense()
-        optimizer, inner = wrapped(model, one_bit(hierarchical)), momentum(parameters(alone))
-        formula = OneBitFormula(nodes, [p.numel() for p in model.parameters()])
-        for step in range(4):
-            optimizer.sample_weight = samples(step, hvd.rank())
-            backward(model, step, hvd.rank())
-            plan = plan_of(optimizer)
-            optimizer.step()
-            counts = [samples(step, rank) for rank in range(hvd.size())]
-            found = []
-            for rank in range(hvd.size()):
-                backward(alone, step, rank)
-                found.append(flat(gradients(alone)))
-            put(formula.step(plan, found, counts), gradients(alone))
-            inner.step()
-            assert difference(model, alone) < 1e-12, (hierarchical, step)
 
 
 @case
@@ -270,62 +245,3 @@ def what_does_not_go_together_is_refused() -> None:
     other = torch.optim.SGD([complex_weight], lr=1.0)
     make = partial(hvd.DistributedOptimizer, other, exchange=OneBit())
     assert "is complex64" in refused(ValueError, make)
-
-
-@case
-def adasum_goes_on_without_ranks_that_have_joined() -> None:
-    model, alone = dense(), dense()
-    inner = momentum(parameters(alone))
-    optimizer = hvd.DistributedOptimizer(momentum(parameters(model)), op=hvd.Adasum)
-    if hvd.rank() == 0:
-        for step in range(2):
-            for each, its_optimizer in ((model, optimizer), (alone, inner)):
-                backward(each, step, 0)
-                its_optimizer.step()
-        assert difference(model, alone) < 1e-15
-    hvd.join()
-
-
-@case
-def what_is_lost_is_kept_over_a_step_that_is_not_finite() -> None:
-    exchange, model = OneBit(hierarchical=False), dense()
-    optimizer = wrapped(model, exchange)
-    for step in range(3):
-        before = exchange.state().own
-        if step == 2 and hvd.rank() == 0:
-            optimizer.zero_grad()
-            (parameters(model)[0].sum() * float("inf")).backward()
-        else:
-            backward(model, step, hvd.rank())
-        optimizer.step()
-        after = exchange.state().own
-        same = before.keys() == after.keys() and all(
-            (before[name] == after[name]).all() for name in before
-        )
-        assert same == (step == 2 or (step > 0 and hvd.size() == 1)), step
-
-
-@case
-def what_is_lost_stays_with_its_parameter_when_others_are_unfrozen() -> None:
-    exchange, model = OneBit(hierarchical=False), dense()
-    for parameter in parameters(model)[:2]:
-        parameter.requires_grad_(False)
-    optimizer = wrapped(model, exchange)
-    backward(model, 0, hvd.rank())
-    optimizer.step()
-    lost = exchange.state().own
-    assert set(lost) == {"residual.3.weight", "residual.3.bias"}
-    for parameter in parameters(model)[:2]:
-        parameter.requires_grad_(True)
-    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3).double())]})
-    for parameter in parameters(model):
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    # Only what each rank has kept is sent: the ranks' mean of mean|r| sign(r).
-    kept = allgather_object(lost, "kept")
-    for name, parameter in model.named_parameters():
-        residuals = [each.get(f"residual.{name}", np.zeros(1)) for each in kept]
-        sent = [abs(each).mean() * np.where(each < 0, -1, 1) for each in residuals]
-        expected = torch.from_numpy(np.mean(sent, axis=0).reshape(-1)).expand(parameter.numel())
-        assert parameter.grad is not None
-        assert (parameter.grad.reshape(-1) - expected).abs().max() < 1e-15, name

@@ -25,8 +25,8 @@ from hvdtrain.torch.tensors import routes as torch_routes
 # a step was finite, the norm in the loop of train, what is pickled or saved, and the loss by LBFGS.
 # Halves stay halves on engine mpi only.
 LEFT_OUT = {
-    *("two_backwards_without_a_step", "closures", "a_script_makes_its_tensors_elsewhere"),
-    *("sparse_gradients", "sparse_gradients_for_an_optimizer_that_takes_no_others"),
+    *("two_backwards_without_a_step", "a_script_makes_its_tensors_elsewhere"),
+    "sparse_gradients_for_an_optimizer_that_takes_no_others",
     *("sparse_gradients_are_summed_as_dense_ones_are", "layouts_that_differ_between_ranks"),
     "sparse_gradients_are_weighted_by_samples",
     "sparse_gradients_outside_a_process_set_are_made_dense",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 import torch
-from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
+from exchange_formulas import BlockFormula, Flat, OfRanks, mean
 from torch_exchange_cases import backward, dense, flat, parameters, put, samples, wrapped
 from torch_training import Model, case, difference, momentum, refused
 
@@ -206,33 +206,3 @@ def blocks_count_samples_that_are_known() -> None:
     optimizer = wrapped(model, make_exchange("blockmomentum:block=22"))
     backward(model, 0, hvd.rank())
     assert "set optimizer.sample_weight" in refused(ValueError, optimizer.step)
-
-
-@case
-def an_outer_optimizer_beside_adam() -> None:
-    model, alone = dense(), Alone(adam)
-    optimizer = hvd.DistributedOptimizer(adam(parameters(model)), exchange="diloco:steps=3")
-    formula = DiLoCoFormula(flat(parameters(model)), 0.7, 0.9)
-    for step in range(7):
-        take_step(model, optimizer, step)
-        alone.step(step)
-        if step == 6:
-            optimizer.flush()
-        if optimizer.synchronized:
-            averages = mean(alone.weights(), alone.samples)
-            alone.put([formula.round(index, each) for index, each in enumerate(averages)])
-            check_equal(model.parameters())
-        assert difference(model, alone.own) < 1e-11, step
-
-
-@case
-def fragments_of_an_outer_optimizer() -> None:
-    model = dense()
-    inner = adam(parameters(model))
-    optimizer = hvd.DistributedOptimizer(inner, exchange="diloco:steps=4,fragments=2,type=int8")
-    for step in range(5):
-        take_step(model, optimizer, step)
-        assert not optimizer.synchronized
-    optimizer.flush()
-    assert optimizer.synchronized
-    check_equal(model.parameters())

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import torch
 from process_sets import assert_lists_are_refused
+from torch_training import Cases, ranks_sum, refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
@@ -20,13 +21,8 @@ INTEGERS = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-CASES: list[Callable[[], None]] = []
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
+CASES = Cases()
+case = CASES.add
 
 
 def mine(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -38,41 +34,6 @@ def mine(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 def close(got: torch.Tensor, expected: torch.Tensor) -> bool:
     """Compare without importing torch.testing, which takes seconds on each rank."""
     return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-15, atol=0)
-
-
-def refused(kind: type[Exception], call: Callable[[], object]) -> str:
-    """Return the message of the error that `call` must raise."""
-    try:
-        call()
-    except kind as error:
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
-
-
-def ranks_sum() -> int:
-    """Return 1 + 2 + ... + size."""
-    return hvd.size() * (hvd.size() + 1) // 2
-
-
-@case
-def average_and_sum() -> None:
-    n, positions = hvd.size(), torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
-    tensor = mine(2, 3)
-    before = tensor.clone()
-    assert close(hvd.allreduce(tensor), positions + (n + 1) / 2)
-    assert close(hvd.allreduce(tensor, name="x", op=hvd.Sum), n * positions + ranks_sum())
-    assert torch.equal(tensor, before)
-
-
-@case
-def average_of_integers_truncates_towards_zero() -> None:
-    values = torch.tensor([1, -1, 7]) * (hvd.rank() + 1)
-    total = ranks_sum()
-    expected = [total // hvd.size(), -(total // hvd.size()), 7 * total // hvd.size()]
-    assert hvd.allreduce(values).tolist() == expected
-    large = torch.tensor([2**60 + hvd.rank()])
-    exact = (hvd.size() * 2**60 + ranks_sum() - hvd.size()) // hvd.size()
-    assert hvd.allreduce(large).tolist() == [exact]
 
 
 @case
@@ -108,13 +69,6 @@ def average_of_the_largest_numbers() -> None:
             assert hvd.allreduce(values).tolist() == [expected], (dtype, extreme)
             scattered = hvd.reducescatter(values.repeat(hvd.size()), op=hvd.Average)
             assert scattered.tolist() == [expected], (dtype, extreme)
-
-
-@case
-def booleans() -> None:
-    first = torch.tensor([hvd.rank() == 0, True])
-    assert hvd.allreduce(first, op=hvd.Sum).tolist() == [True, True]
-    assert hvd.allreduce(first, op=hvd.Product).tolist() == [hvd.size() == 1, True]
 
 
 @case
@@ -163,14 +117,6 @@ def root_that_is_no_rank() -> None:
     for root_rank in (-1, hvd.size()):
         message = refused(ValueError, partial(hvd.broadcast, torch.ones(1), root_rank))
         assert f"root_rank {root_rank} is not one of ranks {list(range(hvd.size()))}" in message
-
-
-@case
-def objects() -> None:
-    n, r = hvd.size(), hvd.rank()
-    assert hvd.allgather_object({"rank": r}) == [{"rank": k} for k in range(n)]
-    assert hvd.broadcast_object(["root", r], n - 1) == ["root", n - 1]
-    assert hvd.broadcast_object(None if r else "zero") == "zero"
 
 
 @case
@@ -233,20 +179,6 @@ def arguments_that_make_no_sense() -> None:
     assert "state_dict()" in refused(ValueError, partial(hvd.broadcast_parameters, torch.ones(1)))
     # A name of any type is taken for what it prints.
     assert hvd.allreduce(torch.ones(1), name=7).item() == 1  # type: ignore[arg-type]
-
-
-@case
-def parameters_of_root_rank() -> None:
-    torch.manual_seed(hvd.rank())
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    model(torch.randn(5, 3))
-    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.size() - 1)
-    torch.manual_seed(hvd.size() - 1)
-    expected = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    expected(torch.randn(5, 3))
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, expected.state_dict()[name]), name
-    hvd.broadcast_parameters(model.named_parameters())
 
 
 @case

@@ -224,29 +224,6 @@ def gradients_come_back_to_engine_memory() -> None:
 
 
 @case
-def sparse_gradients() -> None:
-    for sparse_as_dense in (False, True):
-        table = torch.nn.Embedding(6, 2, sparse=True).double()
-        with torch.no_grad():
-            table.weight.zero_()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(table.parameters(), lr=1.0),
-            table.named_parameters(),
-            sparse_as_dense=sparse_as_dense,
-        )
-        for _ in range(2):
-            optimizer.zero_grad()
-            if hvd.rank() != 1:  # this rank has none
-                table(torch.tensor([hvd.rank(), 5])).sum().backward()
-            optimizer.step()
-        users = [rank for rank in range(hvd.size()) if rank != 1]
-        expected = torch.zeros(6, 2).double()
-        expected[users] = -2.0 / hvd.size()
-        expected[5] = -2.0 * len(users) / hvd.size()
-        assert torch.allclose(table.weight, expected)
-
-
-@case
 def sparse_gradients_outside_a_process_set_are_made_dense() -> None:
     if hvd.size() < 2 or not hvd.mpi_threads_supported():  # which process sets need
         return

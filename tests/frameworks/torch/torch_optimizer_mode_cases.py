@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from functools import partial
 
@@ -16,32 +15,6 @@ from torch_training import (
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
-
-
-@case
-def adasum_of_steps() -> None:
-    weight = torch.nn.Parameter(torch.zeros(4))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), op=hvd.Adasum)
-    weight[hvd.rank()].backward()  # orthogonal steps add up
-    optimizer.step()
-    assert weight.tolist() == [-1.0] * hvd.size() + [0.0] * (4 - hvd.size())
-    optimizer.zero_grad()
-    weight.sum().backward()  # equal steps are averaged
-    optimizer.step()
-    assert weight.tolist() == [-2.0] * hvd.size() + [-1.0] * (4 - hvd.size())
-
-
-@case
-def skip_synchronize() -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-    (weight * (hvd.rank() + 1)).sum().backward()
-    optimizer.synchronize()
-    assert weight.grad is not None
-    weight.grad *= 2
-    with optimizer.skip_synchronize():
-        optimizer.step()
-    assert weight.item() == -(hvd.size() + 1)
 
 
 @case
@@ -92,20 +65,6 @@ def every_optimizer_gets_its_state_from_rank_0() -> None:
         optimizer.step(closure)
         every = hvd.allgather(weight.detach().reshape(1, -1))
         assert torch.equal(every, every[:1].expand_as(every)), name
-
-
-@case
-def optimizers_that_are_gone_leave_nothing() -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    before = threading.active_count()
-    for _ in range(20):
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-        weight.sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        del optimizer
-    hvd.barrier()
-    assert threading.active_count() <= before + 2
 
 
 @case

@@ -67,26 +67,3 @@ def a_switch_waits_for_a_rank_that_has_joined() -> None:
         assert optimizer.exchanges_weights
         optimizer.flush()
         check_equal(model.parameters())
-
-
-@case
-def a_switch_is_part_of_the_state() -> None:
-    model, other = dense(), dense()
-    optimizer, resumed = (
-        wrapped(each, make_exchange("postlocal:after=2,steps=2")) for each in (model, other)
-    )
-    early = optimizer.exchange_state()
-    for step in range(2):
-        take_step(model, optimizer, step)
-    other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
-    resumed.load_exchange_state(optimizer.exchange_state())
-    assert resumed.exchanges_weights
-    for step in range(2, 4):
-        for each, its_model in ((optimizer, model), (resumed, other)):
-            take_step(its_model, each, step)
-        assert difference(model, other) == 0.0
-    resumed.load_exchange_state(early)
-    assert not resumed.exchanges_weights
-    take_step(other, resumed, 0)
-    check_equal(gradients(other))

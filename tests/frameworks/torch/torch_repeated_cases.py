@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
-
 import torch
-from torch_operation_cases import mine, ranks_sum
+from torch_operation_cases import mine
+from torch_training import Cases, ranks_sum
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
-CASES: list[Callable[[], None]] = []
+CASES = Cases()
+case = CASES.add
 
 # Around what is added by every rank, and around the size of a chunk.
 COUNTS = (1, 16_384, 16_385, 65_535, 65_536, 65_537, 300_001)
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
@@ -135,25 +128,3 @@ def tensors_that_have_changed_since_the_last_call() -> None:
         result = hvd.allreduce(tensor, name="weight", op=hvd.Sum)
         assert result.requires_grad is tensor.requires_grad
         assert torch.equal(result.detach(), total(torch.arange(3) + 1).double())
-
-
-@case
-def many_in_other_orders_again_and_again() -> None:
-    """Of two types and several sizes, in place and not, some waited for before others start."""
-    n, r = hvd.size(), hvd.rank()
-    chance = Random(r)
-    counts = [1 + 37 * number % 5000 for number in range(40)]
-    for round in range(4):
-        handles = {}
-        for number in chance.sample(range(40), 40):
-            dtype = torch.float64 if number % 10 == 9 else torch.float32
-            tensor = torch.full((counts[number],), float(number + r + round), dtype=dtype)
-            start = hvd.allreduce_async_ if number % 2 else hvd.allreduce_async
-            handles[number] = start(tensor, name=f"many {number}", op=hvd.Sum)
-            if chance.random() < 0.02:
-                hvd.poll(handles[number])
-        for number in chance.sample(range(40), 40):
-            result = hvd.synchronize(handles[number])
-            assert result.shape == (counts[number],)
-            assert torch.all(result == n * (number + round) + n * (n - 1) // 2)
-            assert hvd.synchronize(handles[number]) is result

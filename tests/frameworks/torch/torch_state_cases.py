@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch_operation_cases import refused
+from torch_training import Cases, refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError, UnsupportedError
@@ -22,13 +22,8 @@ warnings.filterwarnings("ignore", module=__name__)
 warnings.filterwarnings("ignore", "TypedStorage is deprecated")
 warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
 
-CASES: list[Callable[[], None]] = []
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
+CASES = Cases()
+case = CASES.add
 
 
 def tensors_of(rank: int) -> dict[str, torch.Tensor]:
@@ -123,14 +118,6 @@ def objects_that_one_rank_cannot_send() -> None:
         message = refused_everywhere(TypeError, partial(call, torn))
         assert f"rank {hvd.size() - 1}/" in message
         assert "generator" in message
-
-
-@case
-def parameters_of_two_models_with_the_same_names_are_refused() -> None:
-    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    pairs = [*one.named_parameters(), *other.named_parameters()]
-    message = refused_everywhere(ValueError, partial(hvd.broadcast_parameters, pairs))
-    assert "two entries are called 'weight'" in message
 
 
 @case

@@ -14,13 +14,24 @@ import hvdtrain.torch as hvd
 from hvdtrain.core.gradients.plan import BucketPlan
 
 Model = torch.nn.Sequential
-CASES: list[Callable[[], None]] = []
 
 
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
+class Cases(list[Callable[[], None]]):
+    """A table of cases."""
+
+    def add(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Add a case."""
+        self.append(function)
+        return function
+
+
+CASES = Cases()
+case = CASES.add
+
+
+def ranks_sum() -> int:
+    """Return 1 + 2 + ... + size."""
+    return hvd.size() * (hvd.size() + 1) // 2
 
 
 def build(seed: int = 0, memory_format: torch.memory_format = torch.channels_last) -> Model:
