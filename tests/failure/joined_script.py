@@ -1,4 +1,4 @@
-"""A script in the shape of Horovod's elastic examples, which other ranks join while it trains."""
+"""A script in the shape of Horovod's elastic examples, whose ranks are killed, and join others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 
 SAMPLES, EPOCHS, BATCH = 48, 3, 2
+SEGMENT = "/dev/shm/sm_segment"  # of Open MPI
 
 
 def be_slow_once() -> None:
@@ -32,8 +34,8 @@ def be_slow_once() -> None:
     MpiCommunicator.broadcast = late  # type: ignore[method-assign]
 
 
-def main(wanted: int, victim: int, slow: int) -> None:
-    """Train; rank 0 waits in the second epoch for others, up to `wanted`; a victim is killed."""
+def main(wanted: int, slow: int, killed_in_reset: int, *victims: int) -> None:
+    """Train; rank 0 waits in the second epoch for others, up to `wanted`; victims are killed."""
     hvd.init()
     started = -1 if JOINED else hvd.rank()
     torch.manual_seed(started + 1)
@@ -56,7 +58,7 @@ def main(wanted: int, victim: int, slow: int) -> None:
                 used.append((state.epoch, chosen))
                 optimizer.zero_grad()
                 model(data[chosen]).square().mean().backward()
-                if started == victim and (state.epoch, batch) == (0, 2):
+                if started in victims and (state.epoch, batch) == (0, 2 + victims.index(started)):
                     os.kill(os.getpid(), signal.SIGKILL)
                 optimizer.step()
                 state.sampler.record_batch(batch, BATCH)
@@ -70,9 +72,19 @@ def main(wanted: int, victim: int, slow: int) -> None:
             state.commit()
 
     state: Any = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, steps=0)
+
+    def on_reset() -> None:
+        if started == killed_in_reset:
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.barrier()
+
+    if killed_in_reset >= 0:
+        state.register_reset_callbacks([on_reset])
     train(state)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert (hvd.allgather(weights[None]) == weights).all()
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if SEGMENT in line]
+    assert all(line.endswith("(deleted)") for line in maps)
     mine = {"joined": JOINED, "sizes": sizes, "used": used, "steps": state.steps}
     everyone = hvd.allgather_object(mine)
     if not JOINED:  # its number among those of its own start is another rank's

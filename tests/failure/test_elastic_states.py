@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from killed_runs import RECIPE, survive, words
-from ranks import run_ranks
-from run_files import summary_of
+from killed_runs import RECIPE, of_one_rank, require_like, survive
 from tensorflow_environment import keras_variables, tensorflow_python
 
 PLAIN = f"{RECIPE}:with_options"  # with the optimizer that the options name
 KERAS = RECIPE.with_name("killed_keras_recipe.py")
 EVERY = ("--elastic-snapshot", "4steps")
 SHARED = ("--shard-optimizer", "--optimizer", "adam")
-
-
-def of_one_rank(folder: Path, *more: object, recipe: object = RECIPE) -> dict[str, Any]:
-    """Return the summary of one rank that nobody kills."""
-    out = folder / "alone"
-    run_ranks(words(out, *more, recipe=recipe), 1, cases_expected=False)
-    return summary_of(out)
-
-
-def require_like(summary: dict[str, Any], alone: dict[str, Any]) -> None:
-    assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-4)
-    assert (summary["steps"], summary["samples"]) == (alone["steps"], alone["samples"])
 
 
 @pytest.mark.parametrize(
@@ -133,12 +118,10 @@ def test_keras_goes_on(
     summary = survive(
         tmp_path, ranks, kills, *framework, recipe=KERAS, python=python, variables=variables
     )
-    out = tmp_path / "alone"
-    alone = words(out, *framework, recipe=KERAS)
-    run_ranks(alone, 1, cases_expected=False, python=python, env=variables)
+    alone = of_one_rank(tmp_path, *framework, recipe=KERAS, python=python, env=variables)
     assert summary["samples"] == 300
     rel = 1e-3 if "adam" in more else 0.5
-    assert summary["final"]["loss"] == pytest.approx(summary_of(out)["final"]["loss"], rel=rel)
+    assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=rel)
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""Training goes on when ranks are killed or leave: each sample once, and one rank's weights."""
+"""Training goes on when ranks are killed, leave, join or are slow: with one rank's weights."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_runs import BATCH, EPOCHS, SAMPLES, TOLERATE, ledger_lines, losses, survive, words
+from killed_runs import (
+    BATCH,
+    EPOCHS,
+    SAMPLES,
+    TOLERATE,
+    ledger_lines,
+    losses,
+    of_one_rank,
+    require_like,
+    survive,
+    train,
+    words,
+)
 from ranks import launch, run_ranks, start
 from run_files import summary_of
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the summary of one rank that nobody kills, and its training losses."""
-    out = tmp_path_factory.mktemp("alone") / "out"
-    run_ranks(words(out), 1, cases_expected=False)
-    return {**summary_of(out), "losses": losses(out)}
-
-
-def require_like(summary: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
-    assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-4)
-    for name in ("steps", "samples", "global_batch_size", "scaled_lr"):
-        assert summary[name] == alone[name], name
+    """Return what one rank that nobody kills comes to."""
+    return of_one_rank(tmp_path_factory.mktemp("alone"))
 
 
 def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, Any]) -> None:
@@ -130,3 +134,106 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
     assert (out / "requeue").exists()
     run_ranks(words(out, "--resume", "auto"), 2, cases_expected=False)
     assert summary_of(out)["samples"] == EPOCHS * SAMPLES
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        "1:13:forward:stop",
+        *(
+            pytest.param(kills, marks=pytest.mark.soak)
+            for kills in (
+                "0:13:backward:stop",
+                "1:13:backward:hold",
+                "0:9:update:hold",
+                "0:1:checkpoint:stop",
+                "0:1:evaluation:stop 1:1:evaluation:hold",
+                "1:5:forward:stop 2:5:forward",  # the others wait for it in their recovery
+            )
+        ),
+    ],
+)
+def test_a_rank_that_is_only_slow_stays(kills: str, tmp_path: Path) -> None:
+    """Although the pause is longer than it takes to notice that a rank has ended."""
+    survive(tmp_path, 3, kills)
+
+
+def rejoin(
+    folder: Path, ranks: int, kills: str, env: Mapping[str, object], *more: object
+) -> dict[str, Any]:
+    """Train while ranks are lost and others join, and return the summary."""
+    tolerate = [*TOLERATE, "--prtemca", "state_base_recoverable", "1"]
+    done, summary = train(folder, ranks, kills, *more, variables=env, tolerate=tolerate)
+    for join in summary["joins"]:
+        line = f"joined after step {join['step']}: training continues with {join['ranks']} ranks"
+        assert line in done.stdout, done.stdout
+        assert join["joined"] == [join["ranks"] - 1]
+        assert 0 < join["seconds"] < done.seconds
+        assert 0 < join["start_seconds"] < done.seconds
+        assert (join["global_batch_size"], join["scaled_lr"]) == (BATCH, 0.01)
+    return summary
+
+
+def test_a_killed_rank_is_replaced(tmp_path: Path, alone: dict[str, Any]) -> None:
+    env = {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}
+    summary = rejoin(tmp_path, 3, "1:5:forward", env)
+    require_like(summary, alone)
+    assert [(f["step"], f["lost"], f["ranks"]) for f in summary["failures"]] == [(4, [1], 2)]
+    assert [(j["step"], j["joined"], j["ranks"]) for j in summary["joins"]] == [(5, [2], 3)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kills", ["0:5:forward", "1:5:backward 2:5:update", "0:1:evaluation"])
+def test_killed_ranks_are_replaced(kills: str, tmp_path: Path, alone: dict[str, Any]) -> None:
+    summary = rejoin(tmp_path, 3, kills, {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3})
+    require_like(summary, alone)
+    assert summary["world_size"] == 3
+
+
+@pytest.mark.soak
+def test_a_rank_that_has_joined_replaces_the_others(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """It is left alone, and starts another one."""
+    env = {"HVDTRAIN_MAX_RANKS": 2, "AWAIT_RANKS": 2}
+    summary = rejoin(tmp_path, 2, "1:5:forward 0:8:forward", env)
+    require_like(summary, alone)
+    assert [failure["lost"] for failure in summary["failures"]] == [[1], [0]]
+    assert [join["joined"] for join in summary["joins"]] == [[1], [1]]
+
+
+@pytest.mark.soak
+def test_a_rank_that_meets_others_by_gloo_is_replaced(
+    tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    env = {"HVDTRAIN_ENGINE": "gloo", "HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}
+    summary = rejoin(tmp_path, 3, "0:5:forward", env)  # which holds the store of addresses
+    require_like(summary, alone)
+    assert (summary["engine"], summary["world_size"]) == ("gloo", 3)
+
+
+@pytest.mark.soak
+def test_ranks_that_share_an_optimizer_are_replaced(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """The rank that joins takes over a part of the state; only a loss goes back to a snapshot."""
+    env = {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}
+    more = ["--shard-optimizer", "--elastic-snapshot", "1step"]
+    summary = rejoin(tmp_path, 3, "0:5:forward", env, *more)
+    require_like(summary, alone)
+    assert [failure["step"] for failure in summary["failures"]] == [4]
+    assert [join["step"] for join in summary["joins"]] == [5]
+
+
+@pytest.mark.soak
+def test_a_rank_that_leaves_is_not_replaced(tmp_path: Path, alone: dict[str, Any]) -> None:
+    env = {"HVDTRAIN_MAX_RANKS": 4, "AWAIT_RANKS": 3}
+    summary = rejoin(tmp_path, 4, "2:1:forward:leave 1:5:forward", env)
+    require_like(summary, alone)
+    assert (summary["world_size"], len(summary["joins"])) == (3, 1)
+
+
+@pytest.mark.soak
+def test_ranks_are_lost_that_have_joined(tmp_path: Path, alone: dict[str, Any]) -> None:
+    """Each ends in its eighth step, and is replaced."""
+    env = {"HVDTRAIN_MAX_RANKS": 3, "AWAIT_RANKS": 3}
+    summary = rejoin(tmp_path, 3, "1:5:forward new:8:forward", env)
+    require_like(summary, alone)
+    assert [failure["step"] for failure in summary["failures"]] == [4, 12, 20]
+    assert [join["step"] for join in summary["joins"]] == [5, 13, 21]

@@ -1,10 +1,11 @@
-"""Ranks join a script with hvd.elastic: in place of one that is killed, and on hosts that come."""
+"""A script with hvd.elastic goes on when ranks are killed, and when others join."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,28 @@ SAMPLES, LAST_EPOCH = 48, 2
 
 
 def run(
-    ranks: int, wanted: int, victim: int, *options: object, slow: int = -2
+    ranks: int,
+    wanted: int,
+    victims: Sequence[int],
+    *options: object,
+    slow: int = -2,
+    in_reset: int = -1,
 ) -> list[dict[str, Any]]:
     """Run the script, and return what each rank has done, in the order of ranks at the end."""
-    words = ["-m", "hvdtrain", "run", "--elastic", "-np", ranks, "--max-np", wanted, *options]
+    words = ["-m", "hvdtrain", "run", "--elastic", "-np", ranks, *options]
+    words += ["--max-np", wanted] if wanted else []
+    numbers = [wanted, slow, in_reset, *victims]
     quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
-    with start([sys.executable, *words, "--", SCRIPT, wanted, victim, slow], env=quick) as job:
+    with start([sys.executable, *words, "--", SCRIPT, *numbers], env=quick) as job:
         done = job.wait(600)
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
         results = [json.loads(path.read_text()) for path in job.results_folder.glob("*.json")]
-    assert len(results) == ranks - (victim >= 0)
+    assert len(results) == ranks - len(victims) - (in_reset >= 0)
     everyone: list[dict[str, Any]] = results[0]["payload"]
-    assert f"hvdtrain: rank {wanted - 1} joined; {wanted} ranks after " in done.stderr, done.stderr
+    told = f"hvdtrain: rank {wanted - 1} joined; {wanted} ranks after "
+    assert (told in done.stderr) == (wanted > 0), done.stderr
     return everyone
 
 
@@ -47,6 +56,12 @@ def require_each_once(everyone: list[dict[str, Any]]) -> None:
     assert len({rank["steps"] for rank in everyone}) == 1
 
 
+def test_a_rank_is_killed_and_another_one_in_a_reset_callback() -> None:
+    everyone = run(4, 0, [1], in_reset=2)
+    assert [rank["sizes"] for rank in everyone] == [[4, 2]] * 2
+    require_each_once(everyone)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("slow", [-2, 1])
 def test_a_rank_joins_on_a_slot_that_comes(slow: int, tmp_path: Path) -> None:
@@ -54,7 +69,7 @@ def test_a_rank_joins_on_a_slot_that_comes(slow: int, tmp_path: Path) -> None:
     program = tmp_path / "hosts"
     program.write_text("#!/bin/sh\necho localhost:3\n")
     program.chmod(0o755)
-    everyone = run(2, 3, -1, "-H", "localhost:2", "--host-discovery-script", program, slow=slow)
+    everyone = run(2, 3, [], "-H", "localhost:2", "--host-discovery-script", program, slow=slow)
     assert [rank["joined"] for rank in everyone] == [False, False, True]
     assert [rank["sizes"] for rank in everyone] == [[2, 3], [2, 3], [3]]
     require_each_once(everyone)
@@ -63,7 +78,7 @@ def test_a_rank_joins_on_a_slot_that_comes(slow: int, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_replaced(victim: int) -> None:
-    everyone = run(2, 2, victim)
+    everyone = run(2, 2, [victim])
     assert [rank["joined"] for rank in everyone] == [False, True]
     assert [rank["sizes"] for rank in everyone] == [[2, 1, 2], [2]]
     require_each_once(everyone)

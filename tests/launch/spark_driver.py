@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
-import sys
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlflow
 import pyspark
-import pytest
-import torch
+from cluster_cases import RANKS, expect, reduced, see_all
 from pyspark.sql import SparkSession
 
 import hvdtrain.spark
-from hvdtrain.errors import HvdtrainError
 
-RANKS = 2
 SCRIPT = """
 import sys
 import beside
@@ -31,48 +26,6 @@ open(sys.argv[1] + str(dist.get_rank()), "w").write(str(dist.get_world_size()))
 dist.barrier()  # else one could leave while the other still connects
 dist.destroy_process_group()
 """
-
-
-def reduced(factor: float, name: str) -> tuple[int, int, float, str]:
-    import hvdtrain.torch as hvd
-
-    hvd.init()
-    total = hvd.allreduce(torch.tensor([factor * (hvd.rank() + 1)]), op=hvd.Sum)
-    return hvd.rank(), hvd.size(), total.item(), name
-
-
-def see_results(folder: Path) -> None:
-    found = hvdtrain.spark.run(reduced, (2.0,), {"name": "x"}, num_proc=RANKS)
-    total = 2.0 * sum(range(1, RANKS + 1))
-    assert found == [(rank, RANKS, total, "x") for rank in range(RANKS)], found
-    assert hvdtrain.spark.run(os.getpid, num_proc=1) != [os.getpid()]
-
-
-def see_an_exception(folder: Path) -> None:
-    def failing() -> None:
-        import hvdtrain.torch as hvd
-
-        hvd.init()
-        if hvd.rank() == 1:
-            raise ZeroDivisionError("on purpose")
-        time.sleep(600)
-
-    with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
-        hvdtrain.spark.run(failing, num_proc=RANKS)
-    assert caught.value.__notes__[0].startswith("on rank 1 of 2:\nTraceback")
-
-
-def see_a_rank_without_result(folder: Path) -> None:
-    def ending() -> None:
-        if os.environ["RANK"] == "1":
-            os._exit(7)
-        time.sleep(600)
-
-    expect(
-        lambda: hvdtrain.spark.run(ending, num_proc=RANKS),
-        "hvdtrain.spark.run(): rank 0, 1 of 2 ended without a result (exit codes of ranks: "
-        "rank 0: 1, rank 1: 7): see what it printed",
-    )
 
 
 def see_an_executor_that_is_lost(folder: Path) -> None:
@@ -153,36 +106,29 @@ def see_rows_of_a_dataframe(folder: Path) -> None:
     assert sorted(itertools.chain(*shards)) == list(range(101))
 
 
-def expect(call: Callable[[], object], text: str) -> None:
-    with pytest.raises(HvdtrainError, match=re.escape(text)):
-        call()
+def see_another_process(folder: Path) -> None:
+    assert hvdtrain.spark.run(os.getpid, num_proc=1) != [os.getpid()]
 
 
-CASES = [
-    see_results,
-    see_an_exception,
-    see_a_rank_without_result,
-    see_too_few_slots,
-    see_one_run_of_mlflow,
-    see_a_distributor,
-    see_rows_of_a_dataframe,
-    see_an_executor_that_is_lost,
-]
-
-
-def main(folder: Path) -> None:
+def main() -> None:
     builder = SparkSession.builder.master(f"local-cluster[{RANKS},1,1024]")
     spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    for number, case in enumerate(CASES):
-        own = folder / str(number)
-        own.mkdir()
-        case(own)
-        print(f"seen: {case.__name__}", flush=True)
+    see_all(
+        partial(hvdtrain.spark.run, num_proc=RANKS),
+        [
+            see_another_process,
+            see_too_few_slots,
+            see_one_run_of_mlflow,
+            see_a_distributor,
+            see_rows_of_a_dataframe,
+            see_an_executor_that_is_lost,
+        ],
+    )
     logs = Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId
     spark.stop()
     shutil.rmtree(logs, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
