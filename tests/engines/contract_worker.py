@@ -109,18 +109,6 @@ def _replace(communicator: Communicator, method: str, broken: Callable[..., Any]
     setattr(communicator, method, broken)
 
 
-def _identity(communicator: Communicator) -> None:
-    _replace(communicator, "allreduce", lambda *_: None)
-
-
-def _times_size(communicator: Communicator) -> None:
-    def broken(buffer: Buffer, op: ReduceOp, *_: float) -> None:
-        array = buffer.array()
-        np.multiply(array, communicator.size, out=array, casting="unsafe")
-
-    _replace(communicator, "allreduce", broken)
-
-
 def _forgets_a_rank(communicator: Communicator) -> None:
     whole = communicator.allreduce
 
@@ -141,28 +129,12 @@ def _wrong_root(communicator: Communicator) -> None:
     )
 
 
-def _one_call_late(communicator: Communicator) -> None:
-    right = communicator.allreduce
-    last: dict[int, Any] = {}
-
-    def broken(buffer: Buffer, op: ReduceOp, *factors: float) -> None:
-        right(buffer, op, *factors)
-        fresh = buffer.array().copy()
-        buffer.array()[:] = last.get(buffer.count, np.zeros((), buffer.dtype.numpy))
-        last[buffer.count] = fresh
-
-    _replace(communicator, "allreduce", broken)
-
-
 # Where an engine's table has its operands, if not in host memory.
 DEVICES = {"nccl": "cuda", "hidden": "hidden", "mpi-hidden": "hidden"}
 
 FAULTS = {
-    "identity": _identity,
-    "times size": _times_size,
     "forgets a rank": _forgets_a_rank,
     "wrong root": _wrong_root,
-    "one call late": _one_call_late,
 }
 
 if __name__ == "__main__":

@@ -151,24 +151,11 @@ def split(communicator: Communicator) -> None:
     part.close()
 
 
-def is_only_slow(survivor: Survivor, slow: int) -> None:
-    """Stop a rank for longer than it takes to notice a failure; nobody takes it for dead."""
-    communicator = survivor.world.communicator
-    process = processes_of(communicator)[slow]
-    if survivor.own == 0:
-        os.kill(process, signal.SIGSTOP)
-        threading.Timer(1.0, os.kill, [process, signal.SIGCONT]).start()
-    for _ in range(3):
-        reduce(communicator)
-        vote(communicator)
-
-
 def main() -> None:
     faulthandler.dump_traceback_later(HANGS_SECONDS)
     config = Config.from_environ(os.environ)
     engine = "mpi" if config.engine == "auto" else config.engine
     survivor = Survivor(open_world(engine, config, os.environ))
-    is_only_slow(survivor, 1)
     survivor.go_on_without_one_while_another_is_stopped(6, 2, [3, 4, 5])
     survivor.go_on_without([4], reduce)
     survivor.go_on_without([0], vote)

@@ -95,10 +95,6 @@ def test_options(number: int, words: list[str], refusals: list[Completed]) -> No
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_options_on_two_ranks(tmp_path: Path) -> None:
-    assert_refused(on_two_ranks(["digits", "--epochs", 0], tmp_path), "--epochs")
-
-
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
@@ -121,23 +117,6 @@ def test_options_of_one_rank(
         job.assert_nothing_left()
     assert_refused(done, *words)
     assert list(tmp_path.iterdir()) == []
-
-
-def ended_by(kind: str, arguments: Sequence[object], cwd: Path) -> tuple[int, list[str]]:
-    """Train a recipe of train_recipes.py on two ranks; return the code and hvdtrain's lines."""
-    recipe = f"{WORKER.with_name('train_recipes.py')}:{kind}"
-    done = on_two_ranks([recipe, "--quiet", "--device", "cpu", *arguments], cwd)
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.replace("\0", "").splitlines()  # which Open MPI adds now and then
-    return done.returncode, [line for line in lines if line.startswith(("hvdtrain:", "[rank "))]
-
-
-def test_a_rank_whose_weights_moved_ends_the_job(tmp_path: Path) -> None:
-    arguments = ["--global-batch-size", 500, "--epochs", 2, "--watch-every", 5]
-    # Otherwise the next step would give all ranks the weights of one.
-    code, (line,) = ended_by("drifting", [*arguments, "--no-shard-optimizer"], tmp_path)
-    assert code == 1
-    assert line.startswith("hvdtrain: step 5: weight 'model.0.weight' differs between ranks 0, 1")
 
 
 @pytest.fixture(scope="module")

@@ -150,23 +150,6 @@ hvd.allreduce(torch.ones(1))
     assert "[rank 1/2] ValueError: boom" in done.stderr
 
 
-def test_a_rank_whose_script_is_shorter() -> None:
-    with launch(["-c", SHORTER], 2) as job:
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
-    assert done.returncode == 1
-    assert "rank 1 left the job while others were in barrier" in done.stderr
-
-
-SHORTER = """
-import hvdtrain.torch as hvd
-hvd.init()
-hvd.barrier()
-if hvd.rank() == 0:
-    hvd.barrier()
-"""
-
-
 @pytest.mark.parametrize(
     ("mpi", "slots"),
     [

@@ -57,24 +57,3 @@ def test_variables_of_a_launcher_around_a_single_process(
     assert done.stdout == ""
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"HVDTRAIN_ENGINE": "smoke"}, "unknown engine 'smoke': choose one of auto, local, mpi"),
-        ({"HVDTRAIN_BUCKET_BYTES": "lots"}, "HVDTRAIN_BUCKET_BYTES='lots' must be a positive"),
-        ({"HVDTRAIN_CHUNK_BYTES": "0"}, "HVDTRAIN_CHUNK_BYTES='0' must be a positive"),
-    ],
-)
-def test_settings_that_make_no_sense(variables: dict[str, str], message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INIT],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"hvdtrain: {message}")
-    assert len(done.stderr.splitlines()) == 1

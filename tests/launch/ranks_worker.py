@@ -11,12 +11,12 @@ from ranks import report
 
 
 def main() -> None:
-    """Do as told; only the last rank misbehaves, or each one where "all" are to."""
+    """Do as told; only the last rank misbehaves."""
     behaviour = sys.argv[1]
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1")))
     print(f"rank {rank} of {size} is here", flush=True)
-    if rank == size - 1 or behaviour.startswith("all "):
+    if rank == size - 1:
         misbehave(behaviour)
     report(cases=1, payload={"rank": rank, "size": size, "cwd": os.listdir(), "argv": sys.argv[1:]})
 
@@ -30,7 +30,7 @@ def misbehave(behaviour: str) -> None:
     if behaviour == "has no case":
         report(cases=0)
         sys.exit(0)
-    if behaviour in ("sleeps", "all sleep"):
+    if behaviour == "sleeps":
         time.sleep(3600)
     if behaviour == "sleeps through SIGTERM":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -21,7 +21,6 @@ from hvdtrain.launch.cluster_environment import (
     jax_variables,
     parse_roles,
     tensorflow_config,
-    torch_variables,
 )
 
 EXEC = ["-m", "hvdtrain", "exec"]
@@ -82,19 +81,6 @@ def place(rank: int) -> ClusterRank:
     """Return the place of a rank of three, two of them on the first node."""
     addresses = ("a:1", "a:2", "b:3")
     return ClusterRank(rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses)
-
-
-def test_the_variables_of_torch() -> None:
-    assert torch_variables(place(1)) == {
-        "RANK": "1",
-        "WORLD_SIZE": "3",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "0",
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "1",
-    }
 
 
 def test_the_variables_of_jax_and_keras() -> None:

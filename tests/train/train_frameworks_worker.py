@@ -94,6 +94,8 @@ EXCHANGED = (
     "onebit:hierarchical=false,warmup=1",
     "postlocal:after=2,steps=2,state=average",
     "blockmomentum:block=960",
+    "local:steps=2,state=reset",
+    "diloco:steps=2,fragments=2",
     "auto:allow=half,steps=1",
 )
 

@@ -163,17 +163,9 @@ def pseudo_gradients_in_few_bits() -> int:
     return cases
 
 
-def fragments_are_about_equal() -> int:
-    exchange = DiLoCo(steps=4, fragments=2)
-    exchange.prepare(plan_of(DType.FLOAT32, LIMITS[1]))
-    assert set(exchange._fragment_of) == {0, 1}
-    return 1
-
-
 WEIGHT_CASES = (
     blocks_of_local_steps,
     what_is_an_average_of_weights,
     an_outer_optimizer,
     pseudo_gradients_in_few_bits,
-    fragments_are_about_equal,
 )

@@ -13,7 +13,6 @@ from raising import raising
 import hvdtrain.keras as hvd
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError
-from hvdtrain.keras.callbacks.learning_rate import warmup_multiplier
 
 RATE = 0.4
 
@@ -36,13 +35,6 @@ def rates_of(*callbacks: Any, epochs: int = 4) -> tuple[list[float], Any]:
     model.optimizer.learning_rate = RATE
     history = fit(model, hvd.rank(), epochs=epochs, callbacks=[*callbacks, recorder])
     return recorder.rates, history.history
-
-
-def warmup_of_any_number_of_ranks() -> None:
-    """Batch i of epoch e of 3 with 4 batches: 1 / n + (1 - 1 / n) (4 e + i + 1) / 12."""
-    for ranks, first in ((1, 1.0), (2, 1 / 2 + 1 / 24), (8, 1 / 8 + 7 / 96)):
-        got = [warmup_multiplier(n / 4, 3, 4, ranks) for n in range(12)]
-        np.testing.assert_allclose(got, np.linspace(first, 1.0, 12))
 
 
 def learning_rates_follow_the_formulas() -> None:
@@ -238,7 +230,6 @@ def what_cannot_work_is_refused_at_the_start() -> None:
 
 
 CASES = [
-    warmup_of_any_number_of_ranks,
     learning_rates_follow_the_formulas,
     velocities_are_corrected,
     metrics_of_every_form_are_averaged,

@@ -110,50 +110,6 @@ def every_optimizer_of_keras() -> str:
     return digest(ends)
 
 
-def options_of_the_wrapper() -> str:
-    def sgd() -> Any:
-        return keras.optimizers.SGD(0.1)
-
-    size = hvd.size()
-    ends = agree(sgd, gradient_predivide_factor=2.0)
-    ends += agree(sgd, groups=2)
-    rounded = stepped(hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16), own)
-    assert_close(rounded, stepped(sgd(), mean_gradients), rtol=1e-2)
-    summed = stepped(hvd.DistributedOptimizer(sgd(), op=hvd.Sum), own)
-    assert_close(summed, stepped(keras.optimizers.SGD(0.1 * size), mean_gradients))
-
-    def in_halves(step: int) -> list[Array]:
-        return own(step // 2)
-
-    summed_up = hvd.DistributedOptimizer(sgd(), backward_passes_per_step=2)
-    twice = stepped(keras.optimizers.SGD(0.2), mean_gradients)
-    ends += stepped(summed_up, in_halves, 2 * STEPS)
-    assert_close(ends[-len(SHAPES) :], twice)
-    averaged = hvd.DistributedOptimizer(
-        sgd(), backward_passes_per_step=2, average_aggregated_gradients=True
-    )
-    once = stepped(sgd(), mean_gradients)
-    assert_close(stepped(averaged, in_halves, 2 * STEPS), once)
-    return digest([*ends, *rounded, *summed])
-
-
-def process_sets_and_missing_gradients() -> None:
-    alone = hvd.add_process_set([0])
-    rest = hvd.add_process_set(list(range(1, hvd.size())))
-    mine = alone if hvd.rank() == 0 else rest
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), process_set=mine)
-    got = stepped(optimizer, own)
-    if hvd.rank() == 0:
-        assert_close(got, stepped(keras.optimizers.SGD(0.1), own))
-    assert hvd.remove_process_set(alone)
-    assert hvd.remove_process_set(rest)
-    variables = [keras.Variable([1.0]), keras.Variable([2.0])]
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
-    optimizer.apply([None, keras.ops.convert_to_tensor([float(hvd.rank())])], variables)
-    first, second = (keras.ops.convert_to_numpy(variable) for variable in variables)
-    assert (first[0], second[0]) == (1.0, 2.0 - (hvd.size() - 1) / 2)
-
-
 def gradients_that_some_ranks_lack() -> None:
     rank, size = hvd.rank(), hvd.size()
     gradient = keras.ops.convert_to_tensor([1.0])
@@ -384,8 +340,6 @@ def in_loops_of_jax(x: Any) -> None:
 CASES = [
     *([] if keras.backend.backend() == "torch" else [traced_reductions]),
     every_optimizer_of_keras,
-    options_of_the_wrapper,
-    process_sets_and_missing_gradients,
     gradients_that_some_ranks_lack,
     *(
         [sparse_gradients_of_some_ranks, options_mean_the_same_on_one_rank]

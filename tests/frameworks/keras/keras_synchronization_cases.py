@@ -21,7 +21,6 @@ from hvdtrain.keras.backends.distributed import training_state
 # Rows of each batch of an epoch, by rank.
 UNEVEN = [[ROWS, ROWS, 3], [ROWS, 1], [1]]
 EQUAL_STEPS = [[ROWS, 3], [ROWS, 1], [1, 3]]
-ONE_STEP = [[ROWS], [3], [1]]
 
 
 def batches(rows: list[list[int]], rank: int) -> list[Batch]:
@@ -90,19 +89,6 @@ def data_of_unknown_length() -> str:
     by_formula(weights, of_all_ranks(UNEVEN))
     assert_close(model.weights, weights)
     return digest([*model.weights, *model.optimizer.variables])
-
-
-def without_a_compiler() -> str:
-    model = dense_model(seed=5)
-    weights = [np.array(weight, np.float64) for weight in model.get_weights()]
-    sgd = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(hvd.DistributedOptimizer(sgd), loss="mse", run_eagerly=True)
-    Traced.calls = 0
-    model.fit(Batches(batches(ONE_STEP, hvd.rank())), epochs=2, shuffle=False, verbose=0)
-    assert Traced.calls >= 2 * len(ONE_STEP[0])
-    by_formula(weights, 2 * of_all_ranks(ONE_STEP))
-    assert_close(model.weights, weights)
-    return digest(model.weights)
 
 
 class Stop(keras.callbacks.Callback):
@@ -317,7 +303,6 @@ def statistics_are_averaged() -> str:
 CASES = [
     uneven_data_end_together,
     data_of_unknown_length,
-    without_a_compiler,
     one_rank_decides_for_all,
     backups_are_restored_on_all_ranks,
     files_of_one_rank,

@@ -17,7 +17,6 @@ import keras_optimizer_cases
 import keras_sample_cases
 import keras_save_cases
 import keras_sharded_cases
-import keras_state_cases
 import keras_synchronization_cases
 import keras_training_cases
 import keras_unwrapped_cases
@@ -32,7 +31,6 @@ MODULES = (
     keras_weight_cases,
     keras_sample_cases,
     keras_save_cases,
-    keras_state_cases,
     keras_sharded_cases,
     keras_optimizer_cases,
     keras_fit_cases,
@@ -51,7 +49,6 @@ NOT_ON_TENSORFLOW = {
     keras_data_cases.the_loop_of_the_data_page,
     keras_synchronization_cases.what_cannot_work_is_refused_on_all_ranks,
     keras_training_cases.metrics_count_every_sample_of_all_ranks_once,
-    keras_state_cases.checkpoints_go_on_with_the_same_bits,
     *keras_save_cases.CASES,
     *keras_unwrapped_cases.CASES,
 }

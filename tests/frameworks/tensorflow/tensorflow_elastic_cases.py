@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from raising import raising
 
@@ -52,30 +51,7 @@ def a_session_goes_back() -> None:
             assert (session.run(variable), state.epoch) == (0.0, 0)
 
 
-def models_and_optimizers_go_back() -> None:
-    rank = hvd.rank()
-    model = tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
-    model.compile(tf.keras.optimizers.SGD(0.5, momentum=0.5), loss="mse")
-    state = elastic.TensorFlowKerasState(model, epoch=rank)
-    state.sync()
-    began = [np.array(v) for v in state.variables]
-    assert len(began) == 6  # two weights, their momenta, the step and the rate
-    assert hvd.allgather_object([v.tolist() for v in began])[0] == [v.tolist() for v in began]
-    model.fit(np.ones([4, 2]), np.full([4, 1], float(rank)), verbose=0)
-    assert any((np.array(v) != b).any() for v, b in zip(state.variables, began, strict=True))
-    state.restore()
-    for variable, value in zip(state.variables, began, strict=True):
-        np.testing.assert_array_equal(variable, value)
-    with raising(ValueError, text="built"):
-        elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))
-    with raising(ValueError, text="optimizer"):
-        elastic.TensorFlowKerasState(
-            tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)])
-        )
-
-
 CASES = [
     variables_start_from_rank_0_and_go_back,
     a_session_goes_back,
-    models_and_optimizers_go_back,
 ]

@@ -123,14 +123,15 @@ def operations_on(process_set: Any, count: int) -> list[tuple[Callable[[Any], An
         return lambda x: hvd.broadcast(x, root, **on), mean if rank == root else 0.0
 
     return [
-        (lambda x: hvd.allreduce(x, **on), mean),
+        (lambda x: hvd.allreduce(x, prescale_factor=2.0, **on), 2 * mean),
+        (lambda x: hvd.allreduce(x, op=hvd.Sum, **on), count * mean),
         (lambda x: hvd.grouped_allreduce([x, x], **on)[1], mean),
         (slices, mean / count),
         (lambda x: hvd.allgather(x, **on), mean),
         (lambda x: hvd.grouped_allgather([x[:rank], x], **on)[1], mean),
         (lambda x: hvd.alltoall(x, **on), mine),
         (lambda x: hvd.alltoall(x, tf.ones([count], tf.int32), **on)[0], mine),
-        (lambda x: hvd.reducescatter(x, **on), mine),
+        (lambda x: hvd.reducescatter(x, prescale_factor=2.0, **on), 2 * mine),
         (lambda x: hvd.reducescatter(x, op=hvd.Sum, **on), count * mine),
         (lambda x: hvd.grouped_reducescatter([x, x], **on)[0], mine),
         *map(broadcast, process_set.ranks),

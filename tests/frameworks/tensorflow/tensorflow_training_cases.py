@@ -187,25 +187,6 @@ def options_of_the_tape() -> str:
     return "-".join(map(digest, ends))
 
 
-def short_batches_are_traced_on_one_rank_only() -> str:
-    """The gradient is the plain average of the ranks' means."""
-    rank, size = hvd.rank(), hvd.size()
-    w = tf.Variable([0.0, 0.0])
-
-    @tf.function
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x @ tf.reshape(w, [2, 1]))
-        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
-        w.assign_sub(gradient)
-        return gradient
-
-    for rows in (3, 1 if rank == 0 else 3, 3):
-        got = step(tf.ones([rows, 2]) * float(rank + 1))
-        np.testing.assert_allclose(got, [(size + 1) / 2] * 2)
-    return digest([w])
-
-
 def models_come_and_go() -> None:
     """A search through models must not keep the gradients of all that it has seen."""
     rank, size = hvd.rank(), hvd.size()
@@ -374,7 +355,6 @@ CASES = [
     gradients_of_some_passes_are_refused,
     variables_are_kept_local,
     options_of_the_tape,
-    short_batches_are_traced_on_one_rank_only,
     models_come_and_go,
     sparse_gradients,
     layouts_that_differ_between_ranks,

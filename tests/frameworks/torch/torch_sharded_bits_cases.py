@@ -156,22 +156,3 @@ def shared_steps_on_changed_gradients_have_these_bits() -> None:
         same_bits(make, torch.float32, step_after_changes)
     for make in list(kinds())[1::3]:
         same_bits(make, torch.float32, step_plainly, passes=2)
-
-
-@case
-def settings_may_change_what_steps_in_one_pass() -> None:
-    def step(
-        optimizer: hvd.DistributedOptimizer, parameters: list[torch.nn.Parameter], number: int
-    ) -> None:
-        group = optimizer.param_groups[0]
-        if number == 2:
-            group["fused"], group["foreach"] = False, True
-        optimizer.step()
-        if number == 2:
-            group["fused"], group["foreach"] = True, False
-
-    for make in list(kinds())[1::3]:
-        same_bits(make, torch.float64, lambda o, p, n: o.step())
-        weights, *_ = trained(make, torch.float64, True, step)
-        others, *_ = trained(make, torch.float64, False, step)
-        assert all(largest(a - b) < 1e-12 for a, b in zip(weights, others, strict=True))

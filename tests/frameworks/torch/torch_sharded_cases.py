@@ -36,17 +36,11 @@ from hvdtrain.train.torch.update import Updater
 CPU = torch.device("cpu")
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 MAKES: dict[str, Make] = {
-    "sgd": partial(torch.optim.SGD, lr=0.1),
     "momentum": momentum,
-    "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True),
     "adam": partial(torch.optim.Adam, lr=0.01),
     "amsgrad": partial(torch.optim.AdamW, lr=0.01, amsgrad=True, weight_decay=0.1),
-    "rmsprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.5),
     "adagrad": torch.optim.Adagrad,
-    "radam": torch.optim.RAdam,
 }
-# On a device that is the default one, their counters of steps are there, and torch reads them.
-READ_COUNTERS = ("adagrad", "radam")
 
 
 def on_host() -> bool:
@@ -98,30 +92,6 @@ def in_node_memory(optimizer: hvd.DistributedOptimizer) -> bool:
 def equal_on_all_ranks(model: torch.nn.Module) -> bool:
     values = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     return all(values == theirs for theirs in hvd.allgather_object(values))
-
-
-@case
-def shared_steps_are_those_of_every_rank() -> None:
-    names = list(MAKES) if on_host() else [name for name in MAKES if name not in READ_COUNTERS]
-    if not in_node_memory(wrapped(momentum, build())):
-        names = ["sgd", "amsgrad", *names[6:]]  # each step takes longer
-    for make in [MAKES[name] for name in names]:
-        for dtype, bound in ((torch.float64, 1e-13), (torch.float32, 2e-5)):
-            (model, optimizer), (whole, reference) = pair(make, dtype)
-            for each, one in ((model, optimizer), (whole, reference)):
-                for step in range(4):
-                    inputs, labels = map(own, batch(step))
-                    one.sample_weight = len(inputs)
-                    one.zero_grad()
-                    F.cross_entropy(each(inputs.to(dtype)), labels).backward()
-                    one.step()
-            assert difference(model, whole) < bound
-            assert equal_on_all_ranks(model)
-            # In memory of the node each rank brings the state together alone.
-            optimizer.consolidate_state_dict(hvd.size() - 1)
-            if hvd.rank() == hvd.size() - 1:
-                state = reference.state_dict()
-                assert state_difference(optimizer.state_dict(), state) < 10 * bound
 
 
 @case
@@ -193,32 +163,18 @@ def the_state_of_all_ranks_needs_all_of_them() -> None:
 
 
 @case
-def shared_norms() -> None:
-    for kind in (2.0, 1.0, float("inf")):
-        model = build()
-        optimizer = wrapped(momentum, model)
-        alone = build()
-        reference = momentum(list(alone.parameters()))
-        for step in range(4):
-            inputs, labels = batch(step)
-            optimizer.sample_weight = len(own(inputs))
-            optimizer.zero_grad()
-            F.cross_entropy(model(own(inputs)), own(labels)).backward()
-            norm = optimizer.clip_grad_norm_(0.05, kind)
-            optimizer.step()
-            reference.zero_grad()
-            F.cross_entropy(alone(inputs), labels).backward()
-            expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05, kind)
-            reference.step()
-            assert abs(float(norm) - float(expected)) < 1e-6
-        assert difference(model, alone) < 1e-13
+def shared_norms_of_what_is_not_finite() -> None:
+    """Wherever NaN is: whether a library loses it may depend on the rank that owns the element."""
     if not on_host():
         return  # what follows reads the norm
-    # Wherever NaN is: whether a library loses it may depend on the rank that owns the element.
+    model = build()
+    optimizer = wrapped(momentum, model)
+    train_together(model, optimizer, 2)
+    inputs, labels = map(own, batch(0))
     places = [(p, place) for p in model.parameters() for place in (0, -1)]
     for kind in (2.0, float("inf")):
         for parameter, place in places:
-            loss = F.cross_entropy(model(own(inputs)), own(labels))
+            loss = F.cross_entropy(model(inputs), labels)
             if hvd.rank() == hvd.size() - 1:
                 loss = loss + parameter.flatten()[place] * float("nan")
             loss.backward()

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 
 import torch_async_cases
-import torch_auto_cases
 import torch_batch_norm_cases
 
 # Whose functions add themselves to the table of torch_training.
@@ -44,7 +43,6 @@ from hvdtrain.core import allocators, context
 from hvdtrain.torch.gradients import views
 
 _OF_EXCHANGES = (
-    torch_auto_cases.__name__,
     torch_compression_cases.__name__,
     torch_exchange_cases.__name__,
     torch_local_cases.__name__,
