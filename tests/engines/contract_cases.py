@@ -172,6 +172,10 @@ def _rounded_once(c: Communicator, dtype: DType) -> None:
     array = encoded(np.full(1001, top / 2 if c.rank == 0 else 0.5), dtype)
     c.allreduce(_buffer(array, dtype), ReduceOp.SUM, 2.0, 0.5)
     _same(array, encoded(np.full(1001, np.rint((top + c.size - 1) / 2)), dtype))
+    if dtype is DType.FLOAT16:  # an average does not overflow on the way
+        array = encoded(np.full(3, 60000.0 + 64 * c.rank), dtype)
+        c.allreduce(_buffer(array, dtype), ReduceOp.SUM, 1.0, 1 / c.size)
+        _same(array, encoded(np.full(3, 60000.0 + 32 * (c.size - 1)), dtype))
 
 
 def _broadcast(c: Communicator, dtype: DType, count: int, root: str) -> None:

@@ -49,50 +49,27 @@ OPTIONS: list[tuple[list[object], list[str]]] = [
     (["mnist", "--framework", "keras", "--optimizer", "lars"], ["--optimizer lars", "torch"]),
     (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
     (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
-    (["digits", "--engine", "smoke"], ["--engine", "smoke", "auto, local, mpi"]),
     (["digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, half,"]),
-    (["digits", "--exchange", "adasum", "--ema", "0.9"], ["--ema 0.9", "--exchange adasum"]),
-    (["digits", "--batch-size", 0], ["--batch-size", "0"]),
     (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
-    (["digits", "--global-batch-size", -1], ["--global-batch-size", "-1"]),
-    (["digits", "--batch-size", 1, "--global-batch-size", 1], ["--global-batch-size"]),
     (["digits", "--epochs", 0], ["--epochs", "0"]),
     (["digits", "--epochs", "1.5"], ["--epochs", "1.5"]),
-    (["digits", "--lr", 0], ["--lr", "0"]),
-    (["digits", "--lr", "nan"], ["--lr", "nan"]),
     (["digits", "--lr", "-inf"], ["--lr", "inf"]),
     (["digits", "--lr", "1e308"], ["--lr", "1e+308", "float32"]),
     (["digits", "--lr", "1e38", "--optimizer", "adam"], ["--lr", "1e+38", "float32"]),
     (["digits", "--out", "x" * 300], ["x" * 300, "--out"]),
     (["digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
-    (["digits", "--warmup-epochs", -1], ["--warmup-epochs", "-1"]),
-    (["digits", "--lr-scaling", "log"], ["--lr-scaling", "linear, sqrt, none"]),
-    (["digits", "--resume", "auto"], ["--resume", "--out"]),
     (["digits", "--speed", "high"], ["--speed"]),
     (["digits", "digits"], ["digits"]),
 ]
 
 
-@pytest.fixture(scope="module")
-def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Completed]:
-    """Return what came of each of OPTIONS: one process reads one after the other."""
-    folder = tmp_path_factory.mktemp("options")
-    found = outcomes([["train", *arguments] for arguments, _ in OPTIONS], folder)
-    assert list(folder.iterdir()) == []
-    return found
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [
-        pytest.param(number, words, id=" ".join(map(str, arguments))[:40])
-        for number, (arguments, words) in enumerate(OPTIONS)
-    ],
-)
-def test_options(number: int, words: list[str], refusals: list[Completed]) -> None:
-    done = refusals[number]
-    assert_refused(done, *words)
-    assert len(done.stderr.splitlines()) == 1
+def test_options(tmp_path: Path) -> None:
+    """One process reads one after the other."""
+    found = outcomes([["train", *arguments] for arguments, _ in OPTIONS], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for done, (_, words) in zip(found, OPTIONS, strict=True):
+        assert_refused(done, *words)
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -59,34 +59,24 @@ def test_a_shared_optimizer_goes_on_from_other_moments(kills: str, tmp_path: Pat
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("exchange", ["half", "nbit", "powersgd", "topk", "auto"])
-def test_exchanges_of_gradients_go_on(exchange: str, tmp_path: Path) -> None:
-    more = "--exchange", exchange, *EVERY
-    summary = survive(tmp_path, 3, "1:15:forward", *more)
-    assert [failure["step"] for failure in summary["failures"]] == [12]
-    # On one node, all but half send what the average sends.
-    alone = of_one_rank(tmp_path)
-    assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-2)
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize(
     ("exchange", "went_back_to"),
     [
-        ("adasum", 12),
-        ("local:steps=3", 12),
-        ("blockmomentum:block=2", 12),
-        ("diloco:steps=4", 13),
+        *((name, 12) for name in ("half", "nbit", "powersgd", "topk", "auto", "adasum")),
+        *(("local:steps=3", 12), ("blockmomentum:block=2", 12), ("diloco:steps=4", 13)),
         ("postlocal:after=1,steps=3", None),
     ],
 )
-def test_other_exchanges_go_on(exchange: str, went_back_to: int | None, tmp_path: Path) -> None:
+def test_exchanges_go_on(exchange: str, went_back_to: int | None, tmp_path: Path) -> None:
     """A snapshot waits until the ranks have equal weights."""
     summary = survive(tmp_path, 3, "1:15:forward", "--exchange", exchange, *EVERY)
     (failure,) = summary["failures"]
     assert went_back_to in (None, failure["step"])
     assert (summary["steps"], summary["samples"]) == (27, 300)
-    assert summary["final"]["loss"] < 1
+    # On one node, compressions send what the average sends; all but half do.
+    exact = exchange in ("half", "nbit", "powersgd", "topk", "auto")
+    expected = of_one_rank(tmp_path)["final"]["loss"] if exact else 0.0
+    assert abs(summary["final"]["loss"] - expected) < (0.01 * expected if exact else 1)
 
 
 @pytest.mark.soak

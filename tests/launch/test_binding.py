@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from types import ModuleType
-from typing import cast
 
 import pytest
 from ranks import mpi_python, start
 
 from hvdtrain.core.context import RankCores, binding_warnings
-from hvdtrain.topology import count_threads
 
 INIT = "from hvdtrain.core import context; context.init()"
 
@@ -54,23 +51,6 @@ def test_what_is_wrong_with_the_cores_of_a_node(given: list[RankCores], found: l
     said = binding_warnings("h", given)
     assert len(said) == len(found)
     assert all(text.startswith(start_) for text, start_ in zip(said, found, strict=True)), said
-
-
-class Torch:
-    """Knows how many threads it has."""
-
-    @staticmethod
-    def get_num_threads() -> int:
-        return 7
-
-
-@pytest.mark.parametrize(
-    ("text", "threads"), [(None, 1), ("4", 4), ("4,2", 4), ("0", 1), ("", 1), ("many", 1)]
-)
-def test_threads_of_a_rank(text: str | None, threads: int) -> None:
-    environ = {} if text is None else {"OMP_NUM_THREADS": text}
-    assert count_threads(environ, {}) == threads
-    assert count_threads(environ, {"torch": cast("ModuleType", Torch)}) == 7
 
 
 def warnings_of(command: list[object], threads: int) -> list[str]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from ranks import launch, run_ranks
-from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.scripts.accelerate import (
@@ -54,29 +53,6 @@ mixed_precision: bf16
 num_machines: 1
 num_processes: 4
 use_cpu: false
-"""
-SERVERS = """
-import json, os
-import tensorflow as tf
-
-task = json.loads(os.environ["TF_CONFIG"])["task"]
-resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-if task["type"] != "chief":
-    cluster = resolver.cluster_spec()
-    tf.distribute.Server(cluster, job_name=task["type"], task_index=task["index"]).join()
-strategy = tf.distribute.ParameterServerStrategy(resolver)
-coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-with strategy.scope():
-    total = tf.Variable(0.0)
-
-@tf.function
-def step():
-    strategy.run(lambda: total.assign_add(1.0))
-
-for _ in range(10):
-    coordinator.schedule(step)
-coordinator.join()
-print(f"total {total.numpy()}", flush=True)
 """
 # The chief ends when the others run, with the exit code of its argument.
 WAITING = """
@@ -235,21 +211,6 @@ def test_a_job_ends_with_its_chief(tmp_path: Path) -> None:
     script.write_text(WAITING)
     done = run_ranks([*EXEC, "--roles", "ps:1,chief:1,worker:1", str(script), "0"], 3)
     assert done.stdout == "the chief is done\n"
-    assert "the chief has ended: 2 ranks (worker and ps)" in done.stderr
-
-
-@pytest.mark.soak
-def test_a_job_with_parameter_servers_ends_with_its_chief(tmp_path: Path) -> None:
-    script = tmp_path / "servers.py"
-    script.write_text(SERVERS)
-    done = run_ranks(
-        [*EXEC, "--roles", "chief:1,worker:1,ps:1", str(script)],
-        3,
-        python=tensorflow_python(),
-        env=keras_variables(),
-        timeout_seconds=300,
-    )
-    assert done.stdout == "total 10.0\n"
     assert "the chief has ended: 2 ranks (worker and ps)" in done.stderr
 
 

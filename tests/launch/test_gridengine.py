@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from gridengine import GridEngine, require_grid_engine
-from run_files import summary_of
+from run_files import require_each_sample_once, summary_of
 
 WORKER = Path(__file__).with_name("job_worker.py")
 LIMIT_SECONDS = 300
@@ -53,14 +52,7 @@ def test_generated_scripts(tmp_path: Path) -> None:
 def a_job_that_met_its_time_limit(directory: Path, output: str) -> None:
     """One of an array: it saved, and went on. Every sample was used once in each epoch."""
     assert "was asked to stop" in output
-    lines = [
-        json.loads(line)
-        for rank in range(2)
-        for line in (directory / f"samples-{rank}.jsonl").read_text().splitlines()
-    ]
-    for epoch in range(2):
-        used = [sample for of, samples in lines if of == epoch for sample in samples]
-        assert sorted(used) == list(range(1437))
+    require_each_sample_once(directory)
     summary = summary_of(directory / "runs" / "limited-2")
     assert (summary["samples"], summary["world_size"]) == (2 * 1437, 2)
 

@@ -101,3 +101,13 @@ def test_the_table_of_horovods_names() -> None:
     with start([tensorflow_python(), table, "--check"]) as job:
         done = job.wait(300)
     assert done.returncode == 0, done.stderr
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_table_is_what_the_engines_say() -> None:
+    with start([sys.executable, DOCS / "engines_table.py"]) as job:
+        done = job.wait(300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in (DOCS / "engines.md").read_text(), "run docs/engines_table.py --write"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ranks import mpi_python, torch_beside
-from run_files import both_splits, epochs_of, summary_of
+from run_files import both_splits, epochs_of, require_each_sample_once, summary_of
 from slurm import Slurm, require_slurm
 
 WORKER = Path(__file__).with_name("job_worker.py")
@@ -124,12 +123,5 @@ def a_job_that_met_its_time_limit(site: Site, job: str) -> None:
     assert about["JobState"] == "COMPLETED", output
     assert int(about["Restarts"]) >= 1
     assert "was asked to stop" in output
-    lines = [
-        json.loads(line)
-        for rank in range(2)
-        for line in (site.directory / f"samples-{rank}.jsonl").read_text().splitlines()
-    ]
-    for epoch in range(2):
-        used = [sample for of, samples in lines if of == epoch for sample in samples]
-        assert sorted(used) == list(range(1437))
+    require_each_sample_once(site.directory)
     assert summary_of(site.directory / "runs" / "limited")["samples"] == 2 * 1437

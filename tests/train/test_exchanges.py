@@ -1,10 +1,12 @@
-"""Ways to exchange buckets, on every number of ranks, against what one process computes."""
+"""What workers compute together, on every number of ranks, against what one process computes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("exchange_worker.py")
@@ -14,3 +16,47 @@ WORKER = Path(__file__).with_name("exchange_worker.py")
 def test_exchanges_follow_their_formulas(np: int) -> None:
     done = run_ranks(WORKER, np, timeout_seconds=300, warm="torch")
     assert len(set(done.results)) == 1
+
+
+ARITHMETIC = Path(__file__).with_name("arithmetic_worker.py")
+
+
+def test_threads_that_flush_small_numbers_to_zero() -> None:
+    for wrong in run_ranks(ARITHMETIC, 2, warm="torch").results:
+        assert wrong == []
+
+
+MEMORY_WAYS = Path(__file__).with_name("memory_ways_worker.py")
+
+
+@pytest.mark.parametrize(
+    "slots", [[3], [2, 1], pytest.param([2, 1, 1], marks=pytest.mark.soak)], ids=str
+)
+def test_ranks_give_the_weights_of_one_rank(slots: list[int], tmp_path: Path) -> None:
+    several: dict[str, Any] = {"warm": "torch"}
+    if len(slots) > 1:
+        require_hosts()
+        several = {
+            "hostfile": write_hostfile(tmp_path / "hosts", "openmpi", slots),
+            "launcher_args": AGENT_ARGS["openmpi"],
+        }
+    done = run_ranks(MEMORY_WAYS, sum(slots), timeout_seconds=300, **several)
+    for gaps in done.results:
+        assert sorted(gaps) == ["0", "1", "numpy"]
+        assert max(gaps.values()) < 1e-12, gaps
+
+
+RESUMED_PLAN = Path(__file__).with_name("resumed_plan_worker.py")
+
+
+def test_a_restored_bucket_plan_gives_the_same_bits(tmp_path: Path) -> None:
+    """Sums of two ranks do not depend on the plan, but those of three do."""
+    env = {"HVDTRAIN_SHARED_MEMORY": 0}
+    done = run_ranks(RESUMED_PLAN, 3, args=[tmp_path], env=env, timeout_seconds=300, warm="torch")
+    assert done.results == [done.results[0]] * 3
+    whole, with_plan, without = done.results[0]["weights"]
+    assert with_plan == whole
+    assert without != whole
+    first, of_another_size, of_the_first_size = done.results[0]["gradients"]
+    assert of_the_first_size == first
+    assert of_another_size != first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import Any
 
 import keras
@@ -21,10 +20,9 @@ import keras_synchronization_cases
 import keras_training_cases
 import keras_unwrapped_cases
 import keras_weight_cases
-from ranks import report
+from all_cases import run_all
 
 import hvdtrain.keras as hvd
-from hvdtrain.core import context
 
 MODULES = (
     keras_exchange_cases,  # first: it says what nodes there are when that is settled
@@ -70,23 +68,10 @@ def main() -> None:
     if keras.backend.backend() == "jax":  # whose one thread then must not wait for another
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[hvd.rank() % len(cpus)]})
-    digests = {}
-    wanted = [name for name in sys.argv[1:] if name != "hooks"]
     cases = [case for module in MODULES for case in module.CASES]
-    if wanted:
-        cases = [case for case in cases if case.__name__ in wanted]
-    elif keras.backend.backend() == "tensorflow":
+    if keras.backend.backend() == "tensorflow" and not {*sys.argv[1:]} - {"hooks"}:
         cases = [case for case in cases if case not in NOT_ON_TENSORFLOW]
-    for case in cases:
-        keras.utils.set_random_seed(1)
-        started = time.perf_counter()
-        digest = case()
-        if wanted and hvd.rank() == 0:
-            print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
-        if digest is not None:
-            digests[case.__name__] = digest
-    engine = context.current().engine_name
-    report(cases=len(cases), payload={"engine": engine, "digests": digests})
+    run_all(cases, lambda: keras.utils.set_random_seed(1))
 
 
 if __name__ == "__main__":

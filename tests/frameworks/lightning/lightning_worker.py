@@ -219,17 +219,8 @@ def communication() -> Any:
 CASES: dict[str, Callable[[], object]] = {
     function.__name__: function
     for function in (
-        *(training, alone, accumulation, uneven, listed, manual, sharing),
-        *(
-            weight_exchange,
-            batch_norm,
-            precision,
-            resuming,
-            interrupted,
-            limited,
-            evaluation,
-            communication,
-        ),
+        *(training, alone, accumulation, uneven, listed, manual, sharing, weight_exchange),
+        *(batch_norm, precision, resuming, interrupted, limited, evaluation, communication),
     )
 }
 

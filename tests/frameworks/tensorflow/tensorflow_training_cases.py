@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from data_page import check_keras_loop
 from raising import raising
 
 import hvdtrain.tensorflow as hvd
@@ -349,6 +350,10 @@ def the_documented_loop() -> str:
     return digest(names["model"].variables)
 
 
+def the_loop_of_the_data_page() -> str:
+    return digest(check_keras_loop("tf.GradientTape"))
+
+
 CASES = [
     tapes_give_what_one_rank_gives,
     keras_optimizers_give_what_one_rank_gives,
@@ -363,4 +368,5 @@ CASES = [
     batches_are_normalised_over_all_ranks,
     different_models_are_refused,
     the_documented_loop,
+    the_loop_of_the_data_page,
 ]

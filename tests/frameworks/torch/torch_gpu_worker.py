@@ -17,7 +17,6 @@ import torch_gpu_step_cases
 import torch_operation_cases
 import torch_optimizer_gradient_cases  # noqa: F401
 import torch_optimizer_hook_cases  # noqa: F401
-import torch_optimizer_mode_cases  # noqa: F401
 import torch_optimizer_use_cases  # noqa: F401
 import torch_training
 from gpu_ranks import run_cases, take_device

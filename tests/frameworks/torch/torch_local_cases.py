@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 import torch
-from exchange_formulas import BlockFormula, Flat, OfRanks, mean
+from exchange_formulas import Flat, OfRanks, mean
 from torch_exchange_cases import backward, dense, flat, parameters, put, samples, wrapped
 from torch_training import Model, case, difference, momentum, refused
 
@@ -123,42 +123,6 @@ def ranks_average_weights_every_few_steps() -> None:
 
 
 @case
-def a_rank_without_a_state_has_no_part_in_its_average() -> None:
-    """Rank 0 takes two steps and the others none, so the average is that of rank 0."""
-    model, alone = dense(), Alone(momentum)
-    optimizer = wrapped(model, make_exchange("local:steps=4,state=average"))
-    for step in range(2 if hvd.rank() == 0 else 0):
-        take_step(model, optimizer, step)
-    for step in range(2):
-        alone.step(step, [0])
-    optimizer.flush()
-    alone.average()
-    check_equal(model.parameters())
-    assert difference(model, alone.own) < 1e-12
-    if hvd.rank() == 0:
-        own, theirs = optimizer.state, alone.optimizers[0].state
-        for one, other in zip(own.values(), theirs.values(), strict=True):
-            assert float((one["momentum_buffer"] - other["momentum_buffer"]).abs().max()) < 1e-12
-    else:
-        assert not optimizer.state
-
-
-@case
-def a_flush_of_equal_weights_changes_nothing() -> None:
-    for exchange in ("average", "adasum", "local:steps=2", "local:steps=9,warmup=2"):
-        model = dense()
-        optimizer = wrapped(model, make_exchange(exchange))
-        optimizer.flush()
-        for step in range(2):
-            backward(model, step, hvd.rank())
-            optimizer.step()
-        assert optimizer.synchronized
-        before = flat(parameters(model))
-        optimizer.flush()
-        assert all((a == b).all() for a, b in zip(flat(parameters(model)), before, strict=True))
-
-
-@case
 def a_flush_waits_for_ranks_that_take_more_steps() -> None:
     """Rank 0 takes five steps, the others two: they join in its second average."""
     model, alone = dense(), Alone(momentum)
@@ -172,31 +136,6 @@ def a_flush_waits_for_ranks_that_take_more_steps() -> None:
     optimizer.flush()
     alone.average()
     check_equal(model.parameters())
-    assert difference(model, alone.own) < 1e-12
-
-
-@case
-def blocks_of_samples() -> None:
-    """Blocks of two batches of 11 samples, one that a flush ends after one, and an empty flush."""
-    block_momentum, rate = 0.5, 0.75
-    options = f"block=22,momentum={block_momentum},rate={rate}"
-    model, alone = dense(), Alone(momentum)
-    optimizer = wrapped(model, make_exchange(f"blockmomentum:{options}"))
-    formula = BlockFormula(flat(parameters(model)), hvd.size(), block_momentum, rate, nesterov=True)
-    for step in range(7):
-        take_step(model, optimizer, step)
-        alone.step(step)
-        if step in (1, 3, 4, 6):
-            flush = step == 4
-            if flush:
-                optimizer.flush()
-            shared = sum(alone.samples) / 22
-            alone.put(formula.block(alone.weights(), alone.samples, shared, flush))
-            alone.forget()
-            check_equal(model.parameters())
-        assert difference(model, alone.own) < 1e-12, step
-    optimizer.flush()
-    alone.put(formula.model)
     assert difference(model, alone.own) < 1e-12
 
 

@@ -122,53 +122,46 @@ def objects_that_one_rank_cannot_send() -> None:
 
 @case
 def what_cannot_be_overwritten_is_refused() -> None:
+    """What other ranks have, and what the last one has."""
     last, size = hvd.rank() == hvd.size() - 1, hvd.size()
-    lazy = torch.nn.LazyLinear(3)
-    if not last:
-        lazy(torch.ones(1, 2))
-    message = refused_everywhere(
-        UnsupportedError, partial(hvd.broadcast_parameters, lazy.state_dict())
+    weight, bias = {"weight": torch.ones(1)}, {"bias": torch.ones(1)}
+    ragged = {
+        "ragged": torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+    }
+    halves, threes = (
+        {"scaled": torch.quantize_per_tensor(torch.ones(2), scale, 0, torch.qint8)}
+        for scale in (0.5, 1.5)
     )
-    assert f"[rank {size - 1}/{size}] broadcast_parameters: 'weight' has no values yet" in message
-    assert "run one batch through the model first" in message
-
-    bare = torch.nn.Linear(2, 2, device="meta" if last else "cpu")
-    broadcast = partial(hvd.broadcast_parameters, dict(bare.named_parameters()))
-    assert "'weight' is on the meta device" in refused_everywhere(UnsupportedError, broadcast)
-
-    ragged = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
-    broadcast = partial(hvd.broadcast_parameters, {"ragged": ragged})
-    assert "'ragged' is a NestedTensor" in refused_everywhere(UnsupportedError, broadcast)
-    if size == 1:
-        return
-    counts = {"graph": torch.ones(2 + last).to_sparse()}
-    message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, counts))
-    assert "'graph' is sparse_coo" in message
-    assert "load_state_dict(hvd.broadcast_object(model.state_dict()))" in message
-    scales = torch.quantize_per_tensor(torch.ones(2), 0.5 + last, 0, torch.qint8)
-    broadcast = partial(hvd.broadcast_parameters, {"scaled": scales})
-    assert "scale 1.5" in refused_everywhere(MismatchError, broadcast)
-    extra: dict[str, Any] = {"same": None, "norm._extra_state": {"calls": [1, 2 + last]}}
-    broadcast = partial(hvd.broadcast_parameters, extra)
-    message = refused_everywhere(MismatchError, broadcast)
-    assert "norm._extra_state['calls'][1]" in message
-    assert " is 3, but 2 on rank 0" in message
-    for one, other in (
+    two, three = ({"graph": torch.ones(count).to_sparse()} for count in (2, 3))
+    held = [
         (np.arange(3), np.arange(3) + 1),
         ({1, 2}, {1, 3}),
         ("x" * 70, "x" * 69 + "y"),
         ({}, []),
         ({}, {"inner": {}}),
-    ):
-        extra = {"norm._extra_state": {"held": other if last else one}}
-        message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, extra))
-        assert "norm._extra_state['held']" in message
-    names = {"weight": torch.ones(1), **({} if last else {"bias": torch.ones(1)})}
-    message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, names))
-    assert "has no 'bias'" in message
-    names = {"weight": torch.ones(1), **({"bias": torch.ones(1)} if last else {})}
-    message = refused_everywhere(MismatchError, partial(hvd.broadcast_parameters, names))
-    assert "has 'bias'" in message
+    ]
+    unlike: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (two, three, "load_state_dict(hvd.broadcast_object(model.state_dict()))"),
+        (halves, threes, "scale 1.5"),
+        (extra([1, 2]), extra([1, 3]), "norm._extra_state['held'][1] is 3, but 2 on rank 0"),
+        *((extra(one), extra(other), "norm._extra_state['held']") for one, other in held),
+        (weight | bias, weight, "has no 'bias'"),
+        (weight, weight | bias, "has 'bias'"),
+    ]
+    lacking: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (weight, {"weight": torch.nn.UninitializedParameter()}, "run one batch through the model"),
+        (weight, {"weight": torch.ones(1, device="meta")}, "'weight' is on the meta device"),
+        (ragged, ragged, "'ragged' is a NestedTensor"),
+    ]
+    for kind, table in ((UnsupportedError, lacking), (MismatchError, unlike if size > 1 else [])):
+        for one, other, text in table:
+            broadcast = partial(hvd.broadcast_parameters, other if last else one)
+            assert text in refused_everywhere(kind, broadcast)
+
+
+def extra(value: object) -> dict[str, Any]:
+    """Return an extra state that holds a value."""
+    return {"norm._extra_state": {"held": value}}
 
 
 @case

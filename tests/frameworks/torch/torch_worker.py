@@ -16,13 +16,11 @@ import torch_batch_norm_cases
 
 # Whose functions add themselves to the table of torch_training.
 import torch_compile_cases  # noqa: F401
-import torch_compression_cases
 import torch_exchange_cases
 import torch_local_cases
 import torch_operation_cases
 import torch_optimizer_gradient_cases  # noqa: F401
 import torch_optimizer_hook_cases  # noqa: F401
-import torch_optimizer_mode_cases  # noqa: F401
 import torch_optimizer_use_cases  # noqa: F401
 import torch_post_local_cases
 import torch_repeated_cases
@@ -43,7 +41,6 @@ from hvdtrain.core import allocators, context
 from hvdtrain.torch.gradients import views
 
 _OF_EXCHANGES = (
-    torch_compression_cases.__name__,
     torch_exchange_cases.__name__,
     torch_local_cases.__name__,
     torch_post_local_cases.__name__,

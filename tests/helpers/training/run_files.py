@@ -50,3 +50,15 @@ def epochs_of(directory: Path) -> list[tuple[int, str]]:
 def both_splits(epochs: int) -> list[tuple[int, str]]:
     """Return what epochs_of() must be after this many epochs."""
     return [(epoch, split) for epoch in range(1, epochs + 1) for split in ("train", "test")]
+
+
+def require_each_sample_once(directory: Path) -> None:
+    """Check that two ranks have used each of the digits once in each of two epochs."""
+    lines = [
+        json.loads(line)
+        for rank in range(2)
+        for line in (directory / f"samples-{rank}.jsonl").read_text().splitlines()
+    ]
+    for epoch in range(2):
+        used = [sample for of, samples in lines if of == epoch for sample in samples]
+        assert sorted(used) == list(range(1437))

@@ -1,0 +1,31 @@
+"""Runs the cases of several modules on each rank, and reports their digests."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ranks import report
+
+from hvdtrain.core import context
+
+Case = Callable[[], str | None]
+
+
+def run_all(cases: Iterable[Case], begin: Callable[[], Any] = bool) -> None:
+    """Run all cases, or those that arguments name; each begins alike."""
+    digests, started = {}, time.perf_counter()
+    wanted = [name for name in sys.argv[1:] if name != "hooks"]
+    chosen = [case for case in cases if not wanted or case.__name__ in wanted]
+    for case in chosen:
+        begin()
+        digest = case()
+        if wanted:
+            print(f"{case.__name__}: {time.perf_counter() - started:.2f} s", flush=True)
+        if digest is not None:
+            digests[case.__name__] = digest
+    engine = context.current().engine_name
+    payload = {"engine": engine, "cases": len(chosen), "digests": digests}
+    report(cases=len(chosen), payload=payload)
