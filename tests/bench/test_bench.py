@@ -38,9 +38,7 @@ def bench(
     *words: object, python: str | Path = sys.executable, env: Mapping[str, object] | None = None
 ) -> Completed:
     """Run `python -m hvdtrain bench` to its end; it must leave nothing behind."""
-    with start([python, "-m", "hvdtrain", "bench", *words], env=env) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = start([python, "-m", "hvdtrain", "bench", *words], env=env).end()
     return done
 
 
@@ -252,16 +250,11 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.mpich
 def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
     words = ["-m", "hvdtrain", "bench", "--quick", "--out", tmp_path]
-    with start([mpi_python("mpich"), *words]) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = start([mpi_python("mpich"), *words]).end()
     told = "hvdtrain: torch is not installed: pip install 'hvdtrain[torch]'\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_ranks_do_not_start_ranks() -> None:
-    with launch(["-m", "hvdtrain", "bench", "--quick"], 2) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 2
+    done = launch(["-m", "hvdtrain", "bench", "--quick"], 2).end(code=2)
     assert done.stderr.count("'bench' starts ranks itself") == 1

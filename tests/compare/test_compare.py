@@ -27,9 +27,7 @@ def compare(
 ) -> tuple[Completed, dict[str, dict[str, Any]]]:
     """Run a comparison, and return what it printed and its contenders by label."""
     command = [python, "-m", "hvdtrain", "compare", *words]
-    with start([*command, "--repeats", 1, "--out", folder], env=env, cwd=folder) as job:
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
+    done = start([*command, "--repeats", 1, "--out", folder], env=env, cwd=folder).end()
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
     found = json.loads((folder / "compare.json").read_text())["contenders"]
     return done, {one["label"]: one for one in found}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -148,8 +147,7 @@ def test_broadcast_of_more_than_2_to_the_31_bytes() -> None:
     [("forgets a rank", "allreduce sum"), ("wrong root", "broadcast from the first")],
 )
 def test_a_broken_engine_fails(fault: str, caught_by: str) -> None:
-    with launch(WORKER, 3, args=[f"mpi: {fault}"]) as job:
-        done = job.wait(300)
+    done = launch(WORKER, 3, args=[f"mpi: {fault}"]).end()
     assert done.returncode != 0
     assert f"rank 0 of 3, {caught_by}" in done.stderr
 
@@ -167,7 +165,6 @@ def test_an_engine_that_is_not_installed_is_refused(engine: str, module: str, me
         f"import sys; sys.modules[{module!r}] = None\n"
         f"import hvdtrain.core.context as context; context.init({engine!r})"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
+    done = start([sys.executable, "-c", code]).end(code=2)
     assert done.stderr.startswith(f"hvdtrain: {message}")
     assert "Traceback" not in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -106,10 +105,7 @@ def test_ranks_find_the_network_that_joins_them() -> None:
 
 def test_an_interface_that_is_not_there() -> None:
     code = "from hvdtrain.core import context; context.init('gloo')"
-    with launch(["-c", code], 2, env={"GLOO_SOCKET_IFNAME": "nope"}) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 2
+    done = launch(["-c", code], 2, env={"GLOO_SOCKET_IFNAME": "nope"}).end(code=2)
     assert "hvdtrain: rank 0 has no address to listen on (GLOO_SOCKET_IFNAME=nope)" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -139,14 +135,7 @@ store.set("hvdtrain/1/1/1", pickle.dumps(Program()))
 def test_mpi_under_torchrun_is_refused() -> None:
     code = "from hvdtrain.core import context; context.init('mpi'); print('started')"
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 78
+    done = start([sys.executable, "-c", code], env=variables).end(code=78)
     assert done.stdout == ""
     assert "torchrun promised 2 ranks (WORLD_SIZE=2)" in done.stderr
 
@@ -163,7 +152,6 @@ def test_mpi_under_torchrun_is_refused() -> None:
 )
 def test_a_missing_library_is_named(hide: str, reason: str) -> None:
     code = f"import sys; {hide}\nfrom hvdtrain.core import context; context.init('gloo')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
+    done = start([sys.executable, "-c", code]).end(code=2)
     assert done.stderr.startswith(f"hvdtrain: {reason}")
     assert len(done.stderr.splitlines()) == 1

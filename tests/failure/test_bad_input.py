@@ -23,14 +23,11 @@ JOB = ["-m", "hvdtrain", "train"]
 
 
 def alone(arguments: Sequence[object], cwd: Path) -> Completed:
-    with start([sys.executable, *JOB, *arguments], cwd=cwd) as job:
-        return job.wait(LIMIT_SECONDS)
+    return start([sys.executable, *JOB, *arguments], cwd=cwd).end()
 
 
 def on_two_ranks(arguments: Sequence[object], cwd: Path) -> Completed:
-    with launch(JOB, 2, args=arguments, cwd=cwd) as job:
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
+    done = launch(JOB, 2, args=arguments, cwd=cwd).end()
     return done
 
 
@@ -89,9 +86,7 @@ def test_options_of_one_rank(
     """mpirun starts several programs in one job: they must have been asked for the same."""
     both = ["digits", "--epochs", 1, "--out", "out"]
     other = [":", "-np", 1, sys.executable, *JOB, *both, *second]
-    with launch(JOB, 1, args=[*both, *first, *other], cwd=tmp_path) as job:
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
+    done = launch(JOB, 1, args=[*both, *first, *other], cwd=tmp_path).end()
     assert_refused(done, *words)
     assert list(tmp_path.iterdir()) == []
 

@@ -15,9 +15,7 @@ def test_workers_of_a_data_loader() -> None:
 
 
 def test_init_at_the_top_level_of_a_script_that_spawns() -> None:
-    with launch(WORKER, 2, args=["unguarded"]) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = launch(WORKER, 2, args=["unguarded"]).end()
     assert done.returncode != 0
     assert "init() in a multiprocessing child, which is not a rank of its own" in done.stderr
     assert "under `if __name__ == '__main__':`" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,9 +33,7 @@ def survive(
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
-        paths = sorted(job.results_folder.glob("*.json"))
-        assert [int(path.stem) for path in paths] == [r for r in range(RANKS) if r != victim]
-        results = [json.loads(path.read_text())["payload"] for path in paths]
+        results: list[dict[str, Any]] = job.results_of_those_left({*range(RANKS)} - {victim})
     assert done.stderr.count(f"rank {victim} of {RANKS} ended; {LEFT} left after ") == 1
     ranks = wanted or LEFT
     assert [(r["ranks"], r["rate"]) for r in results] == [(ranks, pytest.approx(ranks))] * LEFT

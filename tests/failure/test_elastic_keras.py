@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,7 @@ def survive(backend: str, case: str, ranks: int, victim: int) -> list[dict[str, 
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         job.assert_nothing_left()
-        results = sorted(job.results_folder.glob("*.json"), key=lambda path: int(path.stem))
-        left = [rank for rank in range(ranks) if rank != victim]
-        assert [int(path.stem) for path in results] == left
-        return [json.loads(path.read_text())["payload"] for path in results]
+        return job.results_of_those_left({*range(ranks)} - {victim})
 
 
 @pytest.mark.parametrize(

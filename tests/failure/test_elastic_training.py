@@ -105,10 +105,9 @@ def test_batch_and_rate_are_rescaled(tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ["--epochs", "2", "--lr-scaling", "linear", "--elastic-batch", "rescale"]
     asked = [w for w in words(out, *more) if w not in ("--global-batch-size", str(BATCH))]
-    with launch(
+    launch(
         [*asked, "--batch-size", "4"], 3, env={"KILLS": "1:4:forward"}, launcher_args=TOLERATE
-    ) as job:
-        assert job.wait(300).returncode == 0
+    ).end(code=0)
     summary = summary_of(out)
     assert (summary["global_batch_size"], summary["samples"]) == (8, 2 * SAMPLES)
     assert summary["scaled_lr"] == pytest.approx(0.02)
@@ -127,9 +126,7 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run = ["-m", "hvdtrain", "run", "--elastic", "--min-np", "2", "-np", "2", "--"]
     env = {"KILLS": kill, "TOGETHER": tmp_path}
-    with start([sys.executable, *run, *words(out)[2:]], env=env) as job:
-        done = job.wait(300)
-    assert done.returncode == 75, done.stderr
+    done = start([sys.executable, *run, *words(out)[2:]], env=env).end(code=75)
     assert f"1 rank left, fewer than --min-np 2: {saved} are saved" in done.stderr
     assert (out / "requeue").exists()
     run_ranks(words(out, "--resume", "auto"), 2, cases_expected=False)

@@ -88,9 +88,7 @@ def run_failing(how: str) -> Completed:
     """Run the script whose ranks that come fail."""
     words = ["-m", "hvdtrain", "run", "--elastic", "-np", 2, "--max-np", 2]
     script = SCRIPT.with_name("failing_newcomer.py")
-    with start([sys.executable, *words, "--", script, how]) as job:
-        done = job.wait(600)
-        job.assert_nothing_left()
+    done = start([sys.executable, *words, "--", script, how]).end(600)
     return done
 
 

@@ -125,8 +125,7 @@ optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused], lr=0.1))
 used.sum().backward()
 time.sleep(4 * hvd.rank())
 """
-    with launch(["-c", code], 2) as job:
-        done = job.wait(LIMIT_SECONDS)
+    done = launch(["-c", code], 2).end()
     assert (done.returncode, done.stdout) == (0, "sum 3\n" * 2)
     # As Python says it, and nothing else.
     assert done.stderr.count("Exception in thread loader:") == 2
@@ -144,9 +143,7 @@ if hvd.rank() == 1:
     raise ValueError("boom")
 hvd.allreduce(torch.ones(1))
 """
-    with launch(["-c", code], 2) as job:
-        done = job.wait(LIMIT_SECONDS)
-    assert done.returncode == 1
+    done = launch(["-c", code], 2).end(code=1)
     assert "[rank 1/2] ValueError: boom" in done.stderr
 
 
@@ -241,7 +238,5 @@ def test_the_launcher_is_told_to_stop(number: signal.Signals, mpi: str) -> None:
 @pytest.mark.parametrize("mpi", MPIS)
 def test_exit_codes_of_all_ranks_together(mpi: str) -> None:
     code = "import sys, hvdtrain.torch as hvd; hvd.init(); sys.exit(7)"
-    with launch(["-c", code], 2, mpi=mpi, env=torch_beside(mpi)) as job:
-        done = job.wait(LIMIT_SECONDS)
-    assert done.returncode == 7
+    done = launch(["-c", code], 2, mpi=mpi, env=torch_beside(mpi)).end(code=7)
     assert "[rank" not in done.stderr

@@ -33,10 +33,7 @@ BROKEN = "import hvdtrain.torch as hvd\nhvd.init()\nhvd.allreduce('text' * hvd.r
 def end(code: str, folder: Path) -> Completed:
     script = folder / "script.py"
     script.write_text(code)
-    with launch(script, 2) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 1
+    done = launch(script, 2).end(code=1)
     return done
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ranks import launch
+from ranks import launch, start
 from trace_file import Trace
 
 WORKER = Path(__file__).parent / "timeline_worker.py"
@@ -23,7 +22,7 @@ PATIENCE_SECONDS = 300.0  # which only ends a hang
 def merged(folder: Path) -> Trace:
     """Make one timeline of the pieces and read it."""
     argv = [sys.executable, "-m", "hvdtrain", "timeline", "it.json"]
-    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True)
+    done = start(argv, cwd=folder).end(code=0)
     assert done.stdout == "it.json: 2 pieces\n"
     return Trace(folder / "it.json", 2)
 
@@ -99,7 +98,7 @@ def test_a_job_that_the_stall_watch_ends(tmp_path: Path) -> None:
 
 def test_pieces_that_are_not_there(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "hvdtrain", "timeline", "it.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = start(argv, cwd=tmp_path).end()
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"hvdtrain: no pieces such as {tmp_path}/it.rank-0.json are there: ")

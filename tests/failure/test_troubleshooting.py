@@ -26,9 +26,7 @@ HOSTFILES = {
 
 
 def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Completed:
-    with start([mpi_python(mpi), "-m", "hvdtrain", *words], cwd=cwd) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = start([mpi_python(mpi), "-m", "hvdtrain", *words], cwd=cwd).end()
     return done
 
 
@@ -80,9 +78,7 @@ def test_without_torch(words: list[object], tmp_path: Path) -> None:
 
 def test_a_misspelt_variable(tmp_path: Path) -> None:
     code = "import hvdtrain.torch as hvd; hvd.init()"
-    with start([sys.executable, "-c", code], env={"HVDTRAIN_BUCKETS_BYTES": 1}) as job:
-        done = job.wait(300)
-    assert done.returncode == 2
+    done = start([sys.executable, "-c", code], env={"HVDTRAIN_BUCKETS_BYTES": 1}).end(code=2)
     line = "HVDTRAIN_BUCKETS_BYTES has no effect: did you mean HVDTRAIN_BUCKET_BYTES?"
     assert done.stderr == f"hvdtrain: {line}\n"
 
@@ -93,7 +89,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(folder)]
-    made = subprocess.run(line, capture_output=True, text=True, check=False)
+    made = start(line).end()
     if made.returncode != 0:
         pytest.skip(f"no disk of its own for this user: {made.stderr.strip()}")
     yield folder

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -24,10 +22,7 @@ def test_mpirun_and_libmpi_do_not_belong_together(
     launcher: str, library: str, names: list[str]
 ) -> None:
     mpirun = mpi_python(launcher).parent / "mpirun"
-    with start([mpirun, "-np", 2, mpi_python(library), "-c", INIT]) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 78
+    done = start([mpirun, "-np", 2, mpi_python(library), "-c", INIT]).end(code=78)
     assert "started" not in done.stdout
     lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain:")]
     assert len(lines) == 1
@@ -46,14 +41,9 @@ def test_variables_of_a_launcher_around_a_single_process(
     engine: str, code: int, message: str
 ) -> None:
     variables = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
-    done = subprocess.run(
-        [sys.executable, "-c", INIT],
-        env={**os.environ, **variables, "HVDTRAIN_ENGINE": engine},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = start([sys.executable, "-c", INIT], env={**variables, "HVDTRAIN_ENGINE": engine}).end(
+        code=code
     )
-    assert done.returncode == code
     assert done.stdout == ""
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

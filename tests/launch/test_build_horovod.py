@@ -25,9 +25,7 @@ def build(
     *words: str, python: str | Path = sys.executable, timeout_seconds: float = 300, **env: object
 ) -> Completed:
     """Run the command in an environment; variables that are None are removed."""
-    with start([python, *BUILD, *words], env={"CXX": None, **env}) as job:
-        done = job.wait(timeout_seconds)
-        job.assert_nothing_left()
+    done = start([python, *BUILD, *words], env={"CXX": None, **env}).end(timeout_seconds)
     return done
 
 
@@ -49,9 +47,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_ranks_do_not_build(tmp_path: Path) -> None:
-    with launch(BUILD, 2, env={"XDG_CACHE_HOME": tmp_path}) as job:
-        done = job.wait(300)
-    assert done.returncode == 2
+    done = launch(BUILD, 2, env={"XDG_CACHE_HOME": tmp_path}).end(code=2)
     assert done.stderr.count("'build-horovod' is for one process") == 1
 
 

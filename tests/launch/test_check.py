@@ -26,9 +26,7 @@ def check(
     cwd: Path | None = None,
 ) -> Completed:
     """Run the check, which leaves nothing behind and never shows a traceback."""
-    with start([mpi_python(mpi), *CHECK, *words], env=env, cwd=cwd) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = start([mpi_python(mpi), *CHECK, *words], env=env, cwd=cwd).end()
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr == ""
     return done
@@ -154,8 +152,5 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_ranks_do_not_check() -> None:
-    with launch(CHECK, 2) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 2
+    done = launch(CHECK, 2).end(code=2)
     assert done.stderr.count("'check' starts ranks itself") == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from mpis import MPICH, OPEN_MPI_4
-from ranks import launch, run_ranks
+from ranks import launch, run_ranks, start
 from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.core.rank_report import distinct_addresses
@@ -130,9 +129,7 @@ def test_a_script_that_only_one_rank_has(tmp_path: Path) -> None:
     (tmp_path / "1.py").write_text("print('ran')")
     script = tmp_path / "of_one_rank.py"
     script.write_text(OF_ONE_RANK)
-    with launch(["-P", str(script)], 2) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = launch(["-P", str(script)], 2).end()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("0.py: name an existing script") == 1
 
@@ -158,9 +155,7 @@ def test_a_script_of_ddp(tmp_path: Path) -> None:
 def test_the_exit_code_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("import sys; sys.exit(7)")
-    with launch([*EXEC, str(script)], 2) as job:
-        assert job.wait(300).returncode == 7
-        job.assert_nothing_left()
+    launch([*EXEC, str(script)], 2).end(code=7)
 
 
 def test_a_script_of_a_strategy(tmp_path: Path) -> None:
@@ -219,6 +214,6 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
     line = [sys.executable, *EXEC, *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    done = start(line).end()
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert reason in done.stderr

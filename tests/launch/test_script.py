@@ -70,8 +70,7 @@ def which_horovod(*options: object, cwd: Path, path: Path | None = None) -> str:
     )
     (scripts / "script.py").write_text(text)
     env = {} if path is None else {"PYTHONPATH": os.pathsep.join([str(path), *IMPORTED])}
-    with start([*SCRIPT, *options, "scripts/script.py"], cwd=cwd, env=env) as job:
-        done = job.wait(300)
+    done = start([*SCRIPT, *options, "scripts/script.py"], cwd=cwd, env=env).end()
     assert (done.returncode, done.stderr) == (0, "")
     return str(Path(done.stdout.strip()).parent.parent)
 
@@ -92,16 +91,12 @@ def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with start([*SCRIPT, "gone.py"]) as job:
         done = job.wait(300)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected + "\n")
-    with launch(SCRIPT[1:], 2, args=["gone.py"]) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 2
+    done = launch(SCRIPT[1:], 2, args=["gone.py"]).end(code=2)
     assert done.stderr.count("hvdtrain: ") == done.stderr.count(expected) == 1
 
 
 def test_as_horovod_is_for_scripts() -> None:
-    with start([sys.executable, "-m", "hvdtrain", "run", "--as-horovod", "-np", 2]) as job:
-        done = job.wait(300)
+    done = start([sys.executable, "-m", "hvdtrain", "run", "--as-horovod", "-np", 2]).end()
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch("hvdtrain: --as-horovod is for a script: .*\n", done.stderr)
 
@@ -112,10 +107,7 @@ def test_a_script_that_fails_says_so_once(tmp_path: Path) -> None:
         "import horovod.torch as hvd\nhvd.init()\n"
         "if hvd.rank() == 1:\n    raise ValueError('boom')\nhvd.barrier()\n"
     )
-    with start([sys.executable, "-m", "hvdtrain", "run", "-np", 2, script]) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 1
+    done = start([sys.executable, "-m", "hvdtrain", "run", "-np", 2, script]).end(code=1)
     told = re.findall(r"\[rank [^\n]*", done.stderr)  # mpirun may have begun the line
     assert told == [
         "[rank 1/2] Traceback (most recent call last):",

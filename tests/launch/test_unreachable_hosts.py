@@ -29,9 +29,7 @@ def run(words: Sequence[object], shell: Path, mpi: str = "openmpi") -> Completed
     env = {"PATH": f"{shell}:{os.environ['PATH']}", "TMPDIR": shell.parent}
     script = shell / "hello.py"
     script.write_text("print('hello')\n")
-    with start([mpi_python(mpi), "-m", "hvdtrain", "run", *words, script], env=env) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = start([mpi_python(mpi), "-m", "hvdtrain", "run", *words, script], env=env).end()
     return done
 
 
@@ -58,9 +56,7 @@ def test_without_ssh(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     words = ["-m", "hvdtrain", "run", "-np", 2, "-H", "node1:2", "--", "train"]
-    with start([mpi_python("openmpi"), *words], env={"PATH": folder}) as job:
-        done = job.wait(300)
-    assert done.returncode == 2
+    done = start([mpi_python("openmpi"), *words], env={"PATH": folder}).end(code=2)
     assert done.stderr == (
         "hvdtrain: there is no ssh on PATH, with which ranks are started on node1: install an ssh "
         "client\n"

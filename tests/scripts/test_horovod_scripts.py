@@ -72,9 +72,7 @@ def test_the_usual_training_script(
     size: int, arguments: list[str], env: dict[str, str], tmp_path: Path
 ) -> None:
     words = ["run", "-np", size, SCRIPTS / "classifier.py", "--out", tmp_path, *arguments]
-    with start([sys.executable, "-m", "hvdtrain", *words], env=env) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = start([sys.executable, "-m", "hvdtrain", *words], env=env).end()
     assert (done.returncode, complaints(done)) == (0, [])
     epochs = len(done.stdout.splitlines())
     weights, loss = serial(size, epochs)
@@ -92,9 +90,7 @@ def test_a_script_that_starts_its_own_ranks() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "(0, 6, 11) (1, 6, 11)\n", "")
     require_hosts()
     agent = {"PRTE_MCA_plm_ssh_agent": AGENT}
-    with start([*words, "node1:1,node2:1"], env=agent) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+    done = start([*words, "node1:1,node2:1"], env=agent).end()
     # Open MPI 5 warns if what it starts is faster than its own setpgid().
     lines = [line for line in done.stdout.splitlines() if "setpgid(" not in line]
     assert (done.returncode, lines, done.stderr) == (0, ["(0, 6, 11) (1, 6, 11)"], "")

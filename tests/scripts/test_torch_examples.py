@@ -64,10 +64,7 @@ def test_ranks_from_python(tmp_path: Path) -> None:
     """It runs on one rank first, then on two; MLflow has a run for each."""
     from mlflow.tracking import MlflowClient
 
-    with start([sys.executable, EXAMPLES / "run_function.py"], cwd=tmp_path) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 0, done.stderr
+    done = start([sys.executable, EXAMPLES / "run_function.py"], cwd=tmp_path).end(code=0)
     lines = re.findall(r"^test accuracy (.*)% on (\d) ranks, of (.*) samples$", done.stdout, re.M)
     assert [line[1:] for line in lines] == [("1", "[1437]"), ("2", "[719, 719]")]
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")

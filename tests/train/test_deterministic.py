@@ -121,8 +121,7 @@ def test_the_bucket_plan_and_shared_memory_do_not_matter(tmp_path: Path) -> None
 )
 def test_shards_that_do_not_fit(ranks: int, shards: int, words: str) -> None:
     arguments = ["-m", "hvdtrain", "--global-batch-size", "64", "--virtual-shards", str(shards)]
-    with launch(arguments, ranks, warm="torch") as job:
-        done = job.wait(300)
+    done = launch(arguments, ranks, warm="torch").end()
     assert done.returncode != 0
     assert words in done.stderr
     assert "Traceback" not in done.stderr

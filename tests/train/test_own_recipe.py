@@ -41,8 +41,7 @@ def test_a_function_is_fitted(tmp_path: Path) -> None:
     command = [sys.executable, *JOB, "run", "-np", 2, "--", script, "two"]
     said = []
     for words in (command, [sys.executable, script, "one"]):
-        with start(words, cwd=tmp_path) as job:
-            done = job.wait(LIMIT_SECONDS)
+        done = start(words, cwd=tmp_path).end()
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
         said.append(sorted(set(done.stdout.splitlines())))
     # In float64 two ranks come to the loss of one.
@@ -159,10 +158,9 @@ def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:
         word for name in ("size=8", "crop=8", "width=4", "blocks=1") for word in ("--set", name)
     ]
     for more in (["--workers", 2], ["--seed", 1]):  # one rank meets it, or the other
-        with launch(JOB, 2, args=[*train, *more, "--out", f"out{more[1]}"], warm="torch") as job:
-            done = job.wait(LIMIT_SECONDS)
-            job.assert_nothing_left()
-        assert done.returncode == 2, done.stderr
+        done = launch(JOB, 2, args=[*train, *more, "--out", f"out{more[1]}"], warm="torch").end(
+            code=2
+        )
         # The other rank may say that its loading processes were ended with the job.
         (line,) = [line for line in done.stderr.splitlines() if "07.png" in line]
         # Open MPI puts a NUL before what a rank that aborts has said.

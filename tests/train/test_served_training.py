@@ -197,9 +197,7 @@ def test_ranks_that_cannot_serve_are_refused(runs: dict[int, Results]) -> None:
 def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
     options = ["--lr", "1e30", "--strategy", "ps", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-m", "hvdtrain", "run", "-np", "2", "--", "train", "digits"]
-    with start([*command, *options], cwd=tmp_path) as job:
-        done = job.wait(LIMIT_SECONDS)
-    assert done.returncode == 1
+    done = start([*command, *options], cwd=tmp_path).end(code=1)
     assert "[rank 0/2] step 2: the gradient of this rank is not finite" in done.stderr
     assert "[rank 0/2] Traceback" not in done.stderr
 

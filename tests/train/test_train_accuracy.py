@@ -50,8 +50,7 @@ def test_defaults_reach_97_percent(size: int, tmp_path: Path) -> None:
 
 def test_without_a_launcher_and_quietly(tmp_path: Path) -> None:
     arguments = ["--epochs", 1, "--quiet", "--out", tmp_path / "a", "--batch-size", 100]
-    with start([sys.executable, "-m", "hvdtrain", "train", "digits", *arguments]) as job:
-        done = job.wait(LIMIT_SECONDS)
+    done = start([sys.executable, "-m", "hvdtrain", "train", "digits", *arguments]).end()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert summary_of(tmp_path / "a")["engine"] == "local"
     check_files(tmp_path / "a", 1, 1)

@@ -62,10 +62,7 @@ def python(end: str, record: VersionsRecord) -> Path:
 
 def run(python: Path, *words: object) -> str:
     """Run the interpreter, which must succeed; return what it prints."""
-    with start([python, *words], env=PLAIN) as job:
-        done = job.wait(300)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
+    done = start([python, *words], env=PLAIN).end(code=0)
     return done.stdout
 
 

@@ -24,9 +24,7 @@ def test_the_sharded_optimizer_of_keras(tmp_path: Path) -> None:
     code = blocks(ROOT / "docs/sharded.md", "python")[1]
     script = tmp_path / "script.py"
     script.write_text(f"{code}\nimport numpy as np\nmodel.fit(np.ones([4, 8]), np.ones([4, 1]))\n")
-    with start([tensorflow_python(), script], env=keras_variables()) as job:
-        done = job.wait(300)
-    assert done.returncode == 0, done.stderr
+    start([tensorflow_python(), script], env=keras_variables()).end(code=0)
 
 
 def test_ranks_get_what_one_gets_with_whole_batches() -> None:
@@ -35,13 +33,10 @@ def test_ranks_get_what_one_gets_with_whole_batches() -> None:
     assert done.results == [done.results[0]] * 3
 
 
-OTHER_LIBRARIES = Path(__file__).resolve().parents[2] / "docs" / "other-libraries.md"
-
-
 @pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_contrastive_loss(size: int, tmp_path: Path) -> None:
     """One rank and two come to the same numbers: those of all samples."""
-    (code,) = re.findall(r"^```python\n(.*?)^```$", OTHER_LIBRARIES.read_text("utf-8"), re.M | re.S)
+    (code,) = blocks(ROOT / "docs" / "other-libraries.md", "python")
     script = tmp_path / "script.py"
     script.write_text(code)
     done = run_ranks(script, size, cases_expected=False, cwd=tmp_path, env={"OMP_NUM_THREADS": 1})

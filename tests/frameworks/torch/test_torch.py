@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from horovod_environment import horovod_python
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from ranks import start
 from shared_launch import SharedLaunch
 
 WORKER = Path(__file__).with_name("torch_worker.py")
@@ -121,12 +121,11 @@ def test_without_a_launcher() -> None:
         "import hvdtrain.torch as hvd, torch; hvd.init();"
         "print(hvd.rank(), hvd.size(), hvd.allreduce(torch.tensor([2.0])).item())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = start([sys.executable, "-c", code]).end()
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 1 2.0\n", "")
 
 
 def test_before_init() -> None:
     code = "import hvdtrain.torch as hvd; hvd.rank()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
+    done = start([sys.executable, "-c", code]).end(code=1)
     assert "NotInitializedError: hvdtrain is not initialized: call init() first" in done.stderr

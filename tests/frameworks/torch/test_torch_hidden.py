@@ -37,7 +37,6 @@ def test_exchanges_and_shared_steps_stage_nothing() -> None:
 
 @pytest.mark.parametrize("cases", ["operations", "optimizers"])
 def test_staging_is_caught(cases: str) -> None:
-    with launch(WORKER, 2, args=[cases, "staged"], env=ENGINE, warm="torch") as job:
-        done = job.wait(300)
+    done = launch(WORKER, 2, args=[cases, "staged"], env=ENGINE, warm="torch").end()
     assert done.returncode != 0
     assert "reads memory of device 'hidden' from the host" in done.stderr

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -98,6 +98,15 @@ class Job:
             self.fail(f"still running after {timeout_seconds} s")
         return Completed(code, self.stdout, self.stderr, time.monotonic() - self._started)
 
+    def end(self, timeout_seconds: float = 300, code: int | None = None) -> Completed:
+        """Wait for the end, with this exit code if it is given; nothing may be left behind."""
+        with self:
+            done = self.wait(timeout_seconds)
+            if code not in (None, done.returncode):
+                self.fail(f"exit code {done.returncode}")
+            self.assert_nothing_left()
+        return done
+
     def wait_for_output(self, text: str, timeout_seconds: float = 300) -> None:
         """Wait until stdout or stderr holds `text`."""
         deadline = time.monotonic() + timeout_seconds
@@ -163,10 +172,17 @@ class Job:
                 self.fail("\n".join(["processes outlived the job:", *lines, "of"]))
             time.sleep(0.02)
 
-    def results(self, np: int) -> list[Any]:
+    def results_of_those_left(self, ranks: Collection[int]) -> list[Any]:
+        """Return what each of these ranks reported; any other one that did fails the test."""
+        found = sorted(int(path.stem) for path in self.results_folder.glob("*.json"))
+        if found != sorted(ranks):
+            self.fail(f"ranks {found} left results, not {sorted(ranks)}")
+        return self.results(max(ranks) + 1, ranks)
+
+    def results(self, np: int, of: Collection[int] | None = None) -> list[Any]:
         """Return what each of `np` ranks reported; a rank that ran no case fails the test."""
         payloads = []
-        for rank in range(np):
+        for rank in range(np) if of is None else sorted(of):
             path = self.results_folder / f"{rank}.json"
             if not path.exists():
                 self.fail(f"rank {rank} of {np} left no result")
