@@ -31,22 +31,6 @@ from hvdtrain.errors import MismatchError
 
 
 @case
-def gradients_are_reduced_when_backward_returns() -> None:
-    model, optimizer = together(momentum)
-    inputs, labels = batch(0)
-    optimizer.sample_weight = len(own(inputs))
-    F.cross_entropy(model(own(inputs)), own(labels)).backward()
-    alone = build()
-    F.cross_entropy(alone(inputs), labels).backward()
-    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
-        assert p.grad is not None
-        assert q.grad is not None
-        assert p.grad.stride() == p.stride()
-        assert float((p.grad - q.grad).abs().max()) < 1e-15
-    optimizer.step()
-
-
-@case
 def a_weight_set_after_backward_is_refused() -> None:
     """Unless it changes nothing; the weight of the next step may come before zero_grad()."""
     for sharded in (False, True):

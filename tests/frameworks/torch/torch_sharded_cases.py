@@ -16,7 +16,6 @@ from torch_training import (
     build,
     case,
     difference,
-    drawn,
     momentum,
     own,
     refused,
@@ -28,7 +27,6 @@ import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.features import Slices
 from hvdtrain.errors import MismatchError
-from hvdtrain.torch.allocator import find_allocator
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 from hvdtrain.train.torch.forward import Precision
 from hvdtrain.train.torch.update import Updater
@@ -347,57 +345,3 @@ def the_loop_of_train_shares_its_steps() -> None:
         assert difference(model, other) < bound
         assert difference(averaged, expected) < bound
         assert all(abs(a - b) < 1e-5 for a, b in zip(norms[:2], theirs[:2], strict=True))
-
-
-class ComputedGradients(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples that are gradients of the shape of a weight, which whoever loads them computes."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        weights = torch.nn.Parameter(torch.full(self._shape, 1.0 + index))
-        (weights * weights.detach()).sum().backward()
-        assert weights.grad is not None
-        return weights.grad
-
-
-def train_beside_workers(layer: torch.nn.Linear, sharded: bool) -> None:
-    """Take steps on gradients in shared memory, while workers that are forked compute others."""
-    loader = torch.utils.data.DataLoader(
-        ComputedGradients(tuple(layer.weight.shape)),
-        batch_size=None,
-        num_workers=1,
-        multiprocessing_context="fork",
-    )
-    sgd = torch.optim.SGD(layer.parameters(), lr=0.5, fused=True)
-    optimizer = hvd.DistributedOptimizer(sgd, sharded=sharded)
-    assert optimizer._exchanged.gradients is not None
-    for step in range(3):
-        optimizer.zero_grad()
-        inputs = drawn(10 * step + hvd.rank(), 4, layer.in_features)
-        layer(inputs.float()).square().mean().backward()
-        staying = optimizer._exchanged.gradients.buckets.staying
-        assert staying is not None
-        assert staying.arena.used
-        for index, sample in enumerate(loader):
-            assert bool((sample == 1.0 + index).all())
-        optimizer.step()
-
-
-@case
-def workers_of_a_loader_beside_gradients_in_shared_memory() -> None:
-    if hvd.size() != 2 or not on_host() or find_allocator() is None:
-        return
-    if not in_node_memory(wrapped(momentum, build())):
-        return
-    torch.manual_seed(5)
-    layers = [torch.nn.Linear(200, 100, bias=False) for _ in range(2)]
-    layers[1].load_state_dict(layers[0].state_dict())
-    for layer, sharded in zip(layers, (True, False), strict=True):
-        train_beside_workers(layer, sharded)
-    assert torch.equal(layers[0].weight, layers[1].weight)
-    assert equal_on_all_ranks(layers[0])
