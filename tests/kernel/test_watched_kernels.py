@@ -16,7 +16,7 @@ from hvdtrain.core.sharding import kernel as update
 
 HERE = Path(__file__).parent
 NODE, CODES, UPDATE = (
-    Path(module.__file__).with_name(name)
+    Path(str(module.__file__)).with_name(name)
     for module, name in (
         (node, "node_kernel.c"),
         (codes, "codes_kernel.c"),

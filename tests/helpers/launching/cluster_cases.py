@@ -65,7 +65,8 @@ def see_all(run: Run, more: Sequence[Callable[[Path], None]]) -> None:
     """See what every cluster gives, and more, each in a folder of its own."""
     folder = Path(sys.argv[1])
     every = [see_results, see_an_exception, see_a_rank_without_result]
-    for case in (*(partial(case, run) for case in every), *more):
+    cases: list[Callable[[Path], None]] = [partial(case, run) for case in every]
+    for case in (*cases, *more):
         own = folder / str(len(list(folder.iterdir())))
         own.mkdir()
         case(own)
