@@ -11,7 +11,7 @@ from compiling import copy_kernel, run_watched
 
 import hvdtrain.engines.shared_memory.kernel as node
 from hvdtrain.compiled.library import KernelError
-from hvdtrain.core.compression import codes
+from hvdtrain.core.exchanges import codes
 from hvdtrain.core.sharding import kernel as update
 
 HERE = Path(__file__).parent
