@@ -111,18 +111,12 @@ def gather_object(obj: object, name: str) -> list[Any] | None:
 
     They are sent one after the other, so that rank 0 holds the bytes of one at a time.
     """
-    here = context.current()
-    rank, size = here.topology.rank, here.topology.size
-    gathered: list[Any] = []
-    for sender in range(size):
-        payload = pickled(obj) if rank == sender else np.empty(0, np.uint8)
-        splits = [payload.size] + [0] * (size - 1)
-        send = Buffer.from_array(payload)
-        label = f"{name} of rank {sender}"
-        received, _ = operations.alltoall(here.world, send, payload.shape, splits, label).run()
-        if rank == 0:
-            gathered.append(pickle.loads(received.array().tobytes()))
-    return gathered if rank == 0 else None
+    here = context.current().topology
+    gathered = []
+    for sender in range(here.size):
+        payload = pickled(obj) if here.rank == sender else np.empty(0, np.uint8)
+        gathered.append(_send(payload, 0, f"{name} of rank {sender}"))
+    return gathered if here.rank == 0 else None
 
 
 @collective
@@ -131,17 +125,24 @@ def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
 
     They are sent one after the other, so that rank 0 holds the bytes of one at a time.
     """
-    here = context.current()
-    rank, size = here.topology.rank, here.topology.size
-    own: Any = None
-    for receiver in range(size):
+    here, own = context.current().topology, None
+    for receiver in range(here.size):
         payload = np.empty(0, np.uint8) if objects is None else pickled(objects[receiver])
-        splits = [payload.size if member == receiver else 0 for member in range(size)]
-        send, label = Buffer.from_array(payload), f"{name} of rank {receiver}"
-        received, _ = operations.alltoall(here.world, send, payload.shape, splits, label).run()
-        if rank == receiver:
-            own = pickle.loads(received.array().tobytes())
+        found = _send(payload, receiver, f"{name} of rank {receiver}")
+        own = found if here.rank == receiver else own
     return own
+
+
+@collective
+def _send(payload: _Bytes, receiver: int, label: str) -> Any:
+    """Send the payload of one rank, while those of others are empty; return its object there."""
+    here = context.current()
+    splits = [payload.size if member == receiver else 0 for member in range(here.topology.size)]
+    send = Buffer.from_array(payload)
+    received, _ = operations.alltoall(here.world, send, payload.shape, splits, label).run()
+    if here.topology.rank != receiver:
+        return None
+    return pickle.loads(received.array().tobytes())
 
 
 @collective

@@ -72,7 +72,7 @@ class Submission:
 @collective
 def run_prepared(channel: Channel, prepared: Prepared, data: object) -> bool:
     """Run a prepared operation if nothing else is pending."""
-    if channel.track is not None:
+    if channel.queue.track is not None:
         return False  # a timeline records each part of an operation
     with context.current().blocked.running():
         return channel.run_prepared(prepared, data)

@@ -141,11 +141,16 @@ class PlacedBucket:
         places.put_prescale(prescale)
         slices.meet()
         sources = places.addresses(self._owned)
-        targets = sources if everywhere else sources[:, [slices.number]]
+        targets = self._targets(sources)
+        if not everywhere:
+            targets = targets[:, [slices.number]]
         rows = np.column_stack([self._owned.counts.astype(np.uint64), sources, targets])
         slices.add_placed(rows, self._buffer.dtype, places.prescales(), postscale)
         if everywhere:
             slices.meet()
+
+    def _targets(self, sources: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        return sources
 
     @collective
     def spread(self) -> None:
@@ -204,29 +209,21 @@ class LentBucket(PlacedBucket):
     @collective
     def reduce(self, prescale: float, postscale: float, everywhere: bool) -> None:
         """Fill the bucket with the sum over the ranks; see PlacedBucket.reduce."""
-        places, slices = self._places, self._places.slices
         for index in self._extents:
-            places.put(index, self._lent[index][1] if index in self._lent else None)
-        places.put_base(self._base)
-        places.put_prescale(prescale)
-        slices.meet()
-        sources, targets = places.addresses(self._owned), places.bucket_addresses(self._owned)
-        if not everywhere:
-            targets = targets[:, [slices.number]]
-        rows = np.column_stack([self._owned.counts.astype(np.uint64), sources, targets])
-        slices.add_placed(rows, self._buffer.dtype, places.prescales(), postscale)
-        if everywhere:
-            slices.meet()
+            self._places.put(index, self._lent[index][1] if index in self._lent else None)
+        self._places.put_base(self._base)
+        super().reduce(prescale, postscale, everywhere)
+
+    def _targets(self, sources: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        return self._places.bucket_addresses(self._owned)
 
     @collective
     def spread(self) -> None:
         self._places.slices.spread(self._buffer)
 
-    def gather(self) -> None:
+    def _elsewhere(self) -> Iterator[tuple[int, Buffer]]:
         for index, (address, _) in self._lent.items():
-            start, count = self._extents[index]
-            part = self._buffer.slice(start, count)
-            ctypes.memmove(part.pointer, address, part.nbytes)
+            yield address, self._buffer.slice(*self._extents[index])
 
     def scatter(self) -> None:
         """Leave the results in the bucket."""

@@ -283,7 +283,7 @@ def _agree(communicator: Communicator, config: Config) -> StallSettings | None:
 def pending_on(channels: Sequence[Channel], blocked: Stopwatch) -> list[Wait]:
     """Return the pending operations of this rank."""
     now = time.perf_counter()
-    progressed = max(channel.progressed for channel in channels)
+    progressed = max(channel.queue.progressed for channel in channels)
     waits = []
     for channel in channels:
         begun = 0.0 if channel.has_thread else blocked.since or now

@@ -91,20 +91,25 @@ def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback
     That is certain only if ranks start from the same weights, and if the step, the optimizer and
     the callbacks are those of Keras or hvdtrain, so that none can average gradients or weights.
     """
-    if not context.is_initialized() or context.current().topology.size == 1:
-        return
     starts_equal = any(isinstance(c, BroadcastGlobalVariablesCallback) for c in callbacks)
     if starts_equal and not distributed_optimizers(model) and _runs_keras_only(model, callbacks):
-        _warn()
+        warn_once(
+            "BroadcastGlobalVariablesCallback, but the optimizer is not wrapped, so that each "
+            "rank trains a model of its own and they drift apart: "
+            "compile(hvd.DistributedOptimizer(optimizer), ...) with an optimizer such as "
+            "keras.optimizers.Adam()"
+        )
 
 
 def warn_if_unsynchronized(model: Model) -> None:
     """Warn once, on rank 0, of Keras layers that synchronize under tf.distribute only."""
-    if not context.is_initialized() or context.current().topology.size == 1:
-        return
     for layer in model._flatten_layers():
         if _is_from_keras(layer) and getattr(layer, "synchronized", False):
-            _warn_of_layers()
+            warn_once(
+                "BatchNormalization(synchronized=True) uses each rank's own batch, because it "
+                "synchronizes replicas of tf.distribute only: use "
+                "hvdtrain.tensorflow.SyncBatchNormalization()"
+            )
 
 
 def _runs_keras_only(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
@@ -128,31 +133,6 @@ def _is_from_keras(instance: object) -> bool:
     return type(instance).__module__.startswith("keras.src.")
 
 
-@functools.cache
-def _warn() -> None:
-    topology = context.current().topology
-    if topology.rank == 0:
-        write_message(
-            topology.title,
-            "fit: BroadcastGlobalVariablesCallback, but the optimizer is not wrapped, so that each "
-            "rank trains a model of its own and they drift apart: "
-            "compile(hvd.DistributedOptimizer(optimizer), ...) with an optimizer such as "
-            "keras.optimizers.Adam()",
-        )
-
-
-@functools.cache
-def _warn_of_layers() -> None:
-    topology = context.current().topology
-    if topology.rank == 0:
-        write_message(
-            topology.title,
-            "fit: BatchNormalization(synchronized=True) uses each rank's own batch, because it "
-            "synchronizes replicas of tf.distribute only: use "
-            "hvdtrain.tensorflow.SyncBatchNormalization()",
-        )
-
-
 # What `fit` takes as callbacks.
 Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.Callback] | None
 
@@ -164,9 +144,10 @@ def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments
     model: Model = given["self"]
     adjust_compiled(model)
     optimizers = distributed_optimizers(model)
-    warn_if_unwrapped(model, _as_list(given["callbacks"]))
-    if optimizers:
-        warn_if_unsynchronized(model)
+    if context.is_initialized() and size() > 1:
+        warn_if_unwrapped(model, _as_list(given["callbacks"]))
+        if optimizers:
+            warn_if_unsynchronized(model)
     sets = [optimizer.hvdtrain_reduction.settings.process_set for optimizer in optimizers]
     if global_process_set in sets and size() > 1:
         given["callbacks"] = _with_synchronization(given["callbacks"])

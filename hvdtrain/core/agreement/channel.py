@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.driver import Driver, Driving
 from hvdtrain.core.agreement.operation import Marker, Operation
-from hvdtrain.core.agreement.queue import ChannelObserver, Queue, Waiting
+from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
 from hvdtrain.core.agreement.votes import Prepared
 from hvdtrain.engines.communicator import Communicator
@@ -48,31 +48,19 @@ class Channel:
         self._counting = threading.Lock()
         self._left: Operation | None = None
         self._closers: list[Callable[[], None]] = []
-        self._queue = Queue(communicator.size, title)
-        driver = Driver(communicator, self._queue, ranks, title, answer, self._counts.clear)
-        self._driving = Driving(driver, self._queue, title, failed, lost, self.has_thread)
-
-    @property
-    def track(self) -> ChannelObserver | None:
-        """The observer of this channel while a timeline is recorded."""
-        return self._queue.track
-
-    @track.setter
-    def track(self, track: ChannelObserver | None) -> None:
-        self._queue.track = track
-
-    @property
-    def progressed(self) -> float:
-        """The time when the last operation ended (time.perf_counter)."""
-        return self._queue.progressed
+        self.queue = queue = Queue(communicator.size, title)
+        self.waiting, self.call_listeners = queue.waiting, queue.call_listeners
+        self.listen, self.unlisten = queue.listen, queue.unlisten
+        driver = Driver(communicator, queue, ranks, title, answer, self._counts.clear)
+        self._driving = Driving(driver, queue, title, failed, lost, self.has_thread)
 
     @collective
     def submit(self, operation: Operation, at_once: bool = False) -> None:
         """Submit an operation without waiting for it (in any order)."""
-        self._queue.add(operation)
+        self.queue.add(operation)
         if self.has_thread:
             if at_once:
-                self._queue.hurry()
+                self.queue.hurry()
         elif self.communicator.size == 1:
             self.wait(operation)
 
@@ -80,10 +68,10 @@ class Channel:
     def run(self, operation: Operation) -> Any:
         operation.waiters = 1
         try:
-            self._queue.add(operation)
+            self.queue.add(operation)
             self._driving.wait(operation)
         except BaseException:
-            self._queue.wake_drivers()  # a signal's handler may raise before this thread drives
+            self.queue.wake_drivers()  # a signal's handler may raise before this thread drives
             raise
         return operation.outcome()
 
@@ -94,13 +82,9 @@ class Channel:
 
     @collective
     def wait(self, operation: Operation) -> Any:
-        with self._queue.waiting(operation):
+        with self.queue.waiting(operation):
             self._driving.wait(operation)
         return operation.outcome()
-
-    def waiting(self, operation: Operation) -> Waiting:
-        """Return a context in which this rank counts as blocked in an operation."""
-        return self._queue.waiting(operation)
 
     def poll(self, operation: Operation) -> bool:
         """Return whether an operation is done; wait for it if the channel has no thread."""
@@ -108,23 +92,12 @@ class Channel:
             self.wait(operation)
         elif not operation.done:
             operation.note_poll()
-            self._queue.hurry()
+            self.queue.hurry()
         return operation.done
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Take part in rounds even if nothing is pending, until `unlisten`."""
-        self._queue.listen(listener)
-
-    def unlisten(self, listener: Callable[[], None]) -> None:
-        self._queue.unlisten(listener)
-
-    def call_listeners(self) -> None:
-        """Call the listeners: another member is blocked in an operation that needs this one."""
-        self._queue.call_listeners()
 
     def end_pass(self) -> None:
         """Tell all pending operations that a backward pass has ended."""
-        for operation in self._queue.operations():
+        for operation in self.queue.operations():
             operation.end_pass()
 
     def count(self, what: str) -> int:
@@ -143,7 +116,7 @@ class Channel:
 
     def pending(self) -> list[tuple[Request, float | None]]:
         """Return the pending requests, each with its operation's `awaited_since`."""
-        return [(o.request, o.awaited_since()) for o in self._queue.operations()]
+        return [(o.request, o.awaited_since()) for o in self.queue.operations()]
 
     @collective
     def leave(self) -> Operation:
@@ -167,7 +140,7 @@ class Channel:
     def _mark(self, request: Request) -> Operation:
         marker = Marker(request)
         self.submit(marker)
-        for operation in self._queue.operations():
+        for operation in self.queue.operations():
             operation.abandon()
         return marker
 
@@ -181,18 +154,18 @@ class Channel:
 
         A running operation is completed first.
         """
-        actions = self._queue.close()
-        self._end(lambda: self._queue.fail(actions))
+        actions = self.queue.close()
+        self._end(lambda: self.queue.fail(actions))
 
     def abandon(self, error: RanksLostError) -> None:
         """Do the same as close() when members have ended and engine calls fail."""
-        self._queue.abandon(error)
-        self._end(lambda: self._queue.end_pending(error))
+        self.queue.abandon(error)
+        self._end(lambda: self.queue.end_pending(error))
 
     def _end(self, fail: Callable[[], None]) -> None:
         self._driving.end_thread()
-        self._queue.release()
-        with self._driving.held():
+        self.queue.release()
+        with self._driving.turn:
             fail()
             for release in self._closers:
                 release()

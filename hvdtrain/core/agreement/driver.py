@@ -122,7 +122,7 @@ class Driver:
         answer: Callable[[Request], Operation],
         joined: Callable[[], None],
     ) -> None:
-        self._communicator, self._queue = communicator, queue
+        self.communicator, self._queue = communicator, queue
         self._ranks, self._title = tuple(ranks), title
         self._answer, self._joined = answer, joined
         self._reports = ReportExchange(communicator)
@@ -136,10 +136,12 @@ class Driver:
             RunRequests: self._run,
             Fail: lambda action: self._fail(action.reasons, MismatchError),
             Leave: self._leave,
-            FailAll: self._fail_all,
+            FailAll: lambda action: self._fail(
+                dict.fromkeys(self._own, action.reason), PeerFailureError
+            ),
             EndJoin: self._end_join,
-            Notify: self._notify,
-            BackOff: self._back_off,
+            Notify: lambda _: queue.call_listeners(),
+            BackOff: lambda _: queue.back_off(),
         }
 
     @property
@@ -147,9 +149,6 @@ class Driver:
         """The first three of the operations that were run or proposed last, for messages."""
         subjects = [operation.request.subject for operation in self._doing[:3]]
         return ", ".join(subjects) or "a vote"
-
-    def explained(self, error: BaseException) -> BaseException:
-        return self._communicator.explained(error)
 
     @collective
     def round(self) -> None:
@@ -164,8 +163,9 @@ class Driver:
     def vote_prepared(self, prepared: Prepared, data: object) -> Verdict:
         """Take part in a round with a prepared operation alone."""
         self._doing = (prepared,)
-        return prepared.vote(self._communicator, data)
+        return prepared.vote(self.communicator, data)
 
+    @in_default_arithmetic
     @collective
     def follow(self, operation: Operation, verdict: Verdict) -> None:
         """Perform the actions of a round whose prepared operation is not done."""
@@ -185,26 +185,17 @@ class Driver:
         requests, operations = action.requests, list(self._own.values())
         # A timeline records when each operation begins.
         if self._queue.track is None and _is_batch(operations):
-            positions, done = vote_on_batch(self._communicator, operations)
+            positions, done = vote_on_batch(self.communicator, operations)
             self._run_by_vote = [operations[position] for position in positions] if done else ()
         else:
-            positions = unanimous(self._communicator, requests)
+            positions = unanimous(self.communicator, requests)
         if len(positions) == len(requests) == 1:
             return Voted(requests, requests)
         return Voted(requests, tuple(requests[position] for position in positions))
 
-    def _fail_all(self, action: FailAll) -> None:
-        self._fail(dict.fromkeys(self._own, action.reason), PeerFailureError)
-
     def _end_join(self, action: EndJoin) -> None:
         self._joined()
         self._queue.end(self._own[JOIN.key], result=action.order)
-
-    def _notify(self, _: Notify) -> None:
-        self._queue.call_listeners()
-
-    def _back_off(self, _: BackOff) -> None:
-        self._queue.back_off()
 
     def _exchange(self, _: ExchangeReports) -> ReportsExchanged:
         operations, own = self._queue.report()
@@ -260,18 +251,18 @@ class Driver:
             if operation.streams is not HOST:
                 operation.streams.settle(operation.mark)  # batches are in host memory
         first, *others = operations
-        first.execute_batch(others, self._communicator, self._batch_memory)
+        first.execute_batch(others, self.communicator, self._batch_memory)
         self._queue.end_all(operations)
 
     def _batch_memory(self) -> Buffer:
         if self._memory is None:
-            self._memory = Buffer.of(self._communicator.empty(_BATCH_BYTES))
+            self._memory = Buffer.of(self.communicator.empty(_BATCH_BYTES))
         return self._memory
 
     def _run_one(self, operation: Operation) -> None:
         self._began([operation])
         try:
-            result = operation.run(self._communicator)
+            result = operation.run(self.communicator)
         except AgreedError as error:
             self._queue.end(operation, error.error)
         # The engines of all members refuse it.
@@ -307,7 +298,7 @@ class Driving:
     ) -> None:
         self._driver, self._queue = driver, queue
         self._title, self._failed, self._lost = title, failed, lost
-        self._turn = threading.Lock()
+        self.turn = threading.Lock()  # of the thread that drives
         self._thread: threading.Thread | None = None
         if with_thread:
             self._thread = threading.Thread(
@@ -317,7 +308,7 @@ class Driving:
 
     @collective
     def run_prepared(self, prepared: Prepared, data: object) -> bool:
-        if not self._turn.acquire(blocking=False):
+        if not self.turn.acquire(blocking=False):
             return False
         try:
             if not self._queue.admit(prepared):
@@ -328,11 +319,11 @@ class Driving:
                 return True
             operation = prepared.operation(data)
             self._queue.replace(prepared, operation)
-            self._follow(operation, verdict)
+            self._driver.follow(operation, verdict)
         except BaseException as error:
             self._fail(error)
         finally:
-            self._turn.release()
+            self.turn.release()
             self._queue.wake_drivers()
         self.wait(operation)
         operation.outcome()
@@ -343,32 +334,24 @@ class Driving:
     def wait(self, operation: Operation) -> None:
         """Drive until an operation has ended, or wait while another thread drives."""
         while not self._is_over(operation):
-            if self._turn.acquire(blocking=False):
+            if self.turn.acquire(blocking=False):
                 try:
                     while not self._is_over(operation):
                         self._driver.round()
                 except BaseException as error:
                     self._fail(error)
                 finally:
-                    self._turn.release()
+                    self.turn.release()
                     self._queue.wake_drivers()
             else:
-                self._queue.wait(operation, lambda: not self._turn.locked())
+                self._queue.wait(operation, lambda: not self.turn.locked())
         if not operation.done:
             self._queue.wait(operation, lambda: False)  # close() ends it
-
-    def held(self) -> threading.Lock:
-        """Return a context in which no thread drives."""
-        return self._turn
 
     def end_thread(self) -> None:
         """Wait for the end of the thread, after the queue was closed."""
         if self._thread is not None:
             self._thread.join()
-
-    @in_default_arithmetic
-    def _follow(self, operation: Operation, verdict: Verdict) -> None:
-        self._driver.follow(operation, verdict)
 
     def _is_over(self, operation: Operation) -> bool:
         return operation.done or self._queue.closed
@@ -376,7 +359,7 @@ class Driving:
     @in_default_arithmetic
     def _serve(self) -> None:
         while self._queue.wait_for_work():
-            with self._turn:
+            with self.turn:
                 try:
                     while self._queue.busy:
                         self._driver.round()
@@ -394,7 +377,7 @@ class Driving:
     def _give_up(self, error: BaseException) -> BaseException:
         """Close the channel after an error: a rank cannot withdraw from a round."""
         subject = self._driver.subject
-        error = self._driver.explained(error)
+        error = self._driver.communicator.explained(error)
         if isinstance(error, RanksLostError):
             if self._lost is not None:
                 self._lost()

@@ -68,11 +68,7 @@ class Alarm:
             os.close(descriptor)
 
     def set(self, times: ctypes.Array[ctypes.c_long]) -> None:
-        """Let it go off at this time only, instead of the one set before; nothing once closed.
-
-        Args:
-            times: `after(seconds)`, NOW or NEVER.
-        """
+        """Let it go off at `after(seconds)`, NOW or NEVER, instead of the time set before."""
         if self._event is None:
             _libc.timerfd_settime(self._descriptor, 0, times, None)
         elif times is NEVER:
@@ -98,76 +94,6 @@ _GATHER_SECONDS = (1.2e-3, 1.5e-3)
 # How long to wait after an exchange of reports in which no request was common to all members.
 _FIRST_BACK_OFF_SECONDS = 200e-6
 _LONGEST_BACK_OFF_SECONDS = 10e-3
-
-
-class Arrivals:
-    """The submissions to a queue, counted, and waits for more; used with the lock of the queue."""
-
-    def __init__(self, changed: threading.Condition) -> None:
-        self._changed = changed
-        self._alarm = Alarm()  # for the channel's thread; not set if another one drives
-        self._count = 0
-        self._count_when_set = 0
-        self._seen = 0  # number of submissions before the last round
-        self._backing_off = False
-        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
-        self._hurry = False  # a thread waits, or will not submit more
-
-    def note(self) -> None:
-        self._count += 1
-        if self._backing_off:
-            self._changed.notify_all()
-
-    def expect(self) -> None:
-        """Let the channel's thread begin a round soon, unless another thread does."""
-        self._count_when_set = self._count
-        self._alarm.set(NOW if self._hurry else _SOON)
-
-    def interrupt(self) -> None:
-        """Let the channel's thread look at the queue now."""
-        self._alarm.set(NOW)
-        self._changed.notify_all()
-
-    def wait(self) -> None:
-        """Wait until the alarm goes off, without the lock (the channel's thread)."""
-        self._alarm.wait()
-
-    def release(self) -> None:
-        self._alarm.close()
-
-    def note_round(self) -> None:
-        """Note that a round begins, with all submissions so far."""
-        self._seen, self._hurry = self._count, False
-        self._alarm.set(NEVER)
-
-    def note_run(self) -> None:
-        """Begin with short waits again, because operations could be run."""
-        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
-
-    def hurry(self) -> None:
-        self._hurry = True
-        self.interrupt()
-
-    def gather(self, closed: Callable[[], bool]) -> None:
-        """Wait as long as more was submitted since the alarm was set, unless there is a hurry."""
-        before = self._count_when_set
-        for seconds in _GATHER_SECONDS:
-            if self._count == before:
-                break
-            before = self._count
-            if self._changed.wait_for(lambda: self._hurry or closed(), seconds):
-                break
-        self._hurry = False
-
-    def back_off(self, closed: Callable[[], bool]) -> None:
-        """Wait for a submission on this rank, or on another rank in the meantime."""
-        self._backing_off = True
-        arrived = self._changed.wait_for(
-            lambda: closed() or self._count > self._seen, self._back_off_seconds
-        )
-        self._backing_off = False
-        longer = min(2 * self._back_off_seconds, _LONGEST_BACK_OFF_SECONDS)
-        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS if arrived else longer
 
 
 class ChannelObserver(Protocol):
@@ -214,7 +140,7 @@ class Queue:
     """The pending operations of a channel, the threads that wait for them, and its state."""
 
     def __init__(self, size: int, title: str) -> None:
-        self.track: ChannelObserver | None = None
+        self.track: ChannelObserver | None = None  # while a timeline is recorded
         self.listeners: list[Callable[[], None]] = []
         self.progressed = 0.0
         self._title = title
@@ -223,7 +149,12 @@ class Queue:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
-        self._arrivals = Arrivals(self._changed)
+        self._alarm = Alarm()  # for the channel's thread; not set if another one drives
+        # Submissions: all of them, those when the alarm was set, and those before the last round.
+        self._count = self._count_when_set = self._seen = 0
+        self._backing_off = False
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+        self._hurry = False  # a thread waits, or will not submit more
 
     def __len__(self) -> int:
         return len(self._operations)
@@ -257,11 +188,13 @@ class Queue:
                         kind = RanksLostError if action.lost else PeerFailureError
                     raise kind(f"{self._title} {request.subject}: {action.reason}")
             operation.submitted = time.perf_counter()
-            self._arrivals.note()
+            self._count += 1
+            if self._backing_off:
+                self._changed.notify_all()
             # Before the operation is added: a signal's handler may raise between any two lines. A
             # thread that waits from the beginning drives itself.
             if not self._operations and not operation.waiters:
-                self._arrivals.expect()
+                self._expect()
             self._operations[key] = operation
             if (track := self.track) is not None:
                 track.submitted(operation)
@@ -284,7 +217,7 @@ class Queue:
     def settle(self, prepared: Prepared) -> None:
         """Remove a prepared operation that is done (driver)."""
         with self._lock:
-            self._arrivals.note_run()
+            self.reset_back_off()
             del self._operations[prepared.request.key]
             self.progressed = time.perf_counter()
 
@@ -299,7 +232,7 @@ class Queue:
         with self._lock:
             self._state, actions = transition(self._state, event)
             if self.closed:
-                self._arrivals.interrupt()
+                self._interrupt()
         return actions
 
     def operations(self) -> list[Operation]:
@@ -318,7 +251,8 @@ class Queue:
 
     def _note_round(self) -> None:
         if not self.closed:  # otherwise the channel's thread must see that
-            self._arrivals.note_round()
+            self._seen, self._hurry = self._count, False
+            self._alarm.set(NEVER)
 
     def report(self) -> tuple[list[Operation], Report]:
         """Return the pending operations, and the report of them for other members (driver)."""
@@ -408,16 +342,18 @@ class Queue:
     def wake_drivers(self) -> None:
         if self._operations or self.listeners:
             with self._lock:
-                self._arrivals.expect()
+                self._expect()
                 self._ended.notify_all()
 
     def waiting(self, operation: Operation) -> Waiting:
+        """Return a context in which this rank counts as blocked in an operation."""
         return Waiting(operation, self._lock)
 
     def listen(self, listener: Callable[[], None]) -> None:
+        """Take part in rounds even if nothing is pending, until `unlisten`."""
         with self._lock:
             self.listeners.append(listener)
-            self._arrivals.interrupt()
+            self._interrupt()
 
     def unlisten(self, listener: Callable[[], None]) -> None:
         with self._lock:
@@ -425,32 +361,63 @@ class Queue:
                 self.listeners.remove(listener)
 
     def call_listeners(self) -> None:
+        """Call the listeners: another member is blocked in an operation that needs this one."""
         for listener in list(self.listeners):
             listener()
 
     def hurry(self) -> None:
         """Let the channel's thread begin a round without waiting for more operations."""
         with self._lock:
-            self._arrivals.hurry()
+            self._hurry = True
+            self._interrupt()
 
     def release(self) -> None:
         with self._lock:
-            self._arrivals.release()
+            self._alarm.close()
 
     def wait_for_work(self) -> bool:
         """Block until operations are pending; return False if the channel is closed."""
         while not self.closed:
-            self._arrivals.wait()
+            self._alarm.wait()
             with self._lock:
                 if self.busy:
-                    self._arrivals.gather(lambda: self.closed)
+                    self._gather()
                 if self.busy:
                     return True
         return False
 
     def back_off(self) -> None:
+        """Wait for a submission on this rank, or on another rank in the meantime (driver)."""
         with self._lock:
-            self._arrivals.back_off(lambda: self.closed)
+            self._backing_off = True
+            arrived = self._changed.wait_for(
+                lambda: self.closed or self._count > self._seen, self._back_off_seconds
+            )
+            self._backing_off = False
+            longer = min(2 * self._back_off_seconds, _LONGEST_BACK_OFF_SECONDS)
+            self._back_off_seconds = _FIRST_BACK_OFF_SECONDS if arrived else longer
 
     def reset_back_off(self) -> None:
-        self._arrivals.note_run()
+        """Begin with short waits again, because operations could be run."""
+        self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
+
+    def _expect(self) -> None:
+        """Let the channel's thread begin a round soon, unless another does (with the lock)."""
+        self._count_when_set = self._count
+        self._alarm.set(NOW if self._hurry else _SOON)
+
+    def _interrupt(self) -> None:
+        """Let the channel's thread look at the queue now (with the lock)."""
+        self._alarm.set(NOW)
+        self._changed.notify_all()
+
+    def _gather(self) -> None:
+        """Wait as long as more was submitted since the alarm was set, unless there is a hurry."""
+        before = self._count_when_set
+        for seconds in _GATHER_SECONDS:
+            if self._count == before:
+                break
+            before = self._count
+            if self._changed.wait_for(lambda: self._hurry or self.closed, seconds):
+                break
+        self._hurry = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,7 +11,6 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
-from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import UNNAMED
 from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.arrays.memory import as_buffer, empty, from_buffer, to_wire
@@ -24,32 +22,14 @@ from hvdtrain.types import ReduceOp
 # Programs that give each call another name must not fill the memory.
 _MOST_PLANS = 2048
 
-# Name, reduction, factors, process set, dtype and shape.
+# Name, reduction, factors, process set, dtype and shape; marked, because torch keeps others.
 Key: TypeAlias = tuple[
-    str | None, ReduceOp, float, float, ProcessSet, np.dtype[Any], tuple[int, ...]
+    str, str | None, ReduceOp, float, float, ProcessSet, np.dtype[Any], tuple[int, ...]
 ]
 
 
-@dataclass(slots=True)
-class ArrayPlan:
-    """A reduction that was accepted before."""
-
-    channel: Channel
-    prepared: PreparedAllreduce
-
-    @collective
-    def run(self, source: HostArray, result: HostArray) -> bool:
-        """Reduce an array if nothing else is pending; return whether it was done."""
-        return operations.run_prepared(self.channel, self.prepared, (source, result))
-
-
-def find_plan(key: Key) -> ArrayPlan | None:
-    require_process_set(key[4])
-    return context.current().plans.get((ArrayPlan, key))
-
-
-def keep_plan(key: Key, sent: HostArray, wire_op: ReduceOp, kind: str) -> None:
-    name, _, prescale, postscale, process_set, *_ = key
+def _keep_plan(key: Key, sent: HostArray, wire_op: ReduceOp, kind: str) -> None:
+    _, name, _, prescale, postscale, process_set, *_ = key
     plans, channel = context.current().plans, channel_of(process_set)
     if len(plans) >= _MOST_PLANS or not sent.size:
         return
@@ -66,7 +46,7 @@ def keep_plan(key: Key, sent: HostArray, wire_op: ReduceOp, kind: str) -> None:
         None if name else partial(channel.name, "allreduce", None),
         kind,
     )
-    plans[ArrayPlan, key] = ArrayPlan(channel, prepared)
+    plans[key] = channel, prepared
 
 
 def _address(array: HostArray) -> int:
@@ -93,10 +73,13 @@ def allreduce(
     ]
     plan = key = None
     if len(arrays) == 1:
-        key = (name, op, *factors, process_set, arrays[0].dtype, arrays[0].shape)
-        plan = find_plan(key)
-        if plan is not None and plan.run(wire[0], results[0]):
-            return [_from_wire(results[0], arrays[0])]
+        members = require_process_set(process_set)
+        key = ("array", name, op, *factors, members, arrays[0].dtype, arrays[0].shape)
+        plan = context.current().plans.get(key)
+        if plan is not None:
+            channel, prepared = plan
+            if operations.run_prepared(channel, prepared, (wire[0], results[0])):
+                return [_from_wire(results[0], arrays[0])]
     wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
     sources, buffers = [as_buffer(a) for a in wire], [as_buffer(a) for a in results]
     operations.allreduce(
@@ -113,7 +96,7 @@ def allreduce(
         ],
     ).run()
     if key is not None and plan is None:
-        keep_plan(key, wire[0], wire_op, kinds[0])
+        _keep_plan(key, wire[0], wire_op, kinds[0])
     return [_from_wire(result, array) for result, array in zip(results, arrays, strict=True)]
 
 

@@ -293,16 +293,6 @@ def _plan_for(
     groups = group_indices(settings.groups, parameters)
     channel, exchange = settings.process_set.channel(), settings.make_exchange()
     _check_exchange(specs, parameters, exchange, channel)
-    return _cached_plan(specs, groups, exchange, channel)
-
-
-@collective
-def _cached_plan(
-    specs: list[ParameterSpec],
-    groups: tuple[tuple[int, ...], ...],
-    exchange: Exchange,
-    channel: Channel,
-) -> FusedPlan:
     key: Hashable = (tuple(specs), groups, exchange.spec if exchange.stateless else exchange)
     cache = _cache_of(channel)
     plan = cache.plans.get(key)

@@ -85,10 +85,10 @@ def open_next(
     here.followers.catch_up(opened.states)
     lost, ended = tuple(rank for rank in range(size) if rank not in members), time.perf_counter()
     if here.recording is not None and lost:
-        here.recording.recovered(RecoveryTimes(began, ended, lost, size))
+        here.recording.times.recoveries.append(RecoveryTimes(began, ended, lost, size))
     joined = tuple(rank for rank, number in enumerate(members) if number == JOINED)
     if here.recording is not None and joined:
-        here.recording.joined(JoinTimes(began, ended, joined, len(members)))
+        here.recording.times.joins.append(JoinTimes(began, ended, joined, len(members)))
     recruit(here)
     start_seconds = 0.0 if taken is None else taken.ready_after or 0.0
     return here, Recovery(lost, size, len(members), ended - began, joined, start_seconds)

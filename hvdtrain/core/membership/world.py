@@ -203,7 +203,7 @@ class Context:
         """Start a recording of all channels, or end it with None."""
         before, self.recording = self.recording, recording
         for channel in (self.world, *self._channels):
-            channel.track = None
+            channel.queue.track = None
             self._track(channel)
         if recording is not None:
             recording.follow(self.blocked)
@@ -213,7 +213,7 @@ class Context:
     def _track(self, channel: Channel) -> None:
         if self.recording is not None:
             process_set = channel.parent or channel
-            channel.track = self.recording.track(channel.label, process_set.label)
+            channel.queue.track = self.recording.track(channel.label, process_set.label)
 
     @collective
     def leave(self) -> None:

@@ -7,15 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.operation import BucketTimes
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.exits import write_message
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
 from hvdtrain.core.timeline.piece import (
@@ -27,12 +25,10 @@ from hvdtrain.core.timeline.piece import (
 )
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
-    JoinTimes,
     OperationTimes,
     RankRecords,
     Reading,
     Records,
-    RecoveryTimes,
     Stopwatch,
     read_clock,
 )
@@ -41,19 +37,6 @@ from hvdtrain.types import ReduceOp
 
 _UNFINISHED = "was under way when the timeline stopped"
 _UNDER_WAY = "was under way when this was written"
-
-
-class Recorded(Protocol):
-    """The part of an operation that is recorded."""
-
-    request: Request
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes that this rank contributes."""
-
-    def buckets(self) -> Sequence[BucketTimes]:
-        """Return the buckets that have been reduced."""
 
 
 @dataclass(slots=True)
@@ -70,14 +53,14 @@ class Track:
     def __init__(self, times: ChannelTimes, marks_rounds: bool) -> None:
         self._times = times
         self._marks_rounds = marks_rounds
-        self._open: dict[Recorded, _Marks] = {}
+        self._open: dict[Operation, _Marks] = {}
         self._round_began = 0.0
         self._agreed: float | None = None
 
-    def submitted(self, operation: Recorded) -> None:
+    def submitted(self, operation: Operation) -> None:
         self._open[operation] = _Marks(time.perf_counter())
 
-    def proposed(self, operation: Recorded) -> None:
+    def proposed(self, operation: Operation) -> None:
         self._round_began, self._agreed = time.perf_counter(), None
         if self._marks_rounds:
             self._times.rounds.append(self._round_began)
@@ -88,7 +71,7 @@ class Track:
     def agreed(self) -> None:
         self._agreed = time.perf_counter()
 
-    def began(self, operation: Recorded) -> None:
+    def began(self, operation: Operation) -> None:
         now = time.perf_counter()
         agreed = now if self._agreed is None else self._agreed
         # A joined rank has not submitted the operation with which it answers.
@@ -97,7 +80,7 @@ class Track:
             marks.proposed = max(marks.submitted, self._round_began)
         marks.agreed, marks.began = max(agreed, marks.proposed), now
 
-    def ended(self, operation: Recorded, error: BaseException | None = None) -> None:
+    def ended(self, operation: Operation, error: BaseException | None = None) -> None:
         """Record that an operation has ended, unless it began before the recording."""
         marks = self._open.pop(operation, None)
         if marks is not None:
@@ -119,13 +102,13 @@ class Track:
             Records(bucket for operation, _ in under_way for bucket in operation.buckets()),
         )
 
-    def _keep(self, operation: Recorded, marks: _Marks, error: str) -> None:
+    def _keep(self, operation: Operation, marks: _Marks, error: str) -> None:
         self._times.operations.append(_times_of(operation, marks, error))
         for bucket in operation.buckets():
             self._times.buckets.append(bucket)
 
 
-def _times_of(operation: Recorded, marks: _Marks, error: str) -> OperationTimes:
+def _times_of(operation: Operation, marks: _Marks, error: str) -> OperationTimes:
     request = operation.request
     return OperationTimes(
         request.operation,
@@ -162,12 +145,6 @@ class Recording:
         self.times.channels.append(times)
         self._tracks.append(Track(times, self.marks_rounds))
         return self._tracks[-1]
-
-    def recovered(self, times: RecoveryTimes) -> None:
-        self.times.recoveries.append(times)
-
-    def joined(self, times: JoinTimes) -> None:
-        self.times.joins.append(times)
 
     def finish(self) -> None:
         """End the recording, including operations that have not ended."""

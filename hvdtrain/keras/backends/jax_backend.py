@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import keras
@@ -16,17 +15,14 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.core.tuning import keep_large_memory
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
+from hvdtrain.keras.backends.reduction import Reduction, ReductionBackend
+from hvdtrain.keras.backends.types import Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
-
-F = TypeVar("F", bound=Callable[..., object])
 
 # malloc keeps smaller amounts of memory without being told.
 _LARGE_BYTES = 32 << 20
@@ -34,12 +30,8 @@ _LARGE_BYTES = 32 << 20
 _TICKET = jax.ShapeDtypeStruct((), np.int32)
 
 
-class JaxBackend:
-    """Implements `ReductionBackend`; see there."""
-
-    @property
-    def allocator(self) -> FindLibrary | None:
-        return None
+class JaxBackend(ReductionBackend):
+    """JAX; see `ReductionBackend`."""
 
     def reduce(
         self,
@@ -77,9 +69,6 @@ class JaxBackend:
             keep_large_memory(2 * nbytes, os.environ)  # gradients, and copies that the step makes
         traced = dict(zip(present, _call_on_host(function, arrays), strict=False))
         return [traced.get(index) for index in range(len(gradients))]
-
-    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return list(gradients)  # all gradients are dense
 
     def exchange_if(
         self,
@@ -126,17 +115,8 @@ class JaxBackend:
     def is_tracing(self) -> bool:
         return isinstance(jax.numpy.zeros([]), jax.core.Tracer)
 
-    def retrace(self, model: Model) -> None:
-        pass  # all gradients are dense
-
     def wait_for_steps(self) -> None:
         jax.effects_barrier()
-
-    def outside_traces(self) -> AbstractContextManager[object]:
-        return nullcontext()  # no optimizer is built while a function is traced
-
-    def do_not_compile(self, function: F) -> F:
-        return function  # JAX rewrites no function
 
 
 @collective

@@ -32,9 +32,7 @@ F = TypeVar("F", bound=Callable[..., object])
 class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
     """What differs between Keras's backends."""
 
-    @property
-    def allocator(self) -> FindLibrary | None:
-        """Finds the allocator of gradients; None if the backend has none."""
+    allocator: FindLibrary | None = None  # finds the allocator of gradients
 
     @collective
     def reduce(
@@ -48,6 +46,7 @@ class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
 
     def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return gradients of which none is sparse."""
+        return list(gradients)
 
     def size_like(self, gradient: Tensor, process_set: ProcessSet) -> Tensor | int:
         """Return the number of ranks, in a function that is traced as it is when it runs."""
@@ -63,9 +62,11 @@ class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
 
     def retrace(self, model: Model) -> None:
         """Make a model trace its step again if dense gradients may become sparse."""
+        return None
 
     def do_not_compile(self, function: F) -> F:
         """Keep the backend's compiler of user functions from rewriting a function."""
+        return function
 
 
 class Reduction:

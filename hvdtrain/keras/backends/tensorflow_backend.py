@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.backends.reduction import F, Reduction, ReductionBackend
 from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
@@ -23,15 +21,11 @@ from hvdtrain.tensorflow.operations import reductions
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.types import ReduceOp
 
-F = TypeVar("F", bound=Callable[..., object])
 
+class TensorFlowBackend(ReductionBackend):
+    """TensorFlow; see `ReductionBackend`."""
 
-class TensorFlowBackend:
-    """Implements `ReductionBackend`; see there."""
-
-    @property
-    def allocator(self) -> FindLibrary | None:
-        return find_library
+    allocator = staticmethod(find_library)
 
     def reduce(
         self,
@@ -116,9 +110,6 @@ class TensorFlowBackend:
 
     def retrace(self, model: Model) -> None:
         model.make_train_function(force=True)
-
-    def wait_for_steps(self) -> None:
-        pass  # a step is done when Python continues
 
     def outside_traces(self) -> AbstractContextManager[object]:
         scope: AbstractContextManager[object] = tf.init_scope()

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.reduction import Reduction
-from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
+from hvdtrain.keras.backends.reduction import F, Reduction, ReductionBackend
+from hvdtrain.keras.backends.types import Tensor, Value, Variable
 from hvdtrain.types import ReduceOp
-
-F = TypeVar("F", bound=Callable[..., object])
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
-class TorchBackend:
-    """Implements `ReductionBackend`; see there."""
-
-    @property
-    def allocator(self) -> FindLibrary | None:
-        return None
+class TorchBackend(ReductionBackend):
+    """PyTorch; see `ReductionBackend`."""
 
     def reduce(
         self,
@@ -49,9 +41,6 @@ class TorchBackend:
             None if array is None else torch.from_numpy(array).to(like(i).device, like(i).dtype)
             for i, array in enumerate(reduction.reduce_arrays(arrays, variables, weight, zeros))
         ]
-
-    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return list(gradients)  # all gradients are dense
 
     def exchange_if(
         self,
@@ -92,15 +81,6 @@ class TorchBackend:
 
     def is_tracing(self) -> bool:
         return False
-
-    def retrace(self, model: Model) -> None:
-        pass  # all gradients are dense
-
-    def wait_for_steps(self) -> None:
-        pass  # a step is done when Python continues
-
-    def outside_traces(self) -> AbstractContextManager[object]:
-        return nullcontext()  # no optimizer is built while a function is traced
 
     def do_not_compile(self, function: F) -> F:
         # A user may compile the step with torch.compile.

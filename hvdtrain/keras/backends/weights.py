@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -37,10 +37,12 @@ class WeightBackend(Protocol):
         """Return whether this function is called by one that is being traced (local)."""
 
     def wait_for_steps(self) -> None:
-        """Wait until all steps that were started are done."""
+        """Wait until all steps that were started are done, if Python continues before."""
+        return None
 
     def outside_traces(self) -> AbstractContextManager[object]:
         """Return a context in which variables have values, also while a function is traced."""
+        return nullcontext()
 
 
 class OptimizerState:

@@ -152,6 +152,7 @@ class TorchSharedUpdate(SharedState):
             self.memory.keep(index, self._steps.entry(index))
         return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
 
+    @collective
     def _prepare(self) -> FusedUpdate | None:
         """Follow a new plan, new settings of the optimizer, and what the program has given it."""
         if self._plan is not self.buckets.plan:

@@ -41,7 +41,7 @@ def no_data() -> Iterator[Any]:
 
 def warnings_of(optimizer: Any, *callbacks: Any, kind: Any = None, frozen: bool = False) -> str:
     """Return what two fits say on this rank."""
-    fitting._warn.cache_clear()
+    fitting.warn_once.cache_clear()
     said = io.StringIO()
     model = dense_model(seed=hvd.rank())
     if kind is not None:
@@ -91,7 +91,7 @@ def layers_of_another_distribution_are_warned_of() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     for synchronized in (False, True):
-        fitting._warn_of_layers.cache_clear()
+        fitting.warn_once.cache_clear()
         said = io.StringIO()
         normalize = keras.layers.BatchNormalization(synchronized=synchronized)
         model = keras.Sequential([keras.Input([3]), keras.Sequential([normalize])])

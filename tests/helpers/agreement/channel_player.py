@@ -325,9 +325,9 @@ class Player:
     def break_off(self) -> None:
         """End what is pending, so that a trial that hangs leaves no thread behind."""
         self._actor.note_failure()
-        for operation in self._channel._queue.operations():
+        for operation in self._channel.queue.operations():
             operation.abandon()  # a step may wait for buckets that the program will not fill
-            self._channel._queue.end(operation, ConnectionLostError("the trial is over"))
+            self._channel.queue.end(operation, ConnectionLostError("the trial is over"))
 
     def _note_failure(self, reason: str) -> None:
         self._actor.note_failure()

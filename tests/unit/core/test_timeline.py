@@ -166,8 +166,8 @@ def test_a_file_is_replaced(tmp_path: Path) -> None:
 
 def test_losses_and_joinings_of_ranks_are_marked(tmp_path: Path) -> None:
     recording = Recording("", False, CLOCK, CLOCK.at_seconds)
-    recording.recovered(RecoveryTimes(101.0, 101.5, (1, 2), 4))
-    recording.joined(JoinTimes(103.0, 103.25, (2,), 3))
+    recording.times.recoveries.append(RecoveryTimes(101.0, 101.5, (1, 2), 4))
+    recording.times.joins.append(JoinTimes(103.0, 103.25, (2,), 3))
     events = written(tmp_path / "it.json", recording.times.take(), times_of(Records()))
     assert [(e["name"], e["pid"], e["ts"], e["args"]) for e in events if e["ph"] == "i"] == [
         ("ranks 1, 2 of 4 lost", 0, 1e6, {"lost": [1, 2], "ranks before": 4, "seconds": 0.5}),

@@ -42,7 +42,7 @@ def _step(buckets: list[Buffer], op: ReduceOp) -> GradientStep:
 def test_a_program_goes_on_only_when_it_may_submit_the_next_step() -> None:
     channel = Channel(CountingCommunicator(), [0], "[rank 0/1]", answer_with_zeros, "plan")
     step = _step([], ReduceOp.AVERAGE)
-    step.added.add_done_callback(lambda _: under_way.append(len(channel._queue) > 0))
+    step.added.add_done_callback(lambda _: under_way.append(len(channel.queue) > 0))
     under_way: list[bool] = []
     channel.run(step)
     assert under_way == [False]

@@ -130,10 +130,10 @@ def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None
     first, second = channels
     for number in range(ahead):
         first.submit(summed(f"ahead {number}"))
-    first.track = _Interrupted()
+    first.queue.track = _Interrupted()
     with pytest.raises(KeyboardInterrupt):
         first.submit(summed("x"))
-    first.track = None
+    first.queue.track = None
     for name in ["x", *(f"ahead {number}" for number in range(ahead))]:
         together(partial(second.run, summed(name)))
     close(channels)

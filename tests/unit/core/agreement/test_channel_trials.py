@@ -15,7 +15,7 @@ import pytest
 from channel_trials import faulty_trial, sound_trial
 
 from hvdtrain.core.agreement import driver, lifecycle, queue
-from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, Notify, decide
+from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, decide
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import LEAVE
 from hvdtrain.core.agreement.votes import Prepared, unanimous
@@ -85,7 +85,7 @@ def _go_on(self: driver.Driving, error: BaseException) -> None:
         self._queue.end(operation, error)
 
 
-def _call_no_listener(self: driver.Driver, action: Notify) -> None:
+def _call_no_listener(self: queue.Queue) -> None:
     """Have a rank that listens wait for ever."""
 
 
@@ -104,7 +104,7 @@ MUTATIONS: list[tuple[Trial, object, str, object]] = [
     (sound_trial, lifecycle, "decide", _leave_early),
     (sound_trial, driver.Driver, "_leave", _leave_with_leftovers),
     (sound_trial, driver, "unanimous", _agree_on_the_first),
-    (sound_trial, driver.Driver, "_notify", _call_no_listener),
+    (sound_trial, queue.Queue, "call_listeners", _call_no_listener),
     (sound_trial, driver.Driver, "follow", _follow_blindly),
     (sound_trial, queue.Queue, "settle", _keep_what_is_done),
     (faulty_trial, queue.Queue, "fail", _close_with_leftovers),
