@@ -24,7 +24,6 @@ class AcceleratedDivision:
         self._accelerator, self._batch = accelerator, batch
 
     def train_shares(self, order: Indices) -> list[Indices]:
-        """Return the samples of this process for each step of an epoch; see Division."""
         each = self._batch // self._accelerator.num_processes
         return [part.numpy() for part in self._prepared(order, each)]
 
@@ -59,10 +58,8 @@ class AcceleratedTrainer(Trainer):
         )
 
     def outputs(self, inputs: Any) -> Any:
-        """Return the outputs of the model; see Trainer.outputs."""
         # In evaluation processes may have different numbers of batches, which DDP does not allow.
         return call_model(self.model if self.model.training else self.problem.model, inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of a loss; see Trainer.backward."""
         self._accelerator.backward(loss)

@@ -34,13 +34,11 @@ class ExactDivision:
         self._place, self._batch = place, batch
 
     def train_shares(self, order: Indices) -> list[Indices]:
-        """Return the samples of this process for each step of an epoch; see Division."""
         steps = range(steps_per_epoch(len(order), self._batch))
         batches = (global_batch(order, step, self._batch) for step in steps)
         return [batch[rank_slice(len(batch), *self._numbers)] for batch in batches]
 
     def test_share(self, samples: int) -> Indices:
-        """Return the test samples of this process; see Division."""
         return EvaluationSampler(samples, *self._numbers).indices()
 
     @property
@@ -59,13 +57,11 @@ class PaddedDivision:
         self._place, self._batch = place, batch
 
     def train_shares(self, order: Indices) -> list[Indices]:
-        """Return the samples of this process for each step of an epoch; see Division."""
         own = order[self._places(len(order))]
         length = self._batch // self._place.size
         return [own[start : start + length] for start in range(0, len(own), length)]
 
     def test_share(self, samples: int) -> Indices:
-        """Return the test samples of this process; see Division."""
         return self._places(samples)
 
     def _places(self, samples: int) -> Indices:

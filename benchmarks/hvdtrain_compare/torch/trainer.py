@@ -86,7 +86,6 @@ class ExactTrainer(Trainer):
 
     @collective
     def step(self, inputs: Any, targets: Any, samples: int) -> None:
-        """Train one step; see Trainer.step."""
         self.optimizer.zero_grad()
         exchange = self.optimizer.exchange
         if exchange is None or exchange.takes_samples:

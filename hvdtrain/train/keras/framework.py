@@ -60,15 +60,12 @@ class KerasFramework:
         self.title = f"keras on {self._backend}"
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores."""
         self._device = _device_module(self._backend).prepare(topology, self._options)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it."""
         return build_recipe(make_recipe, self._options, topology)
 
     def device(self) -> Device:
-        """Return the device that this rank computes on."""
         return self._device
 
     def threads(self) -> int | None:
@@ -80,7 +77,6 @@ class KerasFramework:
 
     @collective
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> KerasLoop:
-        """Prepare the optimizer and return the loop (collective with a parameter server)."""
         server = self._options.parameter_server
         if server is not None:
             return ServedKerasLoop(recipe, step_plan, server)

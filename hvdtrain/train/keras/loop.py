@@ -24,18 +24,16 @@ from hvdtrain.train.keras.fit import (
 )
 from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
 from hvdtrain.train.keras.state import KerasTrainingState
-from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
-from hvdtrain.train.loop.protocol import Array
+from hvdtrain.train.loop.protocol import Array, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan, note_samples, padded
 from hvdtrain.train.metrics import Totals, Values
-from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 
 _EVALUATION_BATCH = 1024
 
 
-class KerasLoop:
+class KerasLoop(TrainingLoop):
     """A compiled Keras model in training: its weights, its optimizer and its share of the data.
 
     Every batch of a rank has the same number of samples, so that a step is compiled once. Padding
@@ -80,67 +78,21 @@ class KerasLoop:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step."""
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
 
     @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank."""
         hvd.broadcast_variables(self.state.variables, root_rank=0)
         self.state.broadcast_counters()
 
-    @property
-    def _exchanges_weights(self) -> bool:
-        exchanges: bool = self._optimizer.exchanges_weights
-        return exchanges
-
-    @property
-    def synchronized(self) -> bool:
-        """Whether the weights of all ranks are equal at this step."""
-        equal: bool = self._optimizer.synchronized
-        return equal
-
     @collective
     def synchronize(self) -> None:
-        """Make weights equal, and average the statistics of forward passes."""
         self._optimizer.flush()
         self.state.average_statistics()
 
-    def gather_state(self) -> None:
-        """Do nothing: each rank has the whole state."""
-
-    @property
-    def shares_optimizer(self) -> bool:
-        """Whether ranks share the optimizer's work."""
-        return bool(getattr(self._optimizer, "sharded", False))  # not of a server's optimizer
-
-    @property
-    def pushes(self) -> Pushes | None:
-        """The gradients that servers have received; None without a parameter server."""
-        return None
-
-    @collective
-    def exchange_record(self) -> ExchangeRecord | None:
-        """Return the state of the exchange on all ranks, on rank 0."""
-        exchange = self._step_plan.options.make_exchange()
-        return exchange_record(exchange, self._optimizer, self.state.optimizer_arrays)
-
-    @collective
-    def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, and return what is lost."""
-        exchange = self._step_plan.options.make_exchange()
-        return restore_exchange(record, exchange, self._optimizer, self.state.load_optimizer)
-
-    def bucket_plan(self) -> None:
-        """Return None: buckets follow the order of the variables, so there is nothing to save."""
-
-    def use_bucket_plan(self, plan: object) -> None:
-        """Ignore the plan; see bucket_plan()."""
-
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch."""
         first = self._step_plan.position(epoch, done)
         batches = [batch for _, batch in self._step_plan.batches(epoch, done)]
         counts = accumulate((len(batch) for batch in batches), initial=done)
@@ -185,7 +137,6 @@ class KerasLoop:
 
     @collective
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank."""
         if self._test_reader is None:
             return {}
         samples, topology = len(self._test_reader), self._step_plan.topology
@@ -201,11 +152,6 @@ class KerasLoop:
 
     @collective
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs of the model, the same on every rank.
-
-        Args:
-            inputs: samples, [n, ...].
-        """
         dtype = self._step_plan.options.dtype
         cast = inputs.astype(dtype) if inputs.dtype.kind == "f" else inputs
         own = np.arange(len(inputs))[self._step_plan.own_slice(len(inputs))]
@@ -215,5 +161,5 @@ class KerasLoop:
         )
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a checksum of everything that must be equal on all ranks, by name."""
-        return self.state.checksums(with_optimizer=not self._exchanges_weights)
+        found: dict[str, int] = self.state.checksums(with_optimizer=not self._exchanges_weights)
+        return found

@@ -17,7 +17,7 @@ from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Totals
-from hvdtrain.train.parameter_server.protocol import Flat, Pushes
+from hvdtrain.train.parameter_server.protocol import Flat
 from hvdtrain.train.parameter_server.rounds import ServedRounds
 from hvdtrain.train.parameter_server.settings import ParameterServer
 from hvdtrain.train.parameter_server.shards import Outline, ParameterRow, Piece, State
@@ -148,7 +148,6 @@ class KerasShard:
         self._optimizer.exclude_from_weight_decay(var_list=excluded)
 
     def step(self, gradient: Flat, number: int) -> None:
-        """Step the optimizer; see Shard.step."""
         if not self._pieces:
             return
         self._set_step(number)
@@ -169,7 +168,6 @@ class KerasShard:
             own.assign(_copy(whole))
 
     def outline(self) -> Outline:
-        """Return each piece with its state."""
         others = {str(number): _copy(variable) for number, variable in enumerate(self._own.others)}
         return [
             (piece, others | {name: np.dtype(slot.dtype) for name, slot in slots.items()})
@@ -177,7 +175,6 @@ class KerasShard:
         ]
 
     def write_state(self, name: str, flat: Flat) -> None:
-        """Write an elementwise state of all pieces; see ShardState.write_state."""
         for piece, slots in zip(self._pieces, self._own.slots, strict=True):
             flat[_span(piece)] = keras.ops.convert_to_numpy(slots[name])
 
@@ -262,7 +259,6 @@ class ServedKerasLoop(KerasLoop):
 
     @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank."""
         super().broadcast()
         self._row.read_weights()
         if self._rounds.shard is not None:
@@ -270,31 +266,15 @@ class ServedKerasLoop(KerasLoop):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step."""
         return self._step_plan.lr(max(self._next_step - 1, 0))
-
-    @property
-    def _exchanges_weights(self) -> bool:
-        return False
-
-    @property
-    def synchronized(self) -> bool:
-        """Whether the weights of all ranks are equal: always after train()."""
-        return True
 
     @collective
     def synchronize(self) -> None:
         """Average the statistics that forward passes have changed on each worker."""
         self.state.average_statistics(self._rounds.workers)
 
-    @property
-    def pushes(self) -> Pushes:
-        """The gradients that servers have received in this start, over all shards."""
-        return self._rounds.pushes
-
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch; see TrainingLoop.train."""
         learned = super().train(epoch, done, go_on)
         self._whole.load(self._rounds.collect())
         return learned

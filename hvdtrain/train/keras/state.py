@@ -26,7 +26,6 @@ class KerasSnapshot:
     saved: dict[str, Any]
 
     def content(self) -> dict[str, Any]:
-        """Return the content."""
         return self.saved
 
 
@@ -44,7 +43,6 @@ class KerasTrainingState:
         return [*self._model.weights, *self._optimizer.variables]
 
     def weights(self) -> dict[str, Array]:
-        """Return the weights by their paths."""
         return _arrays(self._model.weights)
 
     def reserve(self) -> None:
@@ -52,7 +50,7 @@ class KerasTrainingState:
 
     def snapshot(self) -> KerasSnapshot:
         """Return the current state."""
-        arrays = {"model": self.weights(), "optimizer": self.optimizer_arrays()}
+        arrays = {"model": self.weights(), "optimizer": self.optimizer_state()}
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
         return KerasSnapshot({**own, "counters": self.counters()})
 
@@ -94,7 +92,6 @@ class KerasTrainingState:
         self._set_counters(broadcast_object(self.counters(), name="counters"))
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot."""
         saved, counters = content["optimizer"], content["counters"]
         if len(counters) != len(self._generators()):
             raise ValueError(f"it has {len(counters)} random generators")
@@ -107,7 +104,7 @@ class KerasTrainingState:
         self.load_optimizer(saved)
         self._set_counters(counters)
 
-    def optimizer_arrays(self) -> dict[str, Array]:
+    def optimizer_state(self) -> dict[str, Array]:
         """Return the variables of the optimizer by their paths."""
         return _arrays(self._optimizer.variables)
 

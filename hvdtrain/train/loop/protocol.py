@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -12,7 +13,12 @@ from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.saver import Checkpointable
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
-from hvdtrain.train.loop.exchange_record import ExchangeRecord
+from hvdtrain.train.loop.exchange_record import (
+    ExchangeRecord,
+    OptimizerState,
+    exchange_record,
+    restore_exchange,
+)
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
 from hvdtrain.train.parameter_server.protocol import Pushes
@@ -34,47 +40,66 @@ class TrainingState(Checkpointable, Protocol):
     def load(self, content: Mapping[str, Any]) -> None:
         """Restore the state from the content of a snapshot."""
 
+    def optimizer_state(self) -> OptimizerState:
+        """Return the optimizer's state of this rank alone, for an exchange of weights."""
 
-class TrainingLoop(Protocol):
-    """A model in training: its weights, its optimizer and this rank's share of the data."""
+    def load_optimizer(self, state: OptimizerState) -> None:
+        """Restore what optimizer_state() has returned."""
+
+
+class TrainingLoop(ABC):
+    """A model in training: its weights, its optimizer and this rank's share of the data.
+
+    Attributes:
+        state: what checkpoints hold.
+        metrics: metrics that are summed while training, by name.
+        test_metrics: metrics of evaluations, by name.
+        gradient_bytes: bytes of gradients that a step reduces.
+    """
+
+    state: Any  # a TrainingState
+    metrics: Mapping[str, SummedMetric]
+    test_metrics: Mapping[str, RatedMetric]
+    gradient_bytes: int
+    _step_plan: StepPlan
+    _optimizer: Any
+    _rounds: Any = None  # ServedRounds, with a parameter server
 
     @property
-    def state(self) -> TrainingState:
-        """The state that checkpoints hold."""
-
-    @property
-    def metrics(self) -> Mapping[str, SummedMetric]:
-        """The metrics that are summed while training, by name."""
-
-    @property
-    def test_metrics(self) -> Mapping[str, RatedMetric]:
-        """The metrics of evaluations, by name."""
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Bytes of gradients that a step reduces."""
-
-    @property
+    @abstractmethod
     def lr(self) -> float:
         """The learning rate of the last step."""
 
     @property
     def shares_optimizer(self) -> bool:
         """Whether ranks share the optimizer's work."""
+        return bool(getattr(self._optimizer, "sharded", False))  # not of a server's optimizer
 
     @property
     def pushes(self) -> Pushes | None:
-        """The gradients that servers have received; None without a parameter server."""
+        """The gradients that servers have received in this start, over all shards, if any serve."""
+        pushes: Pushes | None = getattr(self._rounds, "pushes", None)
+        return pushes
 
     @collective
+    @abstractmethod
     def broadcast(self) -> None:
         """Copy the weights and the optimizer state of rank 0 to every rank."""
 
     @property
+    def _exchanges_weights(self) -> bool:
+        return self._rounds is None and bool(self._optimizer.exchanges_weights)
+
+    @property
     def synchronized(self) -> bool:
-        """Whether the weights of all ranks are equal at this step; the same on all ranks."""
+        """Whether the weights of all ranks are equal at this step; the same on all ranks.
+
+        With a parameter server they always are after train().
+        """
+        return self._rounds is not None or bool(self._optimizer.synchronized)
 
     @collective
+    @abstractmethod
     def synchronize(self) -> None:
         """Make weights equal, and average the statistics of forward passes.
 
@@ -87,31 +112,41 @@ class TrainingLoop(Protocol):
 
         It lasts until the next step.
         """
+        return
 
     @collective
     def exchange_record(self) -> ExchangeRecord | None:
-        """Return the state of the exchange on all ranks, after synchronize()."""
+        """Return the state of the exchange on all ranks, on rank 0, after synchronize()."""
+        exchange = self._step_plan.options.make_exchange()
+        return exchange_record(exchange, self._optimizer, self.state.optimizer_state)
 
     @collective
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, after broadcast()."""
+        """Restore the state of the exchange, after broadcast(), and return what is lost."""
+        exchange = self._step_plan.options.make_exchange()
+        return restore_exchange(record, exchange, self._optimizer, self.state.load_optimizer)
 
     @collective
     def use_bucket_plan(self, plan: Any) -> None:
         """Reduce gradients in the order of a checkpoint (before the first step)."""
+        return
 
     def bucket_plan(self) -> Any:
-        """Return the order of gradients as plain data; None if there is none."""
+        """Return the order of gradients as plain data; None if it is always that of variables."""
+        return None
 
     @collective
+    @abstractmethod
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
         """Train on the samples that are left of an epoch."""
 
     @collective
+    @abstractmethod
     def evaluate(self) -> Values:
         """Return loss and metrics of all test samples, each seen by one rank."""
 
     @collective
+    @abstractmethod
     def predict(self, inputs: Array) -> Array:
         """Return the outputs of the model, the same on every rank.
 
@@ -119,6 +154,7 @@ class TrainingLoop(Protocol):
             inputs: samples, [n, ...].
         """
 
+    @abstractmethod
     def checksums(self) -> Mapping[str, int]:
         """Return a checksum of everything that must be equal on all ranks, by name."""
 

@@ -68,7 +68,6 @@ class TaskOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         if self.backend is not None and self.framework != "keras":
             raise UsageError(f"--backend {self.backend} goes with --framework keras only")
         location = self.recipe_location
@@ -171,7 +170,6 @@ class DataOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         if self.batch_size is not None and self.global_batch_size is not None:
             raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
         if self.virtual_shards is None:
@@ -222,7 +220,6 @@ class DeviceOptions(OptionGroup):
     share_gpus: bool = option(False, "Let several ranks use the same GPU.")
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         parse_gpu_map(self.gpu_map)
 
     @property
@@ -260,7 +257,6 @@ class SavingOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         if self.resume == "auto" and self.out is None:
             raise UsageError("--resume auto needs --out DIR, the directory to resume")
 
@@ -307,7 +303,6 @@ class TrackingOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         named = tracker_names(self.track)
         for name, trackers in _GO_WITH.items():
             if getattr(self, name) is not None and not set(trackers) & set(named):

@@ -67,7 +67,6 @@ class OptimisationOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         if self.momentum != SGD_MOMENTUM and self.optimizer not in _WITH_MOMENTUM:
             raise UsageError(
                 f"--momentum goes with --optimizer {' or '.join(_WITH_MOMENTUM)} only, got "
@@ -107,7 +106,6 @@ class PrecisionOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         if self.amp != "none" and self.dtype != "float32":
             raise UsageError(f"--amp {self.amp} goes with --dtype float32 only, got {self.dtype}")
 
@@ -146,7 +144,6 @@ class ScheduleOptions(OptionGroup):
     )
 
     def check(self) -> None:
-        """Check that the options of this group go together."""
         for name, schedules in _GO_WITH.items():
             if (
                 getattr(self, name) != getattr(ScheduleOptions, name)

@@ -35,7 +35,6 @@ class TorchFramework:
         self._device = torch.device("cpu")
 
     def prepare(self, topology: Topology) -> None:
-        """Pin one GPU per local rank, or take a share of the cores."""
         shards = self._options.virtual_shards
         if shards is not None:
             own_shards(shards)
@@ -44,7 +43,6 @@ class TorchFramework:
             limit_threads(1)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it."""
         # Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
         # that failed shows in the digests.
         seed_generators(self._options.seed + topology.rank)
@@ -61,21 +59,17 @@ class TorchFramework:
         return recipe
 
     def device(self) -> Device:
-        """Return the device that this rank computes on; call it after build()."""
         return describe_device(self._device)
 
     def threads(self) -> int | None:
-        """Return the number of threads that this rank computes with."""
         return torch.get_num_threads()
 
     def use_threads(self, threads: int) -> None:
-        """Set the number of threads, unless the user has set it."""
         if not threads_set_by_user():
             torch.set_num_threads(threads)
 
     @collective
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TorchLoop:
-        """Prepare the optimizer and return the loop."""
         server = self._options.parameter_server
         if server is not None:
             return ServedLoop(recipe, step_plan, self._device, server)

@@ -12,12 +12,10 @@ import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
 from hvdtrain.data.sampling import seed_generators, step_seed
 from hvdtrain.torch.functions import broadcast_module
-from hvdtrain.train.loop.exchange_record import ExchangeRecord, exchange_record, restore_exchange
 from hvdtrain.train.loop.gather import predict_on_all_ranks
-from hvdtrain.train.loop.protocol import Array
+from hvdtrain.train.loop.protocol import Array, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan, note_samples
 from hvdtrain.train.metrics import Gathered, Totals, Values
-from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.distributed import distributed_optimizer
@@ -29,7 +27,7 @@ from hvdtrain.train.torch.state import TorchTrainingState, torch_checksums
 from hvdtrain.train.torch.update import Updater
 
 
-class TorchLoop:
+class TorchLoop(TrainingLoop):
     """A torch model in training: its weights, its optimizer and this rank's share of the data.
 
     Making one is local, up to the DistributedOptimizer's agreement on the model.
@@ -89,20 +87,17 @@ class TorchLoop:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last step."""
         rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
     @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank."""
         broadcast_module(self._model)
         hvd.broadcast_optimizer_state(self._optimizer, root_rank=0)
         self._updater.broadcast()
 
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch."""
         self._model.train()
         if self._position != (epoch, done):
             steps = (
@@ -128,26 +123,8 @@ class TorchLoop:
         for group, ratio in zip(optimizer.param_groups, self._lr_ratios, strict=True):
             group["lr"] = rate * ratio
 
-    @property
-    def shares_optimizer(self) -> bool:
-        """Whether ranks share the optimizer's work."""
-        shares: bool = getattr(self._optimizer, "sharded", False)
-        return shares
-
-    @property
-    def _exchanges_weights(self) -> bool:
-        exchanges: bool = self._optimizer.exchanges_weights
-        return exchanges
-
-    @property
-    def synchronized(self) -> bool:
-        """Whether the weights of all ranks are equal at this step."""
-        equal: bool = self._optimizer.synchronized
-        return equal
-
     @collective
     def synchronize(self) -> None:
-        """Make weights equal, and average the statistics of forward passes."""
         self.state.settle()
         self._optimizer.flush()
         for model in filter(None, [self._model, self._updater.averaged]):
@@ -158,38 +135,15 @@ class TorchLoop:
         """Bring the optimizer's state to rank 0 where ranks share the work on it."""
         self._optimizer.consolidate_state_dict()
 
-    @property
-    def pushes(self) -> Pushes | None:
-        """The gradients that servers have received; None without a parameter server."""
-        return None
-
-    @collective
-    def exchange_record(self) -> ExchangeRecord | None:
-        """Return the state of the exchange on all ranks, on rank 0."""
-        exchange, optimizer = self._step_plan.options.make_exchange(), self._optimizer
-        return exchange_record(exchange, optimizer, lambda: optimizer.state_dict()["state"])
-
-    @collective
-    def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, and return what is lost."""
-        exchange, optimizer = self._step_plan.options.make_exchange(), self._optimizer
-
-        def load(state: Mapping[Any, Any]) -> None:
-            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-
-        return restore_exchange(record, exchange, optimizer, load)
-
     def bucket_plan(self) -> Any:
         """Return how gradients are cut into buckets; None before that is known."""
         return self._optimizer.bucket_plan()
 
     @collective
     def use_bucket_plan(self, plan: Any) -> None:
-        """Cut gradients into buckets as in a checkpoint (before the first step)."""
         self._optimizer.use_bucket_plan(plan)
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a checksum of everything that must be equal on all ranks, by name."""
         # Random numbers depend on seed and step alone: if these are equal, so are they.
         numbers = {"seed": float(self._step_plan.options.seed), "step": float(self._step_number)}
         local = self._exchanges_weights
@@ -197,18 +151,12 @@ class TorchLoop:
 
     @collective
     def evaluate(self) -> Values:
-        """Return loss and metrics of all test samples, each seen by one rank."""
         if self._evaluation is None:
             return {}
         return self._evaluation.values(self._forward.in_evaluation(self._updater.averaged))
 
     @collective
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs of the model, the same on every rank.
-
-        Args:
-            inputs: samples, [n, ...].
-        """
         tensor = self._move(torch.from_numpy(inputs))
         forward = self._forward.in_evaluation(self._updater.averaged)
         chunks = own_chunks(len(tensor), self._step_plan.topology)

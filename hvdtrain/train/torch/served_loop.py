@@ -13,7 +13,7 @@ from hvdtrain.data.sampling import steps_per_epoch
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals
-from hvdtrain.train.parameter_server.protocol import Flat, Pushes
+from hvdtrain.train.parameter_server.protocol import Flat
 from hvdtrain.train.parameter_server.rounds import ServedRounds
 from hvdtrain.train.parameter_server.settings import ParameterServer
 from hvdtrain.train.parameter_server.shards import Outline, ParameterRow, Piece, State
@@ -94,12 +94,10 @@ class TorchShard:
 
     @property
     def weights(self) -> Flat:
-        """The current weights; steps change them in place."""
         array: Flat = self._flat.numpy()
         return array
 
     def step(self, gradient: Flat, number: int) -> None:
-        """Step the optimizer; see Shard.step."""
         flat = torch.from_numpy(gradient)
         for piece, tensor in self._pieces:
             tensor.grad = flat.narrow(0, piece.start, piece.count)
@@ -120,7 +118,6 @@ class TorchShard:
                 self._optimizer.state[tensor][name] = value
 
     def outline(self) -> Outline:
-        """Return each piece with its state."""
         return [
             (
                 piece,
@@ -133,7 +130,6 @@ class TorchShard:
         ]
 
     def write_state(self, name: str, flat: Flat) -> None:
-        """Write an elementwise state of all pieces; see ShardState.write_state."""
         memory = torch.from_numpy(flat)
         for piece, tensor in self._pieces:
             value = self._optimizer.state.get(tensor, {}).get(name)
@@ -194,7 +190,6 @@ class ServedLoop(TorchLoop):
 
     @collective
     def broadcast(self) -> None:
-        """Copy the weights and the optimizer state of rank 0 to every rank."""
         super().broadcast()
         self._row.read_weights()
         if self._rounds.shard is not None:
@@ -206,15 +201,6 @@ class ServedLoop(TorchLoop):
     def use_bucket_plan(self, plan: Any) -> None:
         """Ignore the plan of a run that has all-reduced."""
 
-    @property
-    def _exchanges_weights(self) -> bool:
-        return False
-
-    @property
-    def synchronized(self) -> bool:
-        """Whether the weights of all ranks are equal: always after train()."""
-        return True
-
     @collective
     def synchronize(self) -> None:
         """Average the statistics that forward passes have changed on each worker."""
@@ -223,14 +209,8 @@ class ServedLoop(TorchLoop):
     def gather_state(self) -> None:
         """Do nothing: each rank has the whole state after train()."""
 
-    @property
-    def pushes(self) -> Pushes:
-        """The gradients that servers have received in this start, over all shards."""
-        return self._rounds.pushes
-
     @collective
     def train(self, epoch: int, done: int, go_on: Callable[[], bool]) -> Totals:
-        """Train on the samples that are left of an epoch; see TrainingLoop.train."""
         self.state.settle()  # the weights change before the first step is taken
         if self._rounds.shard is None:
             learned = super().train(epoch, done, go_on)

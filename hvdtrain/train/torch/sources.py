@@ -65,7 +65,6 @@ class ArraySource:
     targets: Any
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with its batches; see Source.batches."""
         for step in steps:
             yield step, [self._batch(microbatch) for microbatch in step.microbatches]
 
@@ -112,7 +111,6 @@ class LoaderSource:
     move: Move
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with its batches; see Source.batches."""
         steps = list(steps)
         wanted = [microbatch.samples.tolist() for step in steps for microbatch in step.microbatches]
         rows: Any = SeededRows(self.dataset, self.augment, self.seed, epoch)
@@ -157,7 +155,6 @@ class StreamSource:
     move: Move
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
-        """Yield each step with its batches; see Source.batches."""
         if hasattr(self.stream, "set_epoch"):
             self.stream.set_epoch(epoch)
         stream, at = self._seeded(epoch), 0

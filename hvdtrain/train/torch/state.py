@@ -176,7 +176,6 @@ class TorchTrainingState:
             self._snapshot = None
 
     def load(self, content: Mapping[str, Any]) -> None:
-        """Restore the state from the content of a snapshot."""
         _require_optimizer(content["optimizer"], self._optimizer)
         saved = content["extras"]
         if saved.keys() != self._extras.keys():
@@ -189,6 +188,12 @@ class TorchTrainingState:
         self._optimizer.load_state_dict(content["optimizer"])
         for name, extra in self._extras.items():
             extra.load_state_dict(saved[name])
+
+    def optimizer_state(self) -> Mapping[Any, Any]:
+        return self._optimizer.state_dict()["state"]  # type: ignore[no-any-return]
+
+    def load_optimizer(self, state: Mapping[Any, Any]) -> None:
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
 
     def _content(self) -> dict[str, Any]:
         return {
@@ -311,7 +316,6 @@ class TorchSnapshot:
                 self._waiting.pop()
 
     def content(self) -> dict[str, Any]:
-        """Return the content; blocks until it is complete."""
         self.complete()
         content: dict[str, Any] = unflatten(self._skeleton, self._copies)
         return content

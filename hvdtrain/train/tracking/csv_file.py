@@ -33,11 +33,9 @@ class CsvFile:
 
     @property
     def location(self) -> str:
-        """The path of the file."""
         return str(self._path)
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Append a row; see Tracker.log."""
         new = [name for name in values if name not in self._columns]
         if new:
             self._grow(new)
@@ -49,7 +47,6 @@ class CsvFile:
         """Do nothing: the file is in the same directory."""
 
     def end(self, status: Status) -> None:
-        """Close the file."""
         self._file.close()
 
     def _grow(self, new: Sequence[str]) -> None:

@@ -237,7 +237,6 @@ class Mlflow:
 
     @property
     def location(self) -> str:
-        """The run and its store."""
         return f"run {self._run_id} in {self._store.uri}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
@@ -248,7 +247,6 @@ class Mlflow:
         self._raise_error()
 
     def artifact(self, path: Path) -> None:
-        """Send a file."""
         self._sender.put(
             partial(self._store.client.log_artifact, self._run_id, str(path.absolute()))
         )

@@ -44,7 +44,6 @@ class TensorBoard:
         return f"tensorboard --logdir {self._folder}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Add one event with all values; see Tracker.log."""
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(step=step, summary=Summary(value=scalars))
 
@@ -52,7 +51,6 @@ class TensorBoard:
         """Do nothing: TensorBoard shows no files."""
 
     def end(self, status: Status) -> None:
-        """Close the file."""
         self._file.close()
 
     def _add(self, **content: Any) -> None:

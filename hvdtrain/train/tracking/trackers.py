@@ -43,16 +43,13 @@ class Trackers:
         return {name: tracker.location for name, tracker in self._trackers.items()}
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Pass values on to all trackers; see Tracker.log."""
         plain = {name: float(value) for name, value in values.items()}
         self._each(lambda tracker: tracker.log(plain, int(step), float(seconds)))
 
     def artifact(self, path: Path) -> None:
-        """Pass a file on to all trackers; see Tracker.artifact."""
         self._each(lambda tracker: tracker.artifact(path))
 
     def end(self, status: Status) -> None:
-        """End all trackers; a second call does nothing."""
         trackers, self._trackers = self._trackers, {}
         for name, tracker in trackers.items():
             try:

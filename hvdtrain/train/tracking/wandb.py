@@ -45,11 +45,9 @@ class Wandb:
 
     @property
     def location(self) -> str:
-        """The page of the run, or its local folder."""
         return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Pass values on; see Tracker.log."""
         self._run.log({**values, "step": step, "seconds": seconds})
 
     def artifact(self, path: Path) -> None:
