@@ -1,13 +1,14 @@
-"""Selection of the GPU of a rank, and the check that no two ranks share one (all local)."""
+"""The device and the threads of a rank, and the check that no two ranks share a GPU (all local)."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
-from hvdtrain.topology import Topology
+from hvdtrain.topology import Topology, cpu_threads
 
 _INDEX = re.compile("[0-9]{1,4}")
 # One for each layer of GPU software; each counts among the GPUs that the layer below shows.
@@ -98,3 +99,21 @@ def require_own_devices(devices: Sequence[Device]) -> None:
                 f"ranks {first} and {rank} have the same GPU, {device.name}, {device.uuid}: start "
                 "one rank for each GPU, let each rank see all GPUs of its host, or use --share-gpus"
             )
+
+
+def threads_set_by_user() -> bool:
+    """Return whether the user has set the number of threads."""
+    return "OMP_NUM_THREADS" in os.environ
+
+
+def thread_share(topology: Topology) -> int | None:
+    """Return this rank's share of the cores; None if the user has set OMP_NUM_THREADS."""
+    if threads_set_by_user():
+        return None
+    affinity, machine = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    return cpu_threads(topology, affinity, machine)
+
+
+def threads_text(threads: int) -> str:
+    """Describe the processor: "cpu (2 threads)"."""
+    return f"cpu ({threads} thread{'s' * (threads > 1)})"

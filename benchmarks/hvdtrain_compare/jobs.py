@@ -25,8 +25,7 @@ from hvdtrain.launch.cluster_environment import (
 from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
-from hvdtrain.launch.session_folder import SESSION, session_folder
-from hvdtrain.launch.supervise import bound_to_this_process
+from hvdtrain.launch.supervise import SESSION, bound_to_this_process, session_folder
 from hvdtrain_compare.protocol import Launch, Strategy
 
 _PERIOD_SECONDS = 0.05

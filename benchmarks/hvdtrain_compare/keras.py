@@ -23,8 +23,12 @@ from hvdtrain.data.sampling import (
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
 from hvdtrain.topology import Topology
-from hvdtrain.train.keras.fit import SampleReader, StepPlanSchedule, plain_optimizer
-from hvdtrain.train.keras.metrics import sum_over_samples
+from hvdtrain.train.keras.fit import (
+    SampleReader,
+    StepPlanSchedule,
+    plain_optimizer,
+    sum_over_samples,
+)
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe

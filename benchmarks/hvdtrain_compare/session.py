@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import __version__
-from hvdtrain.check.machine import find_cores
+from hvdtrain.check.checks import find_cores
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.running import RUNS
 from hvdtrain.train.records import json_text, new_directory, prepare_directory

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.horovod.build.plan import BuildPlan, make_plan
-from hvdtrain.horovod.build.recipe import HOROVOD_VERSION
+from hvdtrain.horovod.build.plan import HOROVOD_VERSION, BuildPlan, make_plan
 from hvdtrain.horovod.build.workshop import BuildFailedError, Stages, open_workshop
 from hvdtrain.world import promised_world
 

@@ -25,8 +25,16 @@ from hvdtrain.launch.cluster_environment import (
     tensorflow_config,
     torch_variables,
 )
-from hvdtrain.launch.scripts import accelerate, chief
-from hvdtrain.launch.scripts.script import Script
+from hvdtrain.launch.scripts import chief
+from hvdtrain.launch.scripts.script import (
+    Script,
+    Settings,
+    accelerate_variables,
+    default_file,
+    has_gpu,
+    read_file,
+    remarks,
+)
 
 # Ranks of a host that draw the same port take another one of these.
 _PORTS = 8
@@ -72,8 +80,8 @@ def command(
         named = None if roles is None else parse_roles(roles)
         script = Script.parse(arguments) if arguments or not only_print else None
         watched = script is not None and script.uses_accelerate()
-        found = settings_file or (accelerate.default_file(os.environ) if watched else None)
-        settings = None if found is None else accelerate.read_file(found)
+        found = settings_file or (default_file(os.environ) if watched else None)
+        settings = None if found is None else read_file(found)
     except UsageError as error:
         _refuse_together(f"{socket.gethostname()}: {error}")
     _run(script, named, watched, settings, only_print, passed)
@@ -83,7 +91,7 @@ def _run(
     script: Script | None,
     named: list[str] | None,
     watched: bool,
-    settings: accelerate.Settings | None,
+    settings: Settings | None,
     only_print: bool,
     passed: str | None,
 ) -> None:
@@ -96,13 +104,13 @@ def _run(
         check_roles(roles, place.size)
     except UsageError as error:
         refuse_locally(str(error))
-    gpu = accelerate.has_gpu(os.environ)
-    variables = _variables(place, roles, accelerate.accelerate_variables(settings, gpu))
+    gpu = has_gpu(os.environ)
+    variables = _variables(place, roles, accelerate_variables(settings, gpu))
     if only_print or script is None:
         click.echo("".join(f"{name}={value}\n" for name, value in variables.items()), nl=False)
         return
     if settings is not None and place.rank == 0:
-        for remark in accelerate.remarks(settings, place.size, gpu):
+        for remark in remarks(settings, place.size, gpu):
             click.echo(f"hvdtrain: {remark}", err=True)
     local_rank = None if passed is None else f"{passed}={place.local_rank}"
     words = script.command(local_rank, watched)

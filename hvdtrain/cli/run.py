@@ -28,8 +28,7 @@ from hvdtrain.launch.launchers.request import BINDINGS, LaunchRequest, Site
 from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob, Saved, run_elastic
-from hvdtrain.launch.session_folder import SESSION, session_folder
-from hvdtrain.launch.supervise import Launches
+from hvdtrain.launch.supervise import SESSION, Launches, session_folder
 from hvdtrain.world import promised_world
 
 
@@ -150,7 +149,7 @@ def _saved(arguments: Sequence[str], program: tuple[str, ...]) -> Saved | None:
     if is_script(words) or (words and not words[0].startswith("-") and words[0] != "train"):
         return None
     from hvdtrain.cli import train
-    from hvdtrain.train.checkpoint.directory import checkpoint_files
+    from hvdtrain.train.checkpoint.saver import checkpoint_files
 
     begins = words[:1] == ["train"]
     said = train.command.make_context("train", words[begins:]).params

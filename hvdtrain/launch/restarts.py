@@ -19,8 +19,7 @@ from hvdtrain.errors import EXIT_CRASH, EXIT_REQUEUE
 from hvdtrain.launch.cluster_environment import LOOPBACK, own_addresses
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site, has_allocation
-from hvdtrain.launch.session_folder import SESSION
-from hvdtrain.launch.supervise import Launches
+from hvdtrain.launch.supervise import SESSION, Launches
 from hvdtrain.milestones import (
     BEGAN,
     ENDED,

@@ -14,16 +14,15 @@ import numpy.typing as npt
 
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
+from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.parameter_server.settings import ALLREDUCE
-from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.records import CONFIG
-from hvdtrain.train.resume import CheckpointLoader, RunStart
+from hvdtrain.train.resume import CheckpointLoader, Progress, RunStart, restore_progress
 from hvdtrain.train.setup import TrainingSetup, set_up
 
 

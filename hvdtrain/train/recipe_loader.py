@@ -1,22 +1,206 @@
-"""Loading a recipe: the function of a built-in one, or one in a file of the user's."""
+"""Loading a recipe: a built-in function or one in a user's file, and its arguments."""
 
 from __future__ import annotations
 
+import collections.abc
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.arguments import recipe_arguments
+from hvdtrain.train.options.config_file import read_text, shorten
 from hvdtrain.train.recipes.recipe import Recipe
+
+_SIMPLE: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "none",
+}
+_NULLS = ("none", "null")
+_SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """Return a value converted to an annotation."""
+    if hint is Any:
+        return value
+    if hint in _SIMPLE:
+        return _simple(value, hint)
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType):
+        return _first_of(value, get_args(hint))
+    if origin is Literal:
+        return _literal(value, get_args(hint))
+    if origin in _SEQUENCES:
+        return _sequence(value, origin, get_args(hint))
+    raise TypeError(hint)
+
+
+def describe_hint(hint: Any) -> str:
+    """Describe the values that an annotation accepts."""
+    if hint in _SIMPLE:
+        return _SIMPLE[hint]
+    origin, parts = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(describe_hint, parts))
+    if origin is Literal:
+        return f"one of {', '.join(map(_written, parts))}"
+    if origin is tuple and parts and parts[-1] is not Ellipsis:
+        return f"{len(parts)} values with commas between ({', '.join(map(describe_hint, parts))})"
+    if origin in _SEQUENCES:
+        return f"values with commas between, each {describe_hint(parts[0] if parts else str)}"
+    return str(getattr(hint, "__name__", hint))
+
+
+def hint_of_default(default: Any) -> Any:
+    """Return the annotation that a default implies: its type, or Any for None."""
+    if isinstance(default, list | tuple):
+        kind = type(default[0]) if default else str
+        return list[kind] if isinstance(default, list) else tuple[kind, ...]  # type: ignore[valid-type]
+    return type(default) if type(default) in _SIMPLE and default is not None else Any
+
+
+def _simple(value: Any, kind: Any) -> Any:
+    if kind is NoneType:
+        if value is None or (isinstance(value, str) and value.lower() in _NULLS):
+            return None
+    elif isinstance(value, str):
+        return read_text(kind, value)
+    # In Python True is an int.
+    elif isinstance(value, bool) or kind is bool:
+        if type(value) is kind:
+            return value
+    elif isinstance(value, kind) or (kind is float and isinstance(value, int)):
+        return kind(value)
+    raise ValueError(value)
+
+
+def _first_of(value: Any, hints: tuple[Any, ...]) -> Any:
+    """Convert to the first type that accepts the value; str accepts any text and comes last."""
+    for hint in sorted(hints, key=lambda hint: (hint is str, hint is Path)):
+        if hint is NoneType and str in hints and isinstance(value, str):
+            continue
+        try:
+            return convert(value, hint)
+        except ValueError:
+            continue
+    raise ValueError(value)
+
+
+def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
+    for choice in choices:
+        if (type(value) is type(choice) and value == choice) or value == _written(choice):
+            return choice
+    raise ValueError(value)
+
+
+def _written(choice: Any) -> str:
+    return str(choice).lower() if choice is None or isinstance(choice, bool) else str(choice)
+
+
+def _sequence(value: Any, origin: Any, hints: tuple[Any, ...]) -> Any:
+    if isinstance(value, str):
+        parts: list[Any] = [part.strip() for part in value.split(",")] if value.strip() else []
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    else:
+        raise ValueError(value)
+    if origin is tuple and hints and hints[-1] is not Ellipsis:
+        if len(parts) != len(hints):
+            raise ValueError(value)
+        return tuple(convert(part, hint) for part, hint in zip(parts, hints, strict=True))
+    kind = hints[0] if hints else str
+    made = [convert(part, kind) for part in parts]
+    return made if origin is list else tuple(made)
+
+
+_DATA_DIR = "data_dir"
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def recipe_arguments(
+    function: Callable[..., Any], title: str, values: Mapping[str, Any], data_dir: Path | None
+) -> dict[str, Any]:
+    """Return the arguments to call a recipe's function with."""
+    parameters = inspect.signature(function).parameters
+    known = {name: one for name, one in parameters.items() if one.kind in _BY_NAME}
+    hints = _hints(function, known)
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        if name == _DATA_DIR:
+            raise UsageError(f"--set {_DATA_DIR}: say --data-dir instead")
+        if name in known:
+            arguments[name] = _value(f"--set {name}", value, hints[name])
+        elif takes_any:
+            arguments[name] = value
+        else:
+            raise _unknown(name, title, [one for one in known if one != _DATA_DIR])
+    if data_dir is not None:
+        if _DATA_DIR not in known:
+            raise UsageError(f"--data-dir {data_dir}: {title} takes no data_dir: leave it out")
+        arguments[_DATA_DIR] = _value("--data-dir", str(data_dir), hints[_DATA_DIR])
+    _require_all(known, arguments, title)
+    return arguments
+
+
+def _hints(
+    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+) -> dict[str, Any]:
+    """Return the annotation of each parameter, or the one that its default implies."""
+    try:
+        annotations = get_type_hints(function)
+    except Exception:  # an annotation may use names that only type checkers see
+        annotations = {}
+    return {
+        name: annotations[name] if name in annotations else hint_of_default(_default(one))
+        for name, one in parameters.items()
+    }
+
+
+def _default(parameter: inspect.Parameter) -> Any:
+    return None if parameter.default is inspect.Parameter.empty else parameter.default
+
+
+def _value(label: str, value: Any, hint: Any) -> Any:
+    try:
+        return convert(value, hint)
+    except ValueError:
+        raise UsageError(f"{label} must be {describe_hint(hint)}, got {shorten(value)}") from None
+    except TypeError:
+        raise UsageError(
+            f"{label}: a value of type {describe_hint(hint)} cannot be given as text: annotate it "
+            "with int, float, bool, str, Path, Literal, or a list or tuple of one of these"
+        ) from None
+
+
+def _unknown(name: str, title: str, known: list[str]) -> UsageError:
+    takes = f"it takes {', '.join(known)}" if known else "it takes none"
+    near = did_you_mean(name, known)
+    return UsageError(f"--set {name}: {title} has no such argument{near or ':'} {takes}")
+
+
+def _require_all(
+    parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], title: str
+) -> None:
+    missing = [
+        "--data-dir DIR" if name == _DATA_DIR else f"--set {name}=VALUE"
+        for name, one in parameters.items()
+        if one.default is inspect.Parameter.empty and name not in arguments
+    ]
+    if missing:
+        raise UsageError(f"{title} needs {' and '.join(missing)}")
 
 
 def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:

@@ -22,17 +22,16 @@ from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
 from hvdtrain.train.loop.snapshots import EVALUATE, SAVE, SNAPSHOT, Snapshots, Triggers
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.messages import closing_lines, epoch_lines, stop_lines
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.parameter_server.protocol import Pushes
-from hvdtrain.train.progress import BestEvaluation, Progress, RunClock
 from hvdtrain.train.records import MetricsRecord, RanksJoined, RanksLost, Seconds, Summary
+from hvdtrain.train.resume import BestEvaluation, Progress, RunClock
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.survivors import Standing
-from hvdtrain.train.terminal import Terminal
+from hvdtrain.train.terminal import Terminal, closing_lines, epoch_lines, stop_lines
 
 
 @collective

@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.core.membership.world import Context
-from hvdtrain.train.checkpoint.directory import best_file
-from hvdtrain.train.checkpoint.saver import Saver
-from hvdtrain.train.loop.exchange_record import ExchangeRecord
+from hvdtrain.train.checkpoint.saver import Saver, best_file
 from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
-from hvdtrain.train.loop.protocol import TrainingLoop
+from hvdtrain.train.loop.protocol import ExchangeRecord, TrainingLoop
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Progress, checkpoint_content
 from hvdtrain.train.records import (
     CONFIG,
     METRICS,
@@ -28,7 +25,7 @@ from hvdtrain.train.records import (
     usage_errors,
     write_summary,
 )
-from hvdtrain.train.resume import world_settings
+from hvdtrain.train.resume import Progress, checkpoint_content, world_settings
 from hvdtrain.train.tracking.tracker import Status, metric_values, rank_values
 from hvdtrain.train.tracking.trackers import Trackers
 

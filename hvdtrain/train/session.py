@@ -15,7 +15,6 @@ from hvdtrain.core.objects import broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
 from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
-from hvdtrain.train.messages import failure_tags, header_lines, joined_line, lost_line
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import RanksJoined, RanksLost, Summary, usage_errors, write_environment
 from hvdtrain.train.resume import CheckpointLoader
@@ -23,7 +22,14 @@ from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
 from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agree
-from hvdtrain.train.terminal import Terminal, on_terminal
+from hvdtrain.train.terminal import (
+    Terminal,
+    failure_tags,
+    header_lines,
+    joined_line,
+    lost_line,
+    on_terminal,
+)
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
 

@@ -11,16 +11,20 @@ from typing import Any
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.train.checkpoint.directory import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
+from hvdtrain.train.checkpoint.saver import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
-from hvdtrain.train.loop.exchange_record import ExchangeRecord
-from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
+from hvdtrain.train.loop.protocol import ExchangeRecord, TrainingLoop, TrainingState
 from hvdtrain.train.loop.snapshots import Found
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Progress, restore_progress
 from hvdtrain.train.records import drop_lines_after, usage_errors
-from hvdtrain.train.resume import RunStart, WorldSettings, restore_or_warn
+from hvdtrain.train.resume import (
+    Progress,
+    RunStart,
+    WorldSettings,
+    restore_or_warn,
+    restore_progress,
+)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from outcomes import outcomes
 from paths import TESTS
 from ranks import launch, run_ranks, start
 
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 
 WORKER = TESTS / "train" / "train_worker.py"
 LIMIT_SECONDS = 300

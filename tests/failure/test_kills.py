@@ -20,8 +20,8 @@ from ranks import launch, run_ranks
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 from save_kills import LEAST_BYTES
 
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import BEST, CHECKPOINT, CheckpointName, position_of
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 
 RECIPE = """
 import numpy as np

@@ -16,8 +16,8 @@ from paths import TESTS
 from ranks import launch, run_ranks, start
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import position_of
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.records import MARKER
 
 WORKER = TESTS / "train" / "train_worker.py"

@@ -134,8 +134,8 @@ def _called_to_sleep(env: Mapping[str, object] | None = None) -> Job:
     """Start a caller, and wait until both ranks sleep."""
     code = """if True:
         import called, hvdtrain
-        from hvdtrain.launch import session_folder
-        session_folder._GRACE_SECONDS = 3.0
+        from hvdtrain.launch import supervise
+        supervise._LAUNCHER_SECONDS = 3.0
         hvdtrain.run(called.sleeps, np=2)
     """
     job = start([sys.executable, "-u", "-c", code], env=env)

@@ -9,7 +9,9 @@ import pytest
 from ranks import launch, run_ranks
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.scripts.accelerate import (
+from hvdtrain.launch.scripts.chief import has_waiting_ranks
+from hvdtrain.launch.scripts.script import (
+    Script,
     Settings,
     accelerate_variables,
     default_file,
@@ -17,8 +19,6 @@ from hvdtrain.launch.scripts.accelerate import (
     read_file,
     remarks,
 )
-from hvdtrain.launch.scripts.chief import has_waiting_ranks
-from hvdtrain.launch.scripts.script import Script
 
 EXEC = ["-m", "hvdtrain", "exec"]
 # As torch.distributed.launch had it.

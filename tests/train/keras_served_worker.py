@@ -30,10 +30,10 @@ from hvdtrain.data.sampling import (
     steps_per_epoch,
 )
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.checkpoint.saver import checkpoint_files
+from hvdtrain.train.keras.fit import sum_over_samples
 from hvdtrain.train.keras.framework import build_recipe
-from hvdtrain.train.keras.metrics import sum_over_samples
 from hvdtrain.train.loop.step_plan import padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe

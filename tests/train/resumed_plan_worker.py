@@ -27,8 +27,7 @@ from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.membership.world import Context
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.train.checkpoint.directory import newest_good
-from hvdtrain.train.checkpoint.saver import Saver
+from hvdtrain.train.checkpoint.saver import Saver, newest_good
 from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState
 

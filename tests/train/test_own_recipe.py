@@ -20,8 +20,8 @@ from ranks import launch, run_ranks, start
 from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
-from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.file import position_of
+from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
 RECIPES = TRAINING / "point_recipes.py"
 LIMIT_SECONDS = 300

@@ -13,8 +13,8 @@ import torch
 from ranks import run_ranks, start
 from run_files import summary_of
 
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.inference import options_of_run
 
 WORKER = Path(__file__).with_name("train_worker.py")

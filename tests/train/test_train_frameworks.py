@@ -9,8 +9,8 @@ from ranks import run_ranks
 from run_files import SUMMARY_FIELDS, both_splits, epochs_of, metrics_of, summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import position_of
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 
 WORKER = Path(__file__).with_name("train_frameworks_worker.py")
 EPOCHS = 7  # of which the warm-up has five

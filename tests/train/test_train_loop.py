@@ -13,8 +13,8 @@ from ranks import run_ranks
 from run_files import metrics_of, summary_of
 
 from hvdtrain.data.sampling import epoch_permutation
-from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
+from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
 WORKER = Path(__file__).with_name("train_worker.py")
 SIZE = 3

@@ -14,8 +14,8 @@ import pytest
 import torch
 from ranks import run_ranks, torch_beside
 
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.options import TrainOptions
 
 WORKER = Path(__file__).with_name("train_worker.py")

@@ -18,7 +18,7 @@ from ranks import run_ranks
 from run_files import summary_of
 from safetensors.torch import load_file
 
-from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files
+from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
 WORKER = TRAINING / "commands_worker.py"
 RECIPES = WORKER.with_name("point_recipes.py")

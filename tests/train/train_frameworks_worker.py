@@ -32,8 +32,8 @@ from hvdtrain.data.sampling import epoch_permutation, global_batch, steps_per_ep
 from hvdtrain.devices import DeviceWish
 from hvdtrain.errors import TrainingError
 from hvdtrain.topology import Topology
-from hvdtrain.train.checkpoint.directory import checkpoint_files
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin import digits_keras

@@ -15,7 +15,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.builtin.digits import recipe as plain
-from hvdtrain.train.recipes.builtin.losses import cross_entropy
+from hvdtrain.train.recipes.builtin.parts import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 
 

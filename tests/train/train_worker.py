@@ -31,12 +31,12 @@ from ranks import report
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import EXCHANGES
 from hvdtrain.errors import TrainingError, UsageError
-from hvdtrain.train.checkpoint.directory import checkpoint_files
+from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.loop import heartbeat
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import Progress
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.records import MARKER
+from hvdtrain.train.resume import Progress
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.session import train
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import __version__
-from hvdtrain.check.machine import find_cores
+from hvdtrain.check.checks import find_cores
 
 _PACKAGES = (
     *("torch", "tensorflow-cpu", "tensorflow", "keras", "jax"),

@@ -22,7 +22,7 @@ from hvdtrain.train.loop.snapshots import Triggers
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin.digits import recipe as digits
-from hvdtrain.train.recipes.builtin.resnet import resnet
+from hvdtrain.train.recipes.builtin.parts import resnet
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.resume import CheckpointLoader
 from hvdtrain.train.run import Run

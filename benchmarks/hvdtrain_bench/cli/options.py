@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.check.machine import find_cores
+from hvdtrain.check.checks import find_cores
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
 from hvdtrain.launch.hosts.formats import read_file

@@ -11,16 +11,16 @@ import torch
 
 from hvdtrain.data.dataset import is_stream
 from hvdtrain.data.sampling import seed_generators
+from hvdtrain.devices import thread_share
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.loop.threads import thread_share
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import limit_threads, move_to
-from hvdtrain.train.torch.distributed import plain_optimizer
 from hvdtrain.train.torch.sources import Source, make_source
+from hvdtrain.train.torch.update import plain_optimizer
 from hvdtrain_compare.protocol import Place, Task
 
 

@@ -17,8 +17,14 @@ from typing import IO
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.files import replacing
 from hvdtrain.horovod.build.compiler_wrapper import script
-from hvdtrain.horovod.build.plan import BuildPlan, Toolchain, installed_versions
-from hvdtrain.horovod.build.recipe import HOROVOD_VERSION, tools, variables
+from hvdtrain.horovod.build.plan import (
+    HOROVOD_VERSION,
+    BuildPlan,
+    Toolchain,
+    installed_versions,
+    tools,
+    variables,
+)
 from hvdtrain.launch.launchers.choice import mpirun_command
 
 # The most relevant kind of line first: what follows a compiler error is mostly noise.

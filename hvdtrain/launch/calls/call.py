@@ -22,8 +22,7 @@ from hvdtrain.launch.launchers.choice import Launcher, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, loaded_library
 from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
 from hvdtrain.launch.launchers.request import LaunchRequest, Site, without_allocation
-from hvdtrain.launch.session_folder import SESSION, Session, session_folder
-from hvdtrain.launch.supervise import bound_to_this_process
+from hvdtrain.launch.supervise import SESSION, Session, bound_to_this_process, session_folder
 from hvdtrain.world import TORCHRUN_MARKER, promised_world
 
 __all__ = ["run"]

@@ -1,4 +1,4 @@
-"""The caller's side of `hvdtrain.run`: ranks connect, are told their place, and answer."""
+"""The caller's side of a call: ranks connect, are told their place, and answer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import importlib
 import os
 import pickle
 import secrets
+import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -18,8 +21,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.calls.called_rank import Arrival, RankAnswer, node_name
+from hvdtrain.launch.calls.called_rank import ADDRESS, KEY, Arrival, RankAnswer, node_name
 from hvdtrain.launch.cluster_environment import LOOPBACK, ClusterRank
+from hvdtrain.launch.launchers.request import without_allocation
+from hvdtrain.launch.supervise import bound_to_this_process
+from hvdtrain.world import TORCHRUN_MARKER
 
 
 def dumps_call(
@@ -217,3 +223,75 @@ def _ends(connection: socket.socket) -> tuple[str, str]:
     if connection.family != socket.AF_INET:
         return "", ""
     return connection.getsockname()[0], connection.getpeername()[0]
+
+
+class ServedCall:
+    """A call that ranks fetch from this process."""
+
+    def __init__(
+        self, server: RankServer, np: int, variables: Mapping[str, str], caller: str
+    ) -> None:
+        self.variables = dict(variables)
+        self._server, self._np, self._caller = server, np, caller
+        self._began = time.monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank has ended without an answer, or was started twice."""
+        return self._server.lost
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank has failed or was lost, after which the others are to end."""
+        return self.lost or any(answer.failure for answer in self._server.answers)
+
+    def require_start(self, limit_seconds: float, advice: str) -> None:
+        """Check that all ranks have started, unless there is time left."""
+        here = self._server.arrived
+        if here < self._np and time.monotonic() - self._began > limit_seconds:
+            raise HvdtrainError(
+                f"{self._caller}: {here} of {self._np} ranks have started within "
+                f"{limit_seconds:.0f} s: {advice}"
+            )
+
+    def results(self, cause: str) -> list[Any]:
+        """Return the results, ordered by rank, once all ranks have ended."""
+        return results_of(self._server.answers, self._np, self._caller, cause)
+
+
+@contextmanager
+def served_call(
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
+    np: int,
+    host: str,
+    caller: str,
+    bind_address: str | None = None,
+) -> Iterator[ServedCall]:
+    """Serve a call until the end of the block, which ends ranks that still run."""
+    call, key = dumps_call(function, args, kwargs, caller), new_key()
+    here = bind_address or host
+    try:
+        address = socket.getaddrinfo(here, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        listening = socket.create_server((str(address), 0), backlog=BACKLOG)
+    except OSError as error:
+        raise HvdtrainError(f"{caller} cannot listen at {here} ({error})") from None
+    variables = {ADDRESS: f"{host}:{listening.getsockname()[1]}", KEY: key.hex()}
+    with listening, RankServer(listening, key, call, np) as server:
+        yield ServedCall(server, np, variables, caller)
+
+
+def run_rank(variables: Mapping[str, str], rank: int, size: int) -> int:
+    """Run one rank in a process of its own, which ends with this one; return its exit code."""
+    # Modules that were sent to this process must be there, too.
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # With the marker, variables of a launcher or scheduler that started this process do not count.
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size), TORCHRUN_MARKER: "hvdtrain"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain.launch.calls.called_rank"],
+        env={**without_allocation(os.environ), **path, **place, **variables},
+        stdin=subprocess.DEVNULL,
+        preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    )
+    return process.wait()

@@ -1,12 +1,17 @@
-"""A script, or a module, with its arguments: what it imports, and the command line that runs it."""
+"""A script or module: what it imports, what Accelerate would tell it, and what runs it."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import os
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.errors import UsageError
 
@@ -80,3 +85,143 @@ class Script:
                 if path.is_file():
                     return path
         return None
+
+
+USE_CPU, MIXED_PRECISION = "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"
+
+# Names in /dev of what torch may be built for, by names in torch.version.
+_DEVICES: Mapping[str, tuple[str, ...]] = {
+    "cuda": ("nvidia[0-9]*", "dxg"),
+    "hip": ("kfd",),
+    "xpu": ("dri/renderD*",),
+}
+# Settings that are followed, or that MPI's launcher decides.
+_FOLLOWED = {"mixed_precision", "num_processes", "use_cpu"}
+_OF_THE_LAUNCHER = {
+    *("compute_environment", "debug", "distributed_type", "enable_cpu_affinity", "gpu_ids"),
+    *("machine_rank", "main_process_ip", "main_process_port", "main_training_function"),
+    *("mpirun_config", "num_machines", "rdzv_backend", "same_network"),
+}
+_PLAIN_TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What matters here in a file that `accelerate config` has written."""
+
+    source: Path
+    num_processes: int | None = None
+    use_cpu: bool = False
+    mixed_precision: str | None = None
+    others: tuple[str, ...] = ()
+
+
+def default_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the file that `accelerate config` writes without a name, if it is there."""
+    # A user without a name may have no home.
+    cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(environ.get("HF_HOME") or Path(cache) / "huggingface")
+    path = folder / "accelerate" / "default_config.yaml"
+    return path if path.is_file() else None
+
+
+def read_file(path: Path) -> Settings:
+    """Return the settings in a file."""
+    try:
+        yaml = importlib.import_module("yaml")
+    except ImportError:
+        raise UsageError(f"to read {path}, PyYAML is needed: pip install pyyaml") from None
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path}: expected the lines KEY: VALUE that `accelerate config` writes")
+    return Settings(
+        path,
+        _count(path, found),
+        found.get("use_cpu") is True,
+        _precision(found.get("mixed_precision")),
+        tuple(_others(found)),
+    )
+
+
+def _count(path: Path, found: Mapping[str, Any]) -> int | None:
+    count = found.get("num_processes")
+    if count == -1:  # Accelerate's own default
+        return None
+    if count is not None and (not isinstance(count, int) or count < 1):
+        raise UsageError(f"{path}: num_processes: {count!r} must be an integer of at least 1")
+    return count
+
+
+def _precision(value: object) -> str | None:
+    # An unquoted `no` is a boolean of YAML.
+    return None if value is None else "no" if value is False else str(value)
+
+
+def _others(found: Mapping[str, Any]) -> Iterator[str]:
+    kind = found.get("distributed_type")
+    # An unquoted `NO` is a boolean of YAML.
+    if kind and kind not in _PLAIN_TYPES:
+        yield f"distributed_type: {kind}"
+    for key, value in found.items():
+        # `downcast_bf16: 'no'` is in every file.
+        if value and value != "no" and key not in _FOLLOWED | _OF_THE_LAUNCHER:
+            yield str(key)
+
+
+def has_gpu(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Return whether this host has a GPU that the installed torch can use.
+
+    torch is not imported, which takes seconds: what it is built for is read from its version.
+    """
+    if environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    spec = PathFinder.find_spec("torch")
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    if version is None or not version.is_file():
+        return False
+    built = runpy.run_path(str(version))
+    return any(
+        any(devices.glob(pattern))
+        for name, patterns in _DEVICES.items()
+        if built.get(name)
+        for pattern in patterns
+    )
+
+
+def accelerate_variables(settings: Settings | None, gpu: bool) -> dict[str, str]:
+    """Return the variables in which Accelerate looks for its settings.
+
+    Without a GPU it takes part in no world unless it is told to use the CPU.
+    """
+    variables = {}
+    if not gpu or (settings is not None and settings.use_cpu):
+        variables[USE_CPU] = "true"
+    if settings is not None and settings.mixed_precision is not None:
+        variables[MIXED_PRECISION] = settings.mixed_precision
+    return variables
+
+
+def remarks(settings: Settings, size: int, gpu: bool) -> list[str]:
+    """Return in which points a file is not followed."""
+    found = []
+    asked = settings.num_processes
+    if asked is not None and asked != size:
+        found.append(
+            f"{settings.source}: num_processes: {asked}, but there are {size} ranks: mpirun's -np "
+            "decides"
+        )
+    if not gpu and not settings.use_cpu:
+        found.append(f"{settings.source}: use_cpu: false, but there is no GPU: ranks use the CPU")
+    if not gpu and settings.mixed_precision == "fp16":
+        found.append(
+            f"{settings.source}: mixed_precision: fp16 needs a GPU: write bf16 or no for the CPU"
+        )
+    if settings.others:
+        found.append(
+            f"{settings.source}: {', '.join(settings.others)}: not passed on: give Accelerator() "
+            "these settings in the script, or use accelerate launch"
+        )
+    return found

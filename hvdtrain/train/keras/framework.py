@@ -12,8 +12,8 @@ from hvdtrain.data.sampling import seed_generators
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
+from hvdtrain.train.keras.fit import require_adding_metrics
 from hvdtrain.train.keras.loop import KerasLoop
-from hvdtrain.train.keras.metrics import require_adding_metrics
 from hvdtrain.train.keras.served_loop import ServedKerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions

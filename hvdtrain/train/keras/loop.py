@@ -15,14 +15,16 @@ from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import Indices, rank_slice
 from hvdtrain.train.keras.fit import (
     BatchDataset,
+    KerasMetricSums,
+    KerasMetricValue,
     SampleReader,
     StepCallback,
     StepPlanSchedule,
     compile_model,
     distributed_optimizer,
     sample_scale,
+    sum_over_samples,
 )
-from hvdtrain.train.keras.metrics import KerasMetricSums, KerasMetricValue, sum_over_samples
 from hvdtrain.train.keras.state import KerasTrainingState
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
 from hvdtrain.train.loop.protocol import Array, TrainingLoop

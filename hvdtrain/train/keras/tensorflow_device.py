@@ -7,9 +7,8 @@ import os
 import tensorflow as tf
 
 from hvdtrain.core import context
-from hvdtrain.devices import Device, DeviceWish, device_index, no_gpus
+from hvdtrain.devices import Device, DeviceWish, device_index, no_gpus, thread_share, threads_text
 from hvdtrain.topology import Topology
-from hvdtrain.train.loop.threads import thread_share, threads_text
 from hvdtrain.train.options import TrainOptions
 
 

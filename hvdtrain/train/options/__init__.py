@@ -13,8 +13,13 @@ from hvdtrain.train.options.running import (
     RECIPES,
     RUNS,
 )
-from hvdtrain.train.options.train_options import OPTIONS, TrainOptions
-from hvdtrain.train.options.training import DEFAULT_LR, DTYPES, SGD_MOMENTUM
+from hvdtrain.train.options.train_options import (
+    DEFAULT_LR,
+    DTYPES,
+    OPTIONS,
+    SGD_MOMENTUM,
+    TrainOptions,
+)
 
 __all__ = [
     "BACKENDS",

@@ -29,25 +29,23 @@ from hvdtrain.train.parameter_server.protocol import (
     WEIGHTS,
     AsynchronousProtocol,
     Flat,
+    ParameterRow,
+    Piece,
     Protocol,
     Pushes,
     ServerAnswer,
-    SynchronousProtocol,
-    Update,
-    empty_answer,
-    empty_request,
-)
-from hvdtrain.train.parameter_server.settings import ParameterServer
-from hvdtrain.train.parameter_server.shards import (
-    ParameterRow,
-    Piece,
     ShardState,
     State,
+    SynchronousProtocol,
+    Update,
     collect_states,
     collect_weights,
+    empty_answer,
+    empty_request,
     pieces,
     shard_bounds,
 )
+from hvdtrain.train.parameter_server.settings import ParameterServer
 
 
 @collective

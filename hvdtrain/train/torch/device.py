@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from hvdtrain.devices import Device
+from hvdtrain.devices import Device, thread_share, threads_set_by_user, threads_text
 from hvdtrain.topology import Topology
 from hvdtrain.torch.tensors.dynamo import pin_device
-from hvdtrain.train.loop.threads import thread_share, threads_set_by_user, threads_text
 from hvdtrain.train.options import TrainOptions
 
 

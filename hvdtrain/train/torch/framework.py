@@ -10,12 +10,11 @@ import torch
 
 from hvdtrain.collective import collective
 from hvdtrain.data.sampling import seed_generators
-from hvdtrain.devices import Device
+from hvdtrain.devices import Device, threads_set_by_user
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.torch.shards import own_shards
 from hvdtrain.train.loop.step_plan import StepPlan
-from hvdtrain.train.loop.threads import threads_set_by_user
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import describe_device, limit_threads, select_device

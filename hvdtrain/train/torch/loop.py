@@ -18,13 +18,18 @@ from hvdtrain.train.loop.step_plan import StepPlan, note_samples
 from hvdtrain.train.metrics import Gathered, Totals, Values
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import move_to
-from hvdtrain.train.torch.distributed import distributed_optimizer
-from hvdtrain.train.torch.evaluation import TorchEvaluation, TorchMetricSums, as_array, own_chunks
-from hvdtrain.train.torch.forward import ForwardPass, Precision, average_model_buffers
-from hvdtrain.train.torch.non_finite import NonFinitePolicy
+from hvdtrain.train.torch.evaluation import (
+    ForwardPass,
+    Precision,
+    TorchEvaluation,
+    TorchMetricSums,
+    as_array,
+    average_model_buffers,
+    own_chunks,
+)
 from hvdtrain.train.torch.sources import Batch, Step, make_source
 from hvdtrain.train.torch.state import TorchTrainingState, torch_checksums
-from hvdtrain.train.torch.update import Updater
+from hvdtrain.train.torch.update import NonFinitePolicy, Updater, distributed_optimizer
 
 
 class TorchLoop(TrainingLoop):

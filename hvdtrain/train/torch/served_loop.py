@@ -13,15 +13,14 @@ from hvdtrain.data.sampling import steps_per_epoch
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals
-from hvdtrain.train.parameter_server.protocol import Flat
+from hvdtrain.train.parameter_server.protocol import Flat, Outline, ParameterRow, Piece, State
 from hvdtrain.train.parameter_server.rounds import ServedRounds
 from hvdtrain.train.parameter_server.settings import ParameterServer
-from hvdtrain.train.parameter_server.shards import Outline, ParameterRow, Piece, State
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.torch.distributed import plain_optimizer
-from hvdtrain.train.torch.forward import average_model_buffers
+from hvdtrain.train.torch.evaluation import average_model_buffers
 from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.sources import Batch, Step
+from hvdtrain.train.torch.update import plain_optimizer
 
 
 class FlatParameters(ParameterRow):

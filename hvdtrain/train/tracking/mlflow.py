@@ -27,8 +27,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.tracking.files import load_json, save_json
-from hvdtrain.train.tracking.tracker import RunInfo, Status, masked, one_line
+from hvdtrain.train.tracking.tracker import RunInfo, Status, load_json, masked, one_line, save_json
 
 _SERVERS = ("http", "https")
 _DATABASES = ("postgresql", "mysql", "sqlite", "mssql")

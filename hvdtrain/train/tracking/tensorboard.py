@@ -18,8 +18,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hvdtrain.train.tracking.files import AppendFile
-from hvdtrain.train.tracking.tracker import RunInfo, Status
+from hvdtrain.train.tracking.tracker import AppendFile, RunInfo, Status
 
 FOLDER = "tensorboard"
 

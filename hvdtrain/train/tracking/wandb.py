@@ -11,8 +11,7 @@ from pathlib import Path
 import wandb
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.tracking.files import load_json, save_json
-from hvdtrain.train.tracking.tracker import RunInfo, Status, one_line
+from hvdtrain.train.tracking.tracker import RunInfo, Status, load_json, one_line, save_json
 
 KEPT = "wandb.json"
 _PROJECT = "hvdtrain"

@@ -13,10 +13,10 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
-from hvdtrain.train.keras.fit import keras_optimizer
-from hvdtrain.train.keras.metrics import (
+from hvdtrain.train.keras.fit import (
     KerasMetricSums,
     KerasMetricValue,
+    keras_optimizer,
     require_adding_metrics,
     sum_over_samples,
 )

@@ -28,7 +28,7 @@ from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.features import Slices
 from hvdtrain.errors import MismatchError
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
-from hvdtrain.train.torch.forward import Precision
+from hvdtrain.train.torch.evaluation import Precision
 from hvdtrain.train.torch.update import Updater
 
 CPU = torch.device("cpu")

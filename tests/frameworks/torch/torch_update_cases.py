@@ -14,10 +14,9 @@ from torch_training import Model, batch, build, case, difference, momentum, own,
 import hvdtrain.torch as hvd
 from hvdtrain.train.loop.replica_check import replica_difference
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
-from hvdtrain.train.torch.forward import Precision
-from hvdtrain.train.torch.non_finite import non_finite_cause
+from hvdtrain.train.torch.evaluation import Precision
 from hvdtrain.train.torch.state import torch_checksums
-from hvdtrain.train.torch.update import StepResult, Updater
+from hvdtrain.train.torch.update import StepResult, Updater, non_finite_cause
 
 CPU = torch.device("cpu")
 STEPS, DECAY = 4, 0.75

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.check import machine
-from hvdtrain.check.mpi import judge
+from hvdtrain.check import checks
+from hvdtrain.check.checks import judge
 from hvdtrain.check.probe import Finished, ProbeError, Section, ask_python, finish, guarded
 from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
@@ -148,8 +148,8 @@ def test_memory_that_the_system_does_not_tell_is_unknown(monkeypatch: pytest.Mon
     def find_memory() -> None:
         Path("/no/meminfo").read_text()
 
-    monkeypatch.setattr(machine, "find_memory", find_memory)
-    section = machine.check_memory()
+    monkeypatch.setattr(checks, "find_memory", find_memory)
+    section = checks.check_memory()
     assert section.lines[0].startswith("unknown: ")
     assert section.facts["free_bytes"] is section.facts["machine_bytes"] is None
     assert section.problems == ()

@@ -12,8 +12,7 @@ import pytest
 
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod.build.compiler_wrapper import rewrite, script
-from hvdtrain.horovod.build.plan import find_toolchain
-from hvdtrain.horovod.build.recipe import Target, choices, runpath
+from hvdtrain.horovod.build.plan import Target, choices, find_toolchain, runpath
 from hvdtrain.horovod.build.workshop import BuildFailedError, Log
 from hvdtrain.horovod.names.finder import HorovodFinder
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary

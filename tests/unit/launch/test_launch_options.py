@@ -11,7 +11,6 @@ import pytest
 from hvdtrain.cli.run import command
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host
-from hvdtrain.launch.launchers.batch import srun
 from hvdtrain.launch.launchers.choice import (
     Launcher,
     choose_launcher,
@@ -20,6 +19,7 @@ from hvdtrain.launch.launchers.choice import (
     open_mpi_4,
     open_mpi_5,
     own_builder,
+    srun,
 )
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 from hvdtrain.launch.launchers.options import (

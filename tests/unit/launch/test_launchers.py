@@ -10,8 +10,15 @@ import pytest
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host
-from hvdtrain.launch.launchers.batch import jsrun, pals, srun
-from hvdtrain.launch.launchers.choice import intel_mpi, mpich, open_mpi_4, open_mpi_5
+from hvdtrain.launch.launchers.choice import (
+    intel_mpi,
+    jsrun,
+    mpich,
+    open_mpi_4,
+    open_mpi_5,
+    pals,
+    srun,
+)
 from hvdtrain.launch.launchers.request import Builder, LaunchCommand, LaunchRequest, Site
 
 BUILDERS: Mapping[str, Builder] = {

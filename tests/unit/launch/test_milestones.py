@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import session_folder as module
+from hvdtrain.launch import supervise as module
 from hvdtrain.launch.cluster_environment import free_port, free_ports
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import MilestoneListener, on_hosts
-from hvdtrain.launch.session_folder import session_folder
+from hvdtrain.launch.supervise import session_folder
 from hvdtrain.milestones import ENDED, SUPERVISOR, report
 
 

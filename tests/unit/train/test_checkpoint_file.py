@@ -21,14 +21,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.directory import (
+from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
+from hvdtrain.train.checkpoint.saver import (
     best_file,
     checkpoint_files,
     mark_best,
     newest_good,
     remove_old,
 )
-from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, read, unflatten, write
 
 TYPES = [

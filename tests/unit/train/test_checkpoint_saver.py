@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, newest_good
-from hvdtrain.train.checkpoint.saver import Saver
+from hvdtrain.train.checkpoint.saver import Saver, best_file, checkpoint_files, newest_good
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 
 # A limit that only ends a hang.

@@ -17,8 +17,8 @@ from hvdtrain.train.loop.replica_check import (
     multipliers,
     number_checksum,
 )
-from hvdtrain.train.torch.non_finite import NonFiniteValue, non_finite_text
 from hvdtrain.train.torch.state import tensor_checksums, torch_checksums
+from hvdtrain.train.torch.update import NonFiniteValue, non_finite_text
 
 MASK = 2**64 - 1
 

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.protocol import (
     AsynchronousProtocol,
+    Piece,
     Protocol,
     ServerAnswer,
     SynchronousProtocol,
     Update,
+    pieces,
+    shard_bounds,
 )
-from hvdtrain.train.parameter_server.shards import Piece, pieces, shard_bounds
 from hvdtrain.train.torch.served_loop import FlatParameters, TorchShard
 
 ROUNDS = 6

@@ -13,9 +13,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.directory import newest_good
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.saver import Saver
+from hvdtrain.train.checkpoint.saver import Saver, newest_good
 from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState, require_savable
 

@@ -17,7 +17,6 @@ from run_files import metrics_of
 
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing, sync_directory
-from hvdtrain.train.messages import decay_text, device_text, failure_tags
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import (
     METRICS,
@@ -31,7 +30,7 @@ from hvdtrain.train.records import (
     prepare_directory,
 )
 from hvdtrain.train.setup import choose_framework
-from hvdtrain.train.terminal import Terminal, on_terminal
+from hvdtrain.train.terminal import Terminal, decay_text, device_text, failure_tags, on_terminal
 
 
 def test_published_in_one_step(tmp_path: Path) -> None:

@@ -13,13 +13,18 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.checkpoint.directory import best_file, checkpoint_files, mark_best
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.saver import Saver
+from hvdtrain.train.checkpoint.saver import Saver, best_file, checkpoint_files, mark_best
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.progress import BestEvaluation, Progress, checkpoint_content
-from hvdtrain.train.resume import RunStart, begin_run, find_checkpoint
+from hvdtrain.train.resume import (
+    BestEvaluation,
+    Progress,
+    RunStart,
+    begin_run,
+    checkpoint_content,
+    find_checkpoint,
+)
 from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState
 

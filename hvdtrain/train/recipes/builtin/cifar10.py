@@ -8,9 +8,7 @@ from pathlib import Path
 from hvdtrain.data.augment import crop_and_flip
 from hvdtrain.data.cifar10 import CLASSES, load_cifar10
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.image_files import read_batch_of_one
-from hvdtrain.train.recipes.builtin.losses import cross_entropy
-from hvdtrain.train.recipes.builtin.resnet import resnet
+from hvdtrain.train.recipes.builtin.parts import cross_entropy, read_batch_of_one, resnet
 from hvdtrain.train.recipes.recipe import Recipe
 
 _PIXELS = 32

@@ -10,7 +10,7 @@ from torch import nn
 
 from hvdtrain.data.digits import load_digits
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.losses import cross_entropy
+from hvdtrain.train.recipes.builtin.parts import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 
 

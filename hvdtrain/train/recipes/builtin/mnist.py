@@ -8,7 +8,7 @@ from torch import nn
 
 from hvdtrain.data.idx import load_mnist, read_mnist_images
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.losses import cross_entropy
+from hvdtrain.train.recipes.builtin.parts import cross_entropy
 from hvdtrain.train.recipes.recipe import Recipe
 
 

@@ -7,8 +7,7 @@ from torch import nn
 from hvdtrain.data.synthetic import make_synthetic
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.losses import cross_entropy
-from hvdtrain.train.recipes.builtin.resnet import resnet
+from hvdtrain.train.recipes.builtin.parts import cross_entropy, resnet
 from hvdtrain.train.recipes.recipe import Recipe
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hvdtrain.data.characters import load_text
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.losses import cross_entropy
+from hvdtrain.train.recipes.builtin.parts import cross_entropy
 from hvdtrain.train.recipes.builtin.transformer import Transformer
 from hvdtrain.train.recipes.recipe import Recipe
 
