@@ -143,7 +143,7 @@ def what_cannot_be_overwritten_is_refused() -> None:
     unlike: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (two, three, "load_state_dict(hvd.broadcast_object(model.state_dict()))"),
         (halves, threes, "scale 1.5"),
-        (extra([1, 2]), extra([1, 3]), "norm._extra_state['held'][1] is 3, but 2 on rank 0"),
+        (extra([1, 2]), extra([1, 3]), "norm._extra_state['held'][1]\" is 3, but 2 on rank 0"),
         *((extra(one), extra(other), "norm._extra_state['held']") for one, other in held),
         (weight | bias, weight, "has no 'bias'"),
         (weight, weight | bias, "has 'bias'"),
