@@ -17,7 +17,6 @@ from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 
 WORKER = TESTS / "train" / "train_worker.py"
-LIMIT_SECONDS = 300
 JOB = ["-m", "hvdtrain", "train"]
 
 
@@ -26,8 +25,7 @@ def alone(arguments: Sequence[object], cwd: Path) -> Completed:
 
 
 def on_two_ranks(arguments: Sequence[object], cwd: Path) -> Completed:
-    done = launch(JOB, 2, args=arguments, cwd=cwd).end()
-    return done
+    return launch(JOB, 2, args=arguments, cwd=cwd).end()
 
 
 def assert_refused(done: Completed, *words: str) -> None:
@@ -109,7 +107,7 @@ def test_every_rank_refuses(run: Path, truncated: Path, tmp_path: Path) -> None:
         ["--device cuda", "--device cpu"],
     ]
     every = [{"kind": "plain", "out": str(tmp_path / "out"), **case} for case in cases]
-    done = run_ranks(WORKER, 2, args=[json.dumps(every)], timeout_seconds=LIMIT_SECONDS)
+    done = run_ranks(WORKER, 2, args=[json.dumps(every)])
     first, second = done.results
     assert first == second
     for result, expected in zip(first, words, strict=False):

@@ -23,7 +23,7 @@ STOPPED_SECONDS = 0.3
 def wait_for_rounds(job: Job, more: int) -> None:
     """Wait until so many more have been computed."""
     begun = rounds(job)
-    job.wait_for_output(f"round {begun + more}\n", PATIENCE_SECONDS)
+    job.wait_for_output(f"round {begun + more}\n")
 
 
 def rounds(job: Job) -> int:
@@ -59,9 +59,7 @@ def test_the_job_goes_on(mpi: str, engine: str, shared_memory: str, tmp_path: Pa
             stop_for_a_while(pids[rank])
             wait_for_rounds(job, 2)
         end.touch()
-        done = job.wait(PATIENCE_SECONDS)
-        job.assert_nothing_left()
-        assert done.returncode == 0, done.stderr
+        done = job.ended(code=0)
         results = job.results(3)
     computed = {number for number, _ in results}
     assert len(computed) == 1

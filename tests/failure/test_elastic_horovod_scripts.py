@@ -29,10 +29,7 @@ def survive(
     more = ["--wanted", wanted] if wanted else []
     command = [python, "-m", "hvdtrain", *words, "--victim", victim, *more]
     with start(command, env=QUICK | dict(env)) as job:
-        done = job.wait(600)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
+        done = job.ended(600, code=0)
         results: list[dict[str, Any]] = job.results_of_those_left({*range(RANKS)} - {victim})
     assert done.stderr.count(f"rank {victim} of {RANKS} ended; {LEFT} left after ") == 1
     ranks = wanted or LEFT

@@ -24,10 +24,7 @@ def survive(backend: str, case: str, ranks: int, victim: int) -> list[dict[str, 
         env=keras_variables(backend),
         launcher_args=["--with-ft", "ulfm"],
     ) as job:
-        done = job.wait(600)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
+        job.ended(600, code=0)
         return job.results_of_those_left({*range(ranks)} - {victim})
 
 

@@ -31,10 +31,7 @@ def run(
     numbers = [wanted, slow, in_reset, *victims]
     quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
     with start([sys.executable, *words, "--", SCRIPT, *numbers], env=quick) as job:
-        done = job.wait(600)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
+        done = job.ended(600, code=0)
         results = [json.loads(path.read_text()) for path in job.results_folder.glob("*.json")]
     assert len(results) == ranks - len(victims) - (in_reset >= 0)
     everyone: list[dict[str, Any]] = results[0]["payload"]
@@ -88,8 +85,7 @@ def run_failing(how: str) -> Completed:
     """Run the script whose ranks that come fail."""
     words = ["-m", "hvdtrain", "run", "--elastic", "-np", 2, "--max-np", 2]
     script = SCRIPT.with_name("failing_newcomer.py")
-    done = start([sys.executable, *words, "--", script, how]).end(600)
-    return done
+    return start([sys.executable, *words, "--", script, how]).end(600)
 
 
 @pytest.mark.soak

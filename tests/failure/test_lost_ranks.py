@@ -22,10 +22,7 @@ TOLERATE = ["--with-ft", "ulfm"]
 def survive(worker: str, size: int, left: list[int], env: Mapping[str, object], **how: Any) -> None:
     """Run a worker, and check that those are left that nobody has killed."""
     with no_new_segments(), launch(FOLDER / worker, size, env=env, **how) as job:
-        done = job.wait(300)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
+        job.ended(code=0)
         assert job.results_of_those_left(left) == [left] * len(left)
 
 

@@ -35,9 +35,8 @@ def fail(
     """Run the worker until its fault, and return how the job ended."""
     env = {**(env or {}), **torch_beside(mpi)}
     with launch(WORKER, 3, args=[fault], env=env, mpi=mpi, **how) as job:
-        job.wait_for_output("step 3", LIMIT_SECONDS)
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
+        job.wait_for_output("step 3")
+        done = job.ended()
     assert done.returncode != 0
     return done
 
@@ -167,7 +166,7 @@ def test_a_rank_that_is_killed_on_one_of_several_hosts(
 def test_a_launcher_that_is_slow_to_end_the_others(tmp_path: Path) -> None:
     """What they have to say is nothing: the rank that ended and mpirun tell."""
     with launch(["-c", NOTICED], 3, args=[tmp_path]) as job:
-        job.wait_for_output("ready", LIMIT_SECONDS)
+        job.wait_for_output("ready")
         job.process.send_signal(signal.SIGSTOP)
         (tmp_path / "go").touch()
         deadline = time.monotonic() + LIMIT_SECONDS
@@ -175,9 +174,7 @@ def test_a_launcher_that_is_slow_to_end_the_others(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         job.process.send_signal(signal.SIGCONT)
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
-    assert done.returncode == 3
+        done = job.ended(code=3)
     assert "Traceback" not in done.stderr
     assert "has ended while others" not in done.stderr
 
@@ -214,23 +211,21 @@ except PeerFailureError:
 def test_the_launcher_is_killed(mpi: str, shared_memory: str) -> None:
     env = {"HVDTRAIN_SHARED_MEMORY": shared_memory, **torch_beside(mpi)}
     with launch(WORKER, 2, args=["goes_on"], mpi=mpi, env=env) as job:
-        job.wait_for_output("step 3", LIMIT_SECONDS)
+        job.wait_for_output("step 3")
         job.process.kill()
-        job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
+        job.ended()
 
 
 @pytest.mark.parametrize("mpi", MPIS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_launcher_is_told_to_stop(number: signal.Signals, mpi: str) -> None:
     with launch(WORKER, 2, args=["waits"], mpi=mpi, env=torch_beside(mpi)) as job:
-        job.wait_for_output("step 3", LIMIT_SECONDS)
+        job.wait_for_output("step 3")
         if number == signal.SIGINT:
             job.interrupt()
         else:
             job.process.send_signal(number)
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
+        done = job.ended()
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
 

@@ -30,9 +30,7 @@ def test_a_host_is_lost_at_the_start(tmp_path: Path) -> None:
     """Its daemon, too: mpirun then returns 0, and the job starts again on the other host."""
     with launch_on_hosts(tmp_path, [1, 1], "waits") as job:
         end_host(job.rank_pids(2)[1], answers=False)
-        done = job.wait(300)
-        assert done.returncode == 0, job.stderr
-        job.assert_nothing_left()
+        done = job.ended(code=0)
         assert job.results(1) == [{"ranks": [0], "hosts": ["node0"]}]
     text = "node1 no longer answers: starting again with 1 rank from the beginning"
     assert done.stderr.count(text) == 1, done.stderr
@@ -54,9 +52,7 @@ def test_a_host_is_lost_for_good(
         if how == "waits after init":
             job.wait_for_output("waiting\nwaiting")
         end_host(pids[1], answers=False)
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == code, done.stderr
+        done = job.ended(code=code)
     assert done.stderr.count(text) == 1, done.stderr
 
 
@@ -64,9 +60,7 @@ def test_a_host_is_lost_for_good(
 def test_a_rank_alone_on_its_host_is_killed_before_init(tmp_path: Path) -> None:
     """Only the process that supervises the job sees it; the others would wait for ever."""
     with launch_on_hosts(tmp_path, [1, 1], "is killed") as job:
-        done = job.wait(300)
-        assert done.returncode == 0, job.stderr
-        job.assert_nothing_left()
+        done = job.ended(code=0)
         assert [result["ranks"] for result in job.results(2)] == [[0, 1]] * 2
     text = "a rank has ended before all had started: the job ends"
     assert done.stderr.count(text) == 1, done.stderr
@@ -77,9 +71,7 @@ def test_a_rank_alone_on_its_host_is_killed_in_the_start_of_python(tmp_path: Pat
     """It cannot have reported anything, but the others have."""
     with launch_on_hosts(tmp_path, [1, 1], "waits") as job:
         os.kill(job.rank_pids(2)[1], signal.SIGKILL)
-        done = job.wait(300)
-        assert done.returncode == 0, job.stderr
-        job.assert_nothing_left()
+        job.ended(code=0)
         assert [result["ranks"] for result in job.results(2)] == [[0, 1]] * 2
 
 

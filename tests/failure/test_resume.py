@@ -21,7 +21,6 @@ from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.records import MARKER
 
 WORKER = TESTS / "train" / "train_worker.py"
-LIMIT_SECONDS = 300
 OPTIONS = ["--optimizer", "adam", "--global-batch-size", 50, "--seed", 5]
 JOB = ["-m", "hvdtrain", "train", "digits"]
 
@@ -43,7 +42,6 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path)
         WORKER,
         size,
         args=[json.dumps(cases)],
-        timeout_seconds=LIMIT_SECONDS,
         warm="torch",
     )
     for results in done.results:
@@ -70,10 +68,9 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path)
 def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     arguments = [*OPTIONS, "--out", tmp_path, "--resume", "auto", "--epochs", 500]
     with launch(JOB, 2, args=arguments) as job:
-        job.wait_for_output("epoch   2/500", LIMIT_SECONDS)
+        job.wait_for_output("epoch   2/500")
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
-        done = job.wait(300)
-        job.assert_nothing_left()
+        done = job.ended()
     assert (done.returncode, done.stderr) == (0, "")
     told = (tmp_path / MARKER).read_text()
     assert told.startswith("rank 1 was asked to stop: ")
@@ -88,7 +85,7 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
 
 def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path) -> None:
     with launch(JOB, 2, args=[*OPTIONS, "--out", tmp_path, "--epochs", 500]) as job:
-        job.wait_for_output("epoch   3/500", LIMIT_SECONDS)
+        job.wait_for_output("epoch   3/500")
         job.process.send_signal(signal.SIGTERM)
         done = job.wait(300)
         assert done.returncode != 0
@@ -101,7 +98,7 @@ def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path)
     leftover = tmp_path / f".unfinished-{socket.gethostname()}-{job.process.pid}"
     leftover.write_bytes(b"what SIGKILL leaves")
     arguments = [*OPTIONS, "--out", tmp_path, "--epochs", epochs, "--resume", "auto"]
-    done = run_ranks(JOB, 2, args=arguments, timeout_seconds=LIMIT_SECONDS)
+    done = run_ranks(JOB, 2, args=arguments)
     assert f"{newest} is damaged" in done.stderr
     assert f"{before}, {epochs - 1} epochs done" in done.stdout
     assert summary_of(tmp_path)["epochs"] == epochs
@@ -134,8 +131,7 @@ def test_a_killed_run_goes_on_within_the_epoch_with_all_features(tmp_path: Path)
     whole, parts, elsewhere, scaled, scaled_parts = (tmp_path / name for name in names)
     killed = {**RICH, "out": str(parts), "kill": 13, "saved": "checkpoint-0001+12"}
     with launch(WORKER, 3, args=[json.dumps([killed])]) as job:
-        assert job.wait(300).returncode != 0
-        job.assert_nothing_left()
+        assert job.ended().returncode != 0
     shutil.copytree(parts, elsewhere)
     cases = [
         {**RICH, "out": str(whole)},
@@ -144,7 +140,7 @@ def test_a_killed_run_goes_on_within_the_epoch_with_all_features(tmp_path: Path)
         {**SCALED, "out": str(scaled_parts), "stop": 7},
         {**SCALED, "out": str(scaled_parts)},
     ]
-    run_ranks(WORKER, 3, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS, warm="torch")
+    run_ranks(WORKER, 3, args=[json.dumps(cases)], warm="torch")
     for one, other in ((whole, parts), (scaled, scaled_parts)):
         assert summary_of(one)["weights_sha256"] == summary_of(other)["weights_sha256"]
         assert len(set(summary_of(one)["weights_sha256"])) == 1
@@ -157,9 +153,7 @@ def test_a_killed_run_goes_on_within_the_epoch_with_all_features(tmp_path: Path)
         assert loss != loss.half()
     assert summary_of(whole)["weights_sha256"] != summary_of(scaled)["weights_sha256"]
     going_on = [{**RICH, "epochs": 2, "out": str(elsewhere)}]
-    done = run_ranks(
-        WORKER, 2, args=[json.dumps(going_on)], timeout_seconds=LIMIT_SECONDS, warm="torch"
-    )
+    done = run_ranks(WORKER, 2, args=[json.dumps(going_on)], warm="torch")
     # What was used before the checkpoint: an epoch, and a step of the next.
     before = []
     for rank in range(3):

@@ -33,8 +33,7 @@ BROKEN = "import hvdtrain.torch as hvd\nhvd.init()\nhvd.allreduce('text' * hvd.r
 def end(code: str, folder: Path) -> Completed:
     script = folder / "script.py"
     script.write_text(code)
-    done = launch(script, 2).end(code=1)
-    return done
+    return launch(script, 2).end(code=1)
 
 
 def frames(done: Completed) -> list[tuple[str, str]]:

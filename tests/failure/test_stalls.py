@@ -136,9 +136,7 @@ def test_the_job_ends_by_horovods_variables() -> None:
         "HVDTRAIN_STALL_STACKS": 1,
     }
     with launch(["-c", START + SITS + BROADCAST], 3, env=env) as job:
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
-    assert done.returncode == 1
+        done = job.ended(code=1)
     assert "Traceback" not in done.stderr
     stall = r"broadcast 'weights' for \d s: ranks 0, 2 wait for rank 1"
     assert re.search(rf"^\[rank 0/3\] stalled: {stall}$", done.stderr, re.M)
@@ -178,7 +176,7 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
         wait_for_stop(job, pid, tmp_path / "stops 1")
         (tmp_path / "is stopped").touch()
         for rank in (0, 2):
-            job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}", LIMIT_SECONDS)
+            job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}")
         os.kill(pid, signal.SIGCONT)
         done = job.wait(LIMIT_SECONDS)
     assert done.returncode == 0
@@ -214,9 +212,7 @@ def test_a_rank_that_keeps_python_from_running(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1, "HVDTRAIN_STALL_SHUTDOWN_SECONDS": 2}
     os.mkfifo(tmp_path / "pipe")
     with launch(["-c", START + HOLDS_PYTHON + BROADCAST], 2, env=env, cwd=tmp_path) as job:
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
-    assert done.returncode == 1
+        done = job.ended(code=1)
     end = rf"the job ends .*: broadcast 'weights' for \d+ s: rank 0 waits, {UNHEARD} \d+ s"
     assert re.search(rf"^\[rank 0/2\] {end}", done.stderr, re.M)
 
@@ -238,11 +234,9 @@ else:
 def test_an_mpi_for_one_thread_tells_who_waits(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1, "MPI4PY_RC_THREAD_LEVEL": "serialized"}
     with launch(["-c", START + ONE_THREAD + BROADCAST], 2, env=env, cwd=tmp_path) as job:
-        job.wait_for_output("stalled: ", LIMIT_SECONDS)
+        job.wait_for_output("stalled: ")
         (tmp_path / "seen").touch()
-        done = job.wait(LIMIT_SECONDS)
-        job.assert_nothing_left()
-    assert done.returncode == 0, done.stderr
+        done = job.ended(code=0)
     lines = re.findall(r"^\[rank .*stalled: .*$", done.stderr, re.M)
     first, *_, last = [re.sub(r"\d+ s", "N s", line) for line in lines]
     assert first == (

@@ -73,8 +73,7 @@ def test_a_job_that_is_killed(tmp_path: Path) -> None:
         wait_for(tmp_path / "it.rank-1.json", lambda piece: last in subjects(piece))
         for pid in (job.process.pid, *pids.values()):
             os.kill(pid, signal.SIGKILL)
-        job.wait(PATIENCE_SECONDS)
-        job.assert_nothing_left()
+        job.ended()
     trace = merged(tmp_path)
     for step in range(STEPS):
         for rank in range(2):
@@ -85,9 +84,7 @@ def test_a_job_that_is_killed(tmp_path: Path) -> None:
 def test_a_job_that_the_stall_watch_ends(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SHUTDOWN_SECONDS": 0.5}
     with launch(WORKER, 2, args=["stalls"], cwd=tmp_path, env=env) as job:
-        done = job.wait(PATIENCE_SECONDS)
-        job.assert_nothing_left()
-    assert done.returncode == 1
+        done = job.ended(code=1)
     assert "the job ends" in done.stderr
     assert all(
         f"moving allreduce 'step {step}'" in subjects(tmp_path / "it.rank-0.json")

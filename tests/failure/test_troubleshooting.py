@@ -18,8 +18,7 @@ from ranks import mpi_python, start
 
 
 def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Completed:
-    done = start([mpi_python(mpi), "-m", "hvdtrain", *words], cwd=cwd).end()
-    return done
+    return start([mpi_python(mpi), "-m", "hvdtrain", *words], cwd=cwd).end()
 
 
 FILES = {"empty": "", "word": "localhost slot=2\n", "x": "localhost slots=2\n"}

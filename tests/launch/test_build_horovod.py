@@ -25,8 +25,7 @@ def build(
     *words: str, python: str | Path = sys.executable, timeout_seconds: float = 300, **env: object
 ) -> Completed:
     """Run the command in an environment; variables that are None are removed."""
-    done = start([python, *BUILD, *words], env={"CXX": None, **env}).end(timeout_seconds)
-    return done
+    return start([python, *BUILD, *words], env={"CXX": None, **env}).end(timeout_seconds)
 
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:

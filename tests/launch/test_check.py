@@ -145,9 +145,7 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
             assert job.process.poll() is None
             time.sleep(0.01)
         job.process.send_signal(signal.SIGINT)
-        done = job.wait(300)
-        job.assert_nothing_left()
-    assert done.returncode == 130
+        done = job.ended(code=130)
     assert done.stderr == "hvdtrain: interrupted\n"
 
 

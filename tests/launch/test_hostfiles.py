@@ -45,9 +45,7 @@ def test_two_nodes_through_run(mpi: str, tmp_path: Path) -> None:
     hostfile = two_nodes(mpi, tmp_path)
     line = [mpi_python(mpi), "-m", "hvdtrain", "run", "-hostfile", hostfile, "--", WORKER]
     with start(line, env={**AGENT_VARIABLES[mpi], "HVDTRAIN_BUCKET_BYTES": 4096}) as job:
-        done = job.wait(300)
-        assert done.returncode == 0, job.stderr
-        job.assert_nothing_left()
+        done = job.ended(code=0)
         results = job.results(4)
     done = Completed(0, done.stdout, done.stderr, done.seconds, results)
     assert_two_nodes(done, mpi)

@@ -31,8 +31,7 @@ def run(
 def finish(job: Job, timeout_seconds: float = 300) -> Completed:
     """Wait for a job, which must leave nothing behind."""
     with job:
-        done = job.wait(timeout_seconds)
-        job.assert_nothing_left()
+        done = job.ended(timeout_seconds)
     return done
 
 
@@ -117,8 +116,7 @@ def test_a_signal_to_all_ends_ranks_though_nobody_reads_what_mpirun_says() -> No
         for rank in range(2):
             job.wait_for_output(f"rank {rank} sleeps")
         os.killpg(job.process.pid, signal.SIGTERM)
-        job.wait(300)
-        job.assert_nothing_left()
+        job.ended()
 
 
 def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
@@ -130,8 +128,7 @@ def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
             Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
         )
         os.kill(int(mpirun), signal.SIGKILL)
-        assert job.wait(300).returncode == 128 + signal.SIGKILL
-        job.assert_nothing_left()
+        job.ended(code=128 + signal.SIGKILL)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -29,8 +29,7 @@ def run(words: Sequence[object], shell: Path, mpi: str = "openmpi") -> Completed
     env = {"PATH": f"{shell}:{os.environ['PATH']}", "TMPDIR": shell.parent}
     script = shell / "hello.py"
     script.write_text("print('hello')\n")
-    done = start([mpi_python(mpi), "-m", "hvdtrain", "run", *words, script], env=env).end()
-    return done
+    return start([mpi_python(mpi), "-m", "hvdtrain", "run", *words, script], env=env).end()
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", MPICH])

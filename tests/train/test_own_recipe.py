@@ -32,7 +32,7 @@ def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) ->
     """Run commands on so many ranks; return what came of each on rank 0."""
     words = json.dumps([[str(word) for word in command] for command in commands])
     worker = TRAINING / "commands_worker.py"
-    done = run_ranks(worker, size, args=[words], timeout_seconds=LIMIT_SECONDS, warm="torch", **how)
+    done = run_ranks(worker, size, args=[words], warm="torch", **how)
     return list(done.results[0])
 
 
@@ -96,7 +96,7 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     variables = {"MLFLOW_DISABLE_TELEMETRY": "true"}
     how: dict[str, Any] = {"cwd": tmp_path, "env": variables}
     with launch(JOB, 2, args=[*train, "--out", "run", "--epochs", 5000], **how) as job:
-        job.wait_for_output("epoch    2/5000", LIMIT_SECONDS)
+        job.wait_for_output("epoch    2/5000")
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
         done = job.wait(LIMIT_SECONDS)
     assert (done.returncode, "asked to stop" in done.stdout) == (0, True), done.stderr

@@ -18,7 +18,6 @@ from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.inference import options_of_run
 
 WORKER = Path(__file__).with_name("train_worker.py")
-LIMIT_SECONDS = 300
 
 Results = dict[str, list[dict[str, Any]]]
 
@@ -83,9 +82,7 @@ def runs(folder: Path) -> dict[int, Results]:
             {**case, "out": str(folder / str(size) / case.get("out", name))}
             for name, case in cases.items()
         ]
-        done = run_ranks(
-            WORKER, size, args=[json.dumps(arguments)], timeout_seconds=LIMIT_SECONDS, warm="torch"
-        )
+        done = run_ranks(WORKER, size, args=[json.dumps(arguments)], warm="torch")
         by_case = zip(*done.results, strict=True)
         found[size] = {name: list(of_ranks) for name, of_ranks in zip(cases, by_case, strict=True)}
     return found

@@ -19,7 +19,6 @@ from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.options import TrainOptions
 
 WORKER = Path(__file__).with_name("train_worker.py")
-LIMIT_SECONDS = 300
 
 COMMON = {"kind": "plain", "lr_scaling": "none", "device": "cpu", "seed": 3}
 DOUBLE = {**COMMON, "dtype": "float64"}
@@ -91,9 +90,7 @@ class Runs:
             cases = [
                 {**case, "out": str(self.directory(size, key))} for key, case in CASES[size].items()
             ]
-            done = run_ranks(
-                WORKER, size, args=[json.dumps(cases)], timeout_seconds=LIMIT_SECONDS, warm="torch"
-            )
+            done = run_ranks(WORKER, size, args=[json.dumps(cases)], warm="torch")
             self._results[size] = done.results
         position = list(CASES[size]).index(name)
         return [result[position] for result in self._results[size]]

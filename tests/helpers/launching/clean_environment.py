@@ -46,8 +46,7 @@ class CleanEnvironment:
             "XDG_CACHE_HOME": self._cache,
         }
         with start([self.python, *words], env=env) as job:
-            done = job.wait(timeout_seconds)
-            job.assert_nothing_left()
+            done = job.ended(timeout_seconds)
         return done
 
 

@@ -99,12 +99,16 @@ class Job:
         return Completed(code, self.stdout, self.stderr, time.monotonic() - self._started)
 
     def end(self, timeout_seconds: float = 300, code: int | None = None) -> Completed:
-        """Wait for the end, with this exit code if it is given; nothing may be left behind."""
+        """Wait for the end of a job that needs nothing else, as `ended` does."""
         with self:
-            done = self.wait(timeout_seconds)
-            if code not in (None, done.returncode):
-                self.fail(f"exit code {done.returncode}")
-            self.assert_nothing_left()
+            return self.ended(timeout_seconds, code)
+
+    def ended(self, timeout_seconds: float = 300, code: int | None = None) -> Completed:
+        """Wait for the end, with this exit code if it is given; nothing may be left behind."""
+        done = self.wait(timeout_seconds)
+        if code not in (None, done.returncode):
+            self.fail(f"exit code {done.returncode}")
+        self.assert_nothing_left()
         return done
 
     def wait_for_output(self, text: str, timeout_seconds: float = 300) -> None:

@@ -8,8 +8,7 @@ In a test:
     run_ranks(["-m", "hvdtrain", "--epochs", "1"], 2)                 # no report() expected
     with launch("worker.py", 2) as job:                               # may fail
         os.kill(job.rank_pids(2)[1], signal.SIGKILL)
-        assert job.wait(60).returncode != 0
-        job.assert_nothing_left()
+        assert job.ended(60).returncode != 0
 
 In the worker, on each rank:
 
@@ -59,10 +58,7 @@ def run_ranks(
     if cases_expected is None:
         cases_expected = isinstance(target, (str, Path))
     with launch(target, np, **how) as job:
-        done = job.wait(timeout_seconds)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
+        done = job.ended(timeout_seconds, code=0)
         results = job.results(np) if cases_expected else []
     return Completed(done.returncode, done.stdout, done.stderr, done.seconds, results)
 

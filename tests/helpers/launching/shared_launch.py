@@ -74,10 +74,7 @@ class SharedLaunch:
     def _run(self) -> None:
         with launch(self._target, self._np, args=self.cases, **self._how) as job:
             try:
-                done = job.wait(self._timeout_seconds)
-                if done.returncode != 0:
-                    job.fail(f"exit code {done.returncode}")
-                job.assert_nothing_left()
+                job.ended(self._timeout_seconds, code=0)
             except AssertionError as error:
                 self._failure = str(error)
             self.stderr = job.stderr

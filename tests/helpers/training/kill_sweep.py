@@ -112,10 +112,7 @@ def sweep_case(kind: str, seed: int, folder: Path) -> Outcome:
     words += ["--", "train", RECIPE, "--out", out, *OPTIONS.split()]
     with no_new_segments(), start(words, env=env) as job:
         kills = len(env["KILLS"].split()) or _from_outside(kind, draw, job, ranks, out)
-        done = job.wait(_LIMIT_SECONDS)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
+        done = job.ended(_LIMIT_SECONDS, code=0)
     restarts = done.stderr.count(": starting again")
     summary = summary_of(out)
     _check(summary, ledger)

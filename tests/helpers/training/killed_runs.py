@@ -53,10 +53,7 @@ def train(
             words(out, *more, recipe=recipe), ranks, env=env, launcher_args=tolerate, python=python
         ) as job,
     ):
-        done = job.wait(600)
-        if done.returncode != 0:
-            job.fail(f"exit code {done.returncode}")
-        job.assert_nothing_left()
+        done = job.ended(600, code=0)
     summary = summary_of(out)
     assert len(set(summary["weights_sha256"])) == 1
     assert len(summary["weights_sha256"]) == summary["world_size"]

@@ -16,8 +16,7 @@ def outcomes(commands: Sequence[Sequence[object]], cwd: Path) -> list[Completed]
     """Return the code and the output of each command, one after the other."""
     words = json.dumps([list(map(str, command)) for command in commands])
     with start([sys.executable, TRAINING / "commands_worker.py", words], cwd=cwd) as job:
-        done = job.wait(300)
-        job.assert_nothing_left()
+        done = job.ended()
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         (results,) = job.results(1)
     return [Completed(result["code"], result["out"], result["err"], 0.0) for result in results]
