@@ -39,10 +39,7 @@ _AS_BEFORE = "as in the checkpoint"
 
 @collective
 def agree_on_bucket_size(channel: Channel) -> BucketSize:
-    """Return the maximum bucket size, as configured on the first rank or measured once.
-
-    Collective over the channel's ranks on first use. A single rank uses the default.
-    """
+    """Return the maximum bucket size: as configured on rank 0, measured once, or the default."""
     kept = context.current().bucket_sizes.get(channel)
     if kept is not None:
         return kept

@@ -106,8 +106,7 @@ def flush_output() -> None:
 def drain_output() -> None:
     """Flush, and wait for up to a second until pipes have been read.
 
-    A launcher ends at once when a rank aborts the job: MPICH's mpiexec drops output that it has
-    not read by then, such as the reason for the abort.
+    MPICH's mpiexec drops output that it has not read when a rank aborts the job.
     """
     flush_output()
     deadline = time.monotonic() + _LONGEST_SECONDS

@@ -49,10 +49,7 @@ class Submission:
         return self.channel.poll(operation) and operation.streams.done(operation.finished)
 
     def wait(self) -> Any:
-        """Wait for the operation; return its result or raise its error, even after shutdown().
-
-        On a device, the current stream waits instead of the thread.
-        """
+        """Wait for the result or the error, even after shutdown(); on a device, its stream does."""
         operation = self.operation
         if not operation.done:
             with context.current().blocked.running():

@@ -186,10 +186,7 @@ class PlacedBucket:
 
 
 class LentBucket(PlacedBucket):
-    """Reduces a bucket whose gradients lie where each rank says; the results are in the bucket.
-
-    There is one for each step, so that threads may prepare steps while others are reduced.
-    """
+    """Reduces gradients that lie where each rank says into the bucket; one object for each step."""
 
     def __init__(
         self,

@@ -54,10 +54,7 @@ def main() -> None:
 
 
 def distinct_addresses(offers: Sequence[Sequence[str]]) -> list[str]:
-    """Return one address of each rank, no two alike (local; all ranks compute the same).
-
-    Ranks of a host draw ports without knowing of one another, so that some draw the same.
-    """
+    """Return one address of each rank, no two alike: ranks of a host may draw the same port."""
     taken: dict[str, int] = {}
     for rank, offer in enumerate(offers):
         found = next((address for address in offer if address not in taken), None)

@@ -56,12 +56,7 @@ class Capabilities:
     point_to_point: bool = False
 
     def unsupported(self, buffer: Buffer, op: ReduceOp | None = None) -> str | None:
-        """Return what about a buffer is not supported, or None if it can be moved or reduced.
-
-        Args:
-            buffer: buffer to move, or to reduce.
-            op: reduction; None for moving.
-        """
+        """Return why a buffer cannot be reduced, or moved if `op` is None; None if it can be."""
         if (
             buffer.device != "cpu"
             and (reason := self.unsupported_device(buffer.device)) is not None
@@ -105,11 +100,7 @@ class Communicator(ABC):
     @abstractmethod
     @collective
     def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        """Start an element-wise maximum over all members, in place.
-
-        Args:
-            values: at most 8 numbers, uint64.
-        """
+        """Start an element-wise maximum of at most 8 numbers over all members, in place."""
 
     @abstractmethod
     @collective
@@ -118,14 +109,9 @@ class Communicator(ABC):
     ) -> None:
         """Reduce in place: buffer = postscale * op over ranks of (prescale_r * buffer_r).
 
-        Factors other than 1 truncate integers. They cannot be applied to bool, nor to half types
-        unless `capabilities.half_types` is set.
-
-        Args:
-            buffer: elements to reduce, in place.
-            op: SUM, MIN, MAX or PRODUCT.
-            prescale: factor before the reduction; may differ between ranks.
-            postscale: factor after it; equal on all ranks.
+        `op` is SUM, MIN, MAX or PRODUCT; `postscale` is equal on all ranks. Factors other than 1
+        truncate integers. They cannot be applied to bool, nor to half types unless
+        `capabilities.half_types` is set.
         """
 
     @collective
@@ -137,13 +123,7 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """Reduce `source` into `buffer`; see `allreduce`.
-
-        Args:
-            source: elements to reduce, in host memory; left unchanged.
-            buffer: memory for the result, in host memory, of the same type and size.
-            op, prescale, postscale: as in `allreduce`.
-        """
+        """Reduce `source` into `buffer`, both in host memory; see `allreduce`."""
         buffer.copy_from(source)
         self.allreduce(buffer, op, prescale, postscale)
 
@@ -156,30 +136,17 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> bool:
-        """Reduce many tensors in host memory; see `allreduce`.
+        """Reduce many tensors in host memory; see `allreduce`. A source may be its result.
 
-        Args:
-            pieces: tensors; sizes and their order are equal on all members. A source may be its
-                result.
-            dtype: element type of all.
-            op, postscale: as in `allreduce`.
-            prescale: factor before the reduction, equal on all members.
-
-        Returns:
-            Whether it was done; False, on all members, if the engine has no way of its own.
+        Return False, on all members, if the engine has no way of its own. Sizes, their order, and
+        the factors are equal on all members.
         """
         return False
 
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
-        """Return an allreduce that is voted on and run in one call; None if there is none (local).
-
-        Args:
-            count: number of elements, at least 1.
-            dtype: element type, which `capabilities` lists for `op`.
-            op, prescale, postscale: as in `allreduce`.
-        """
+        """Return an allreduce that is voted on and run in one call, or None (local)."""
         return None
 
     @collective
@@ -192,18 +159,11 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> bool:
-        """Vote on the reduction of many tensors, and reduce them at once if that is possible.
+        """Vote on `allreduce_many`, and do it at once if all vote in this way for the same.
 
-        The vote is the maximum that `start_max` computes, which other members may call meanwhile.
-
-        Args:
-            votes: 6 numbers, overwritten with the maxima unless the tensors are reduced. The last
-                two are a hash of what this member votes on, and its complement.
-            pieces, dtype, op, prescale, postscale: as in `allreduce_many`; equal on all members
-                whose last two numbers are equal.
-
-        Returns:
-            Whether the tensors are reduced, because all members vote in this way for the same.
+        Return whether it is done. The vote is the maximum that `start_max` computes, which other
+        members may call meanwhile. `votes` are 6 numbers, overwritten with the maxima otherwise;
+        the last two are a hash of what this member votes on, and its complement.
         """
         self.start_max(votes).wait()
         return False
@@ -211,23 +171,12 @@ class Communicator(ABC):
     @abstractmethod
     @collective
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        """Overwrite every member's buffer with that of `root_rank`.
-
-        Args:
-            buffer: memory to send or to overwrite, of equal type and size on all members.
-            root_rank: rank among the members whose buffer is sent.
-        """
+        """Overwrite every member's buffer with that of `root_rank`, of equal type and size."""
 
     @abstractmethod
     @collective
     def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        """Concatenate the buffers of all members in rank order.
-
-        Args:
-            send: elements of this rank.
-            receive: memory for sum(counts) elements.
-            counts: number of elements of each rank.
-        """
+        """Concatenate the buffers of all members, of `counts` elements, in rank order."""
 
     @abstractmethod
     @collective
@@ -238,14 +187,7 @@ class Communicator(ABC):
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        """Send part r of `send` to rank r.
-
-        Args:
-            send: parts for all ranks, in rank order.
-            receive: memory for the received parts, in rank order.
-            send_counts: number of elements for each rank.
-            receive_counts: number of elements from each rank.
-        """
+        """Send part r of `send` to rank r, and receive the parts for this rank in rank order."""
 
     @abstractmethod
     @collective
@@ -258,14 +200,7 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """Reduce `send` and store part r of the result in rank r's `receive`.
-
-        Args:
-            send: elements to reduce; left unchanged.
-            receive: memory for counts[rank] elements.
-            counts: number of elements of each rank's part.
-            op, prescale, postscale: as in `allreduce`.
-        """
+        """Reduce `send`, unchanged, and store part r of the result in rank r's `receive`."""
 
     @abstractmethod
     @collective
@@ -279,11 +214,7 @@ class Communicator(ABC):
 
     @collective
     def point_to_point(self) -> PointToPoint:
-        """Return messages between pairs of the members, apart from the calls of this object.
-
-        Raises:
-            UnsupportedError: the engine has none: `capabilities.point_to_point` is not set.
-        """
+        """Return messages between pairs of the members, apart from the calls of this object."""
         raise UnsupportedError(
             f"[rank {self.rank}/{self.size}] the engine has no messages between pairs of ranks"
         )
@@ -291,28 +222,14 @@ class Communicator(ABC):
     @abstractmethod
     @collective
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
-        """Allocate uninitialized memory that this communicator reduces fastest.
+        """Allocate [nbytes] uint8, not initialized, that this communicator reduces fastest.
 
-        Buffers in it must be at the same offset on all members when they are reduced.
-
-        Args:
-            nbytes: size in bytes, equal on all members.
-            device: device of the memory, as "cpu" or "cuda:0"; its type is one of
-                `capabilities.devices`.
-
-        Returns:
-            [nbytes] uint8: a numpy array or a torch tensor, depending on the engine; on a device a
-            torch tensor.
-
-        Raises:
-            UnsupportedError: the engine does not support memory on this device.
+        Buffers in it must be at the same offset on all members when they are reduced. It is a numpy
+        array or a torch tensor, depending on the engine; on a device ("cuda:0") a torch tensor.
         """
 
     def slices(self) -> Slices | None:
-        """Return the slices of memory that the ranks of a node share (local).
-
-        None on all members if they share no memory on any node; by default so.
-        """
+        """Return the slices of memory that ranks of a node share; None on all members (local)."""
         return None
 
     def take_device(self) -> None:  # noqa: B027  # most engines need no device
@@ -335,31 +252,19 @@ class Communicator(ABC):
             raise UnsupportedError(f"[rank {self.rank}/{self.size}] the engine refuses {reason}")
 
     def put(self, source: Buffer, buffer: Buffer) -> None:
-        """Copy into a buffer that is reduced next (local).
-
-        Args:
-            source: elements to copy, in host memory.
-            buffer: memory of the same size, in host memory.
-        """
+        """Copy host memory into a buffer that is reduced next (local)."""
         ctypes.memmove(buffer.pointer, source.pointer, source.nbytes)
 
     @collective  # noqa: B027 - most engines cannot survive a lost rank
     def confirm(self) -> None:
-        """Check that all members have got this far, with right results (collective).
+        """Raise RanksLostError unless all members have got this far, with right results.
 
         Where others can continue without a rank that ends, calls in which it ends may succeed with
         wrong results.
-
-        Raises:
-            RanksLostError: a member has ended.
         """
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what an error of this communicator means to the program (local).
-
-        Returns:
-            A RanksLostError if ranks have ended and the others can continue, otherwise the error.
-        """
+        """Return a RanksLostError if ranks ended and others can go on; else the error (local)."""
         return error
 
     @abstractmethod
@@ -381,11 +286,7 @@ class Newcomer(ABC):
 
     @abstractmethod
     def ready(self) -> bool:
-        """Return whether it waits to be taken in by `Failures.reopen` (local).
-
-        Raises:
-            PeerFailureError: it has ended.
-        """
+        """Return whether it waits for `reopen`; raise PeerFailureError if it has ended (local)."""
 
 
 class Failures(ABC):
@@ -401,11 +302,7 @@ class Failures(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Check that no rank has ended, and none has called `revoke` (local).
-
-        Raises:
-            RanksLostError: one has.
-        """
+        """Raise RanksLostError if a rank has ended, or one has called `revoke` (local)."""
 
     @abstractmethod
     def revoke(self) -> None:
@@ -417,7 +314,7 @@ class Failures(ABC):
     @abstractmethod
     @collective
     def agree(self, value: bool) -> bool:
-        """Return whether a value is true on all ranks, none of which has ended (collective).
+        """Return whether a value is true on all ranks, none of which has ended.
 
         The result is the same on all that are left, also after `revoke`. Before that, results of
         other calls may differ between them.
@@ -425,30 +322,19 @@ class Failures(ABC):
 
     @abstractmethod
     def start_rank(self, host: str, known: bool) -> Newcomer:
-        """Start a process that is to become a rank, while the others continue (local).
+        """Start a process that is to become a rank, on a host or on any ("") (local).
 
-        It takes tenths of a second; forever, if the process ends at once.
-
-        Args:
-            host: name of its host; "" for any.
-            known: whether the launcher was given this host.
-
-        Raises:
-            HvdtrainError: it cannot be started.
+        It takes tenths of a second; forever, if the process ends at once. `known` says whether the
+        launcher was given this host.
         """
 
     @abstractmethod
     @collective
     def reopen(self, newcomer: Newcomer | None = None) -> EngineWorld:
-        """Return a world of the ranks that are left, in the same order (collective over them).
+        """Return a world of the ranks that are left, in the same order.
 
-        Ranks may end meanwhile.
-
-        Args:
-            newcomer: process that becomes the last rank, unless it ends; on the first rank only.
-
-        Raises:
-            SystemLimitError: a rank has reached a limit of the system (raised on all ranks).
+        On the first rank, `newcomer` becomes the last rank, unless it ends. Ranks may end
+        meanwhile. If a rank has reached a limit of the system, all raise SystemLimitError.
         """
 
 

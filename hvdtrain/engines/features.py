@@ -42,22 +42,12 @@ class Slices(ABC):
 
     @abstractmethod
     def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
-        """Return the memory of every rank of the node, as this process accesses it.
-
-        Args:
-            memory: [nbytes] uint8, result of `Communicator.empty`.
-
-        Returns:
-            [nbytes] uint8 for each rank of the node; None on all ranks if they do not share it.
-        """
+        """Return all ranks' copies of `Communicator.empty`; None on all if they do not share it."""
 
     @abstractmethod
     @collective
     def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
-        """Overwrite this rank's slice with that of the sum over all ranks.
-
-        The result is that of `Communicator.allreduce` in this slice; the rest is undefined.
-        """
+        """Overwrite this rank's slice with that of an allreduce; the rest is undefined."""
 
     @abstractmethod
     def add_placed(
@@ -70,11 +60,8 @@ class Slices(ABC):
         """Add pieces of memory that lie elsewhere on each rank of the node.
 
         targets = postscale * (sources[0] * prescales[0] + sources[1] * prescales[1] + ...), the
-        same bits as in `Communicator.allreduce`. A target may be one of the sources.
-
-        Args:
-            rows: number of elements of each piece, and addresses of its sources and its targets in
-                this process, [pieces, 1 + sources + targets].
+        same bits as in `Communicator.allreduce`. A target may be one of the sources. A row has the
+        number of elements, and the addresses of sources and targets in this process.
         """
 
     @abstractmethod
@@ -107,10 +94,8 @@ class VotedReduction(ABC):
     def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
         """Vote, and reduce if all members vote in this way for the same.
 
-        Other members may call `start_max` with the ballot three times. Then none has reduced.
-
-        Args:
-            ballot: 16 bytes, equal on all members that propose the same: a hash and its complement.
+        The ballot is a hash of the proposal and its complement. Other members may call `start_max`
+        with it three times. Then none has reduced.
         """
 
 
@@ -135,31 +120,15 @@ class PointToPoint(ABC):
 
     @abstractmethod
     def start_send(self, buffer: Buffer, rank: int, tag: int) -> Pending:
-        """Start to send a buffer, which must not change until that is complete (local).
-
-        Args:
-            buffer: elements in host memory.
-            rank: rank of the receiver among the members.
-            tag: label of the message, 0 or more.
-        """
+        """Start to send host memory, which must not change until that is complete (local)."""
 
     @abstractmethod
     def start_receive(self, buffer: Buffer, rank: int, tag: int) -> Pending:
-        """Start to overwrite a buffer with a message (local).
-
-        Args:
-            buffer: host memory, of the type and size of the buffer that is sent.
-            rank: rank of the sender among the members.
-            tag: label of the message.
-        """
+        """Start to overwrite host memory with a message of its type and size (local)."""
 
     @abstractmethod
     def waiting(self, tag: int) -> int | None:
-        """Return a rank from which a message can be received; None if there is none (local).
-
-        Args:
-            tag: label of the message.
-        """
+        """Return a rank from which a message can be received; None if there is none (local)."""
 
     @abstractmethod
     @collective
@@ -168,9 +137,6 @@ class PointToPoint(ABC):
 
 
 class GatherBytes(Protocol):
-    """Gathers one JSON-serializable value per rank, in rank order.
-
-    Tuples may arrive as lists.
-    """
+    """Gathers one JSON-serializable value per rank, in rank order; tuples may arrive as lists."""
 
     def __call__(self, value: Any, /) -> list[Any]: ...

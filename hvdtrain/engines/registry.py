@@ -83,10 +83,9 @@ class VisibleGpus:
 
 
 def find_visible_gpus(modules: Mapping[str, ModuleType], environ: Mapping[str, str]) -> VisibleGpus:
-    """Return the GPUs that this rank sees.
+    """Return the GPUs that this rank sees; none unless hvdtrain.torch is loaded.
 
-    Only programs that have loaded hvdtrain.torch use NCCL: loading torch would take seconds, and
-    engines get tensors of TensorFlow and JAX as host memory.
+    Loading torch would take seconds, and engines get tensors of TensorFlow and JAX as host memory.
     """
     torch: Any = modules.get("torch")
     if torch is None or "hvdtrain.torch" not in modules or "hvdtrain.tensorflow" in modules:

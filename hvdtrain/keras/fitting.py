@@ -354,10 +354,7 @@ def warn_once(message: str, every_rank: bool = False) -> None:
 
 
 def save_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
-    """Save a model if it is not one of this rank alone.
-
-    A rank that saves by itself cannot ask others for an exchange: they may not take part.
-    """
+    """Save a model unless it is this rank's alone: others may not take part in an exchange."""
     optimizers = distributed_optimizers(arguments.arguments["self"])
     if not all(optimizer.synchronized for optimizer in optimizers):
         raise RuntimeError(

@@ -120,20 +120,14 @@ class Channel:
 
     @collective
     def leave(self) -> Operation:
-        """Submit a request to leave, unless one is pending or done.
-
-        Operations that are pending on all members run first; others fail when all have left.
-        """
+        """Submit a request to leave unless one is there; what is pending on all runs first."""
         if self._left is None or self._left.failed:
             self._left = self._mark(LEAVE)
         return self._left
 
     @collective
     def join(self) -> Operation:
-        """Submit a request to contribute zeros until all members have joined.
-
-        Operations that this rank has submitted before still run. The result is a JoinOrder.
-        """
+        """Submit a request to contribute zeros until all members have joined, for a JoinOrder."""
         self.communicator.take_device()
         return self._mark(JOIN)
 
@@ -150,10 +144,7 @@ class Channel:
 
     @collective
     def close(self) -> None:
-        """End the thread, fail pending operations, and close the communicator.
-
-        A running operation is completed first.
-        """
+        """End the thread after what runs, fail what is pending, and close the communicator."""
         actions = self.queue.close()
         self._end(lambda: self.queue.fail(actions))
 

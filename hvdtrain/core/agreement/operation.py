@@ -141,10 +141,7 @@ class Operation(ABC):
         communicator: Communicator,
         votes: npt.NDArray[np.uint64],
     ) -> bool:
-        """Vote on the operation and others of equal `batch_key`, and run them at once if possible.
-
-        Collective over the members, of which others may call `start_max` with their votes.
-        """
+        """Vote on this operation and those of equal `batch_key`, and run them if possible."""
         communicator.start_max(votes).wait()
         return False
 

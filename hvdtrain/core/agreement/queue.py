@@ -200,11 +200,7 @@ class Queue:
                 track.submitted(operation)
 
     def admit(self, prepared: Prepared) -> bool:
-        """Begin a round with a prepared operation alone (driver); return whether that is possible.
-
-        It is not if other operations are pending, while a timeline is recorded, or if the channel
-        is not open.
-        """
+        """Begin a round with a prepared operation if nothing is pending or recorded (driver)."""
         with self._lock:
             if self._operations or self.track is not None or self._state.phase is not _OPEN:
                 return False

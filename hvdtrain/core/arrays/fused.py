@@ -98,10 +98,7 @@ class FusedPlan:
     def use_engine_memory(
         self, channel: Channel, wanted: Callable[[], bool], allocator: FindLibrary | None
     ) -> bool:
-        """Allocate the memory that the engine reduces fastest for later steps.
-
-        That is done once for all plans of the same gradients, whatever thread uses them.
-        """
+        """Allocate the engine's fastest memory, once for all plans of these gradients."""
         granted = []
 
         def allocate() -> _Memory | None:

@@ -93,10 +93,7 @@ class ExchangedWeights:
         state: Sequence[HostArray],
         parameters: Sequence[object],
     ) -> tuple[list[HostArray], list[HostArray]]:
-        """Return what exchange() does, with weights that are equal now.
-
-        A rank that is at its end earlier than others takes part in their exchanges until then.
-        """
+        """Make weights equal; until its end a rank takes part in the others' exchanges."""
         while True:
             samples = self.counter.samples
             weights, state, info = self._take_part(weights, state, parameters, True, samples)

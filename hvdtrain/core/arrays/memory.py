@@ -120,11 +120,7 @@ def wire_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def aligned_order(sizes: Sequence[int]) -> list[int]:
-    """Return the indices of arrays of these bytes in the order of their memory.
-
-    It is their order in reverse, but arrays of odd sizes come last, so that all others are aligned
-    and become tensors of TensorFlow without a copy.
-    """
+    """Return the arrays' reverse order in memory, but odd sizes last, so that all are aligned."""
     aligned = [size % ALIGNMENT_BYTES == 0 for size in sizes]
     return sorted(range(len(sizes)), key=aligned.__getitem__)[::-1]
 

@@ -22,10 +22,7 @@ def rows_of_rank(rows: int, rank: int, size: int) -> int:
 
 
 class ReduceScatter(Operation):
-    """Reduce buffers and keep this member's part of the first dimension.
-
-    The result is new memory for each tensor of the group; the buffers are not changed.
-    """
+    """Reduce buffers; return this member's part of the first dimension of each in new memory."""
 
     def __init__(
         self,
@@ -117,11 +114,7 @@ class Broadcast(Operation):
 
 
 class Allgather(Operation):
-    """Concatenate tensors of all members along the first dimension.
-
-    The result contains, for each tensor of the group, new memory with the elements of all members
-    in rank order, and the first dimension of each member.
-    """
+    """Return new memory with all members' tensors, by rank, and the first dimension of each one."""
 
     def __init__(
         self, buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: str
@@ -156,11 +149,7 @@ class Allgather(Operation):
 
 
 class Alltoall(Operation):
-    """Send part r of the first dimension to member r.
-
-    The result is new memory with the received parts in rank order, and the first dimension of each
-    part.
-    """
+    """Send part r of the first dimension to member r; return the received parts and lengths."""
 
     def __init__(
         self, buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: str

@@ -122,10 +122,7 @@ class HalfExchange(Exchange):
 
     @collective
     def _sum(self, rounded: Array, factor: float, network: Communicator) -> Array:
-        """Return the sum of all members' arrays times a factor, rounded once.
-
-        Each member adds one stripe of the elements.
-        """
+        """Return the sum of members' arrays times a factor, rounded once; each adds a stripe."""
         send = buffer_of(rounded)
         bounds = slice_bounds(send.count, network.size)
         counts = [end - start for start, end in pairwise(bounds)]

@@ -99,10 +99,7 @@ class NBitExchange(ErrorFeedback):
         model: Array,
         network: Communicator,
     ) -> list[Array]:
-        """Send each stripe to its owner; return what the others have sent, in rank order.
-
-        A rank's own stripe stays as it is, without an error.
-        """
+        """Send the others' stripes to them; return what they have sent, in rank order."""
         sent = [0 if rank == network.rank else size for rank, size in enumerate(sizes)]
         own = sizes[network.rank]
         taken = [0 if rank == network.rank else own for rank in range(network.size)]

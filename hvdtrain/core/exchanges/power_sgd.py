@@ -25,12 +25,7 @@ _BLOCK = 1 << 15
 
 
 def times_transposed(thin: Array, matrix: Array) -> Array:
-    """Return `thin` times the transposed matrix, [rank, n].
-
-    Args:
-        thin: [rank, m].
-        matrix: [n, m], contiguous.
-    """
+    """Return `thin` [rank, m] times the transposed contiguous matrix [n, m], [rank, n]."""
     made = like_shape(matrix, (thin.shape[0], matrix.shape[0]))
     for rows in _blocks(matrix):
         made[:, rows] = thin @ matrix[rows].T
@@ -38,12 +33,7 @@ def times_transposed(thin: Array, matrix: Array) -> Array:
 
 
 def times(thin: Array, matrix: Array) -> Array:
-    """Return `thin` times the matrix, [rank, m].
-
-    Args:
-        thin: [rank, n].
-        matrix: [n, m], contiguous.
-    """
+    """Return `thin` [rank, n] times the contiguous matrix [n, m], [rank, m]."""
     made = like_shape(matrix, (thin.shape[0], matrix.shape[1]))
     made[...] = 0
     for rows in _blocks(matrix):
@@ -54,12 +44,7 @@ def times(thin: Array, matrix: Array) -> Array:
 def split(matrix: Array, left: Array, own: Array, error: Array, total: Array) -> None:
     """Write a matrix minus `left`^T `own` to `error`, and overwrite it with `left`^T `total`.
 
-    Args:
-        matrix: [n, m], contiguous.
-        left: [rank, n].
-        own: [rank, m].
-        error: memory for the error, [n, m], contiguous.
-        total: [rank, m].
+    Matrix and error are [n, m] and contiguous; `left` is [rank, n], `own` and `total` [rank, m].
     """
     xp = namespace(matrix)
     for rows in _blocks(matrix):
@@ -85,9 +70,6 @@ def orthonormal(rows: Array) -> Array:
 
     Modified Gram-Schmidt, twice: in the first pass rows that depend on others become rounding
     errors, which the second pass makes orthogonal. Zeros stay zeros.
-
-    Args:
-        rows: [count, length], float32 or float64.
     """
     made: Any = copy(rows)
     xp = namespace(rows)

@@ -54,10 +54,7 @@ def save_exchange(
 def load_exchange(
     exchange: Exchange, saved: SavedExchange, ranks: int, first: bool
 ) -> tuple[int, dict[str, float]]:
-    """Restore the state of an exchange.
-
-    On another number of ranks the arrays of a rank start over, and the first rank says so.
-    """
+    """Restore an exchange; with another number of ranks, their own arrays start over."""
     if saved["spec"] != exchange.spec:
         raise ValueError(
             f"the state belongs to exchange {saved['spec']!r}, but this is {exchange.spec!r}: "

@@ -34,12 +34,9 @@ _SAMPLED = 1 << 14
 
 
 def largest(elements: Array, count: int) -> Array:
-    """Return the indices of the elements of largest magnitude, the largest first.
+    """Return the [count] indices of the largest magnitudes in falling order, as int64.
 
     Of equal magnitudes the one with the lower index comes first; NaN counts as infinite.
-
-    Returns:
-        [count] int64.
     """
     xp, magnitude = namespace(elements), cast("Any", abs(elements))
     chosen = _candidates(magnitude, count)

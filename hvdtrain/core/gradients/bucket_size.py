@@ -129,10 +129,7 @@ def measure_allreduces(
 
 
 def _time_calls(communicator: Communicator, buffer: Buffer, calls: int) -> list[float]:
-    """Return the times of the shortest call and of all calls, each on the slowest member.
-
-    The shortest call is the one that other programs on the machine disturb least.
-    """
+    """Return the times of the least disturbed and of all calls, each on the slowest member."""
     times = []
     for _ in range(calls):
         began = time.perf_counter()

@@ -60,12 +60,7 @@ class Communicators:
     @classmethod
     @collective
     def hierarchical(cls, all_ranks: Communicator, nodes: Sequence[int]) -> Communicators:
-        """Create communicators within the nodes and across them (collective).
-
-        Args:
-            all_ranks: communicator of all ranks.
-            nodes: number of each rank's node, by rank.
-        """
+        """Create communicators within the nodes, numbered by rank, and across them (collective)."""
         groups: dict[int, list[int]] = {}
         for rank, number in enumerate(nodes):
             groups.setdefault(number, []).append(rank)
@@ -127,29 +122,14 @@ class Communicators:
 
 @collective
 def open_communicators(channel: Channel, spec: str, node: int, name: str) -> Communicators:
-    """Create the communicators of a hierarchical exchange (collective).
-
-    They are closed together with the channel.
-
-    Args:
-        channel: channel of the plan.
-        spec: `Exchange.spec`, equal on all ranks.
-        node: number of this rank's node.
-        name: name of the plan's steps.
-
-    Raises:
-        MismatchError: another rank takes a step of the plan with another exchange.
-    """
+    """Create a hierarchical exchange's communicators, until the channel closes (collective)."""
     communicators: Communicators = channel.run(_OpenCommunicators(spec, node, name))
     channel.before_closing(communicators.close)
     return communicators
 
 
 class _OpenCommunicators(Operation):
-    """Create the communicators: engines split a communicator with all its members.
-
-    It takes the place of a step of the plan, so that a rank which submits a step gets an error.
-    """
+    """Takes the place of a plan's step, so that a rank which submits a step gets an error."""
 
     def __init__(self, spec: str, node: int, name: str) -> None:
         super().__init__()
@@ -173,27 +153,14 @@ _OPENED: dict[Communicator, Communicators] = {}
 
 
 def communicators_of(communicator: Communicator, hierarchical: bool) -> Communicators:
-    """Return the communicators opened for a channel; else each rank counts as a node (local).
-
-    Args:
-        communicator: communicator of the channel.
-        hierarchical: False if each rank counts as a node in any case.
-    """
+    """Return the communicators opened for a channel; else each rank counts as a node (local)."""
     opened = _OPENED.get(communicator) if hierarchical else None
     return opened or Communicators.flat(communicator)
 
 
 @collective
 def gather(communicator: Communicator, array: Array) -> Array:
-    """Return the arrays of all members, stacked along a new first dimension (collective).
-
-    Args:
-        communicator: communicator of the members.
-        array: array of this member, of the same shape and dtype on all of them.
-
-    Returns:
-        Array of shape [members, *array.shape].
-    """
+    """Return all members' arrays, of equal shapes, along a new first dimension (collective)."""
     send = buffer_of(array)
     receive = send.like(send.count * communicator.size)
     communicator.allgather(send, receive, [send.count] * communicator.size)

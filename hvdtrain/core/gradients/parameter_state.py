@@ -12,11 +12,8 @@ class ParameterState:
     """One array for each parameter, initially zeros, on the device of its bucket.
 
     Parameters are known by their names, because a plan that is made again, e.g. after a layer was
-    unfrozen, gives them other indices. Arrays that are put during a step take effect at the end
-    of the step, and only if it is valid.
-
-    Args:
-        quantity: what the arrays are, for checkpoints, without a dot.
+    unfrozen, gives them other indices. Arrays that are put during a step take effect at its end,
+    and only if it is valid. `quantity` says in checkpoints what they are, without a dot.
     """
 
     def __init__(self, quantity: str) -> None:
@@ -30,12 +27,7 @@ class ParameterState:
         return name in self._arrays or name in self._loaded
 
     def get(self, name: str, model: Array) -> Array:
-        """Return the array of a parameter.
-
-        Args:
-            name: name of the parameter.
-            model: array with the shape, dtype and device of a new array.
-        """
+        """Return the array of a parameter; a new one has the shape, dtype and device of `model`."""
         if name in self._loaded:
             self._arrays[name] = like(self._loaded.pop(name), model)
         elif name not in self._arrays:
@@ -43,12 +35,7 @@ class ParameterState:
         return self._arrays[name]
 
     def put(self, name: str, array: Array) -> None:
-        """Replace the array of a parameter when the step ends.
-
-        Args:
-            name: name of the parameter.
-            array: new array, which must not be modified afterwards.
-        """
+        """Replace the array of a parameter when the step ends; do not modify it afterwards."""
         self._new[name] = array
 
     def keep(self, bucket: FilledBucket) -> None:
@@ -56,12 +43,7 @@ class ParameterState:
         self._arrays |= {part.name: copy(part.array) for part in bucket.parts}
 
     def end(self, keep: bool = True, unused: Collection[str] = ()) -> None:
-        """Accept the arrays that were put during the step, or discard them.
-
-        Args:
-            keep: whether the step is valid.
-            unused: names of parameters whose arrays are discarded nonetheless.
-        """
+        """Accept the arrays that were put during a valid step, but not of `unused` parameters."""
         if keep:
             self._arrays |= {n: array for n, array in self._new.items() if n not in unused}
         self._new = {}

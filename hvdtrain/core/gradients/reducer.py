@@ -247,7 +247,7 @@ class Reducer:
     @collective
     def finish(self) -> list[int]:
         """Complete the step; return `numbers`, summed over the ranks."""
-        self.step.launch_all()  # a signal handler may have kept one from being counted as ready
+        self.step.launch(None)  # a signal handler may have kept one from being counted as ready
         self.submit()
         self._wait_for_all()
         self.step.wait(len(self.buffers))

@@ -99,11 +99,7 @@ _FIRST_REST_SECONDS, _LONGEST_REST_SECONDS = 200e-6, 10e-3
 
 
 class GradientStep(Operation):
-    """Exchange the buckets of a plan in order, each as soon as it is filled.
-
-    The thread that fills the buckets calls `ready` and `launch`; the channel's thread exchanges
-    them.
-    """
+    """Exchange a plan's buckets in order, in the channel's thread, each as soon as it is filled."""
 
     def __init__(
         self,
@@ -137,7 +133,7 @@ class GradientStep(Operation):
         self.missed: Callable[[], object] = bool
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
-        self._progress = BucketProgress(len(buffers))
+        self.progress = BucketProgress(len(buffers))
         self._certain = 0  # number of buckets of which this rank knows that all have filled them
         self._changed = threading.Condition()
         self._marks: list[Mark] = []
@@ -148,17 +144,12 @@ class GradientStep(Operation):
 
     @property
     def launched(self) -> int:
-        return self._progress.filled
+        return self.progress.filled
 
     @property
     def complete(self) -> bool:
         """Whether all buckets are launched."""
-        return self._progress.complete
-
-    @property
-    def progress(self) -> BucketProgress:
-        """The number of buckets that are filled, and of those that are reduced."""
-        return self._progress
+        return self.progress.complete
 
     @property
     def all_ready(self) -> bool:
@@ -167,9 +158,9 @@ class GradientStep(Operation):
     def ready(self, index: int) -> bool:
         """Mark a gradient as copied into its bucket, in the order of the current stream."""
         assert self._plan is not None
-        if self._progress.between:
+        if self.progress.between:
             with self._changed:
-                self._progress = self._progress.begin_pass()
+                self.progress = self.progress.begin_pass()
         number = self._plan.bucket_of[index]
         streams = self._streams[number]
         if streams is not HOST:
@@ -182,18 +173,12 @@ class GradientStep(Operation):
         while not self.complete and self._missing[self.launched] == 0:
             self.launch()
 
-    def launch(self) -> None:
-        self._launch(1)
-
-    def launch_all(self) -> None:
-        self._launch(None)
-
-    def _launch(self, count: int | None) -> None:
-        """Launch `count` buckets, or all; one thread may abandon a step that another one fills."""
+    def launch(self, count: int | None = 1) -> None:
+        """Launch so many buckets, or all; one thread may abandon a step that another one fills."""
         with self._changed:
             first = self.launched
             last = len(self._buffers) if count is None else first + count
-            self._progress = self._progress.fill(last - first)
+            self.progress = self.progress.fill(last - first)
             self._marks += [
                 self._streams[number].mark(self._places[number] or None)
                 for number in range(first, last)
@@ -203,7 +188,7 @@ class GradientStep(Operation):
 
     def end_pass(self) -> None:
         with self._changed:
-            self._progress = self._progress.end_pass()
+            self.progress = self.progress.end_pass()
             self._changed.notify()
 
     def wait(self, count: int) -> None:
@@ -231,7 +216,7 @@ class GradientStep(Operation):
             if (placed := self.placed[number]) is not None:
                 placed.clear()
             self._places[number].add(streams.place())
-        self.launch_all()
+        self.launch(None)
 
     @collective
     def execute(self, communicator: Communicator) -> None:
@@ -247,7 +232,9 @@ class GradientStep(Operation):
             reduce = partial(self._reduce, self._bucket(number), info, communicators, needed)
             _, reduced = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))
-            self._note_reduced(number, reduced)
+            with self._changed:
+                self.progress = self.progress.reduce()
+            self.reduced[number].set_result(reduced)
         finite = not self._exchange.checks_finite or self._agree_on_finite(communicator)
         communicator.allreduce(self._numbers, ReduceOp.SUM)
         communicator.confirm()
@@ -300,11 +287,11 @@ class GradientStep(Operation):
     def _vote(self, communicator: Communicator) -> BucketVerdict:
         """Vote on the next bucket, unless a backward pass may yet fill it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._progress.ready or self._progress.between)
-            votes = np.array(self._progress.vote(self.awaited), np.uint64)
+            self._changed.wait_for(lambda: self.progress.ready or self.progress.between)
+            votes = np.array(self.progress.vote(self.awaited), np.uint64)
         communicator.start_max(votes).wait()
         with self._changed:  # a pass that has ended meanwhile is not released by this vote
-            verdict = self._progress.verdict(votes.tolist())
+            verdict = self.progress.verdict(votes.tolist())
             if verdict.released:
                 self.released()
         return verdict
@@ -312,14 +299,9 @@ class GradientStep(Operation):
     def _rest(self, seconds: float) -> None:
         """Rest between two votes, but not if this rank has filled the bucket."""
         with self._changed:
-            before = self._progress
+            before = self.progress
             if not before.ready:
-                self._changed.wait_for(lambda: self._progress is not before, seconds)
-
-    def _note_reduced(self, number: int, mark: Mark) -> None:
-        with self._changed:
-            self._progress = self._progress.reduce()
-        self.reduced[number].set_result(mark)
+                self._changed.wait_for(lambda: self.progress is not before, seconds)
 
     def _fail_futures(self, error: BaseException) -> None:
         """Set an error for the threads that wait for a bucket."""

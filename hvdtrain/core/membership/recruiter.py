@@ -183,10 +183,7 @@ class Recruiter:
         return any(recruit.ready_after is not None for recruit in self._recruits)
 
     def take(self) -> Recruit | None:
-        """Return a process that is ready to join, which is then no longer looked after.
-
-        No process is started from now on until `follow` is called.
-        """
+        """Return a process that is ready to join, and start none until `follow` is called."""
         with self._lock:
             self._between_worlds = True
             for recruit in self._recruits:

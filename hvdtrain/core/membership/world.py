@@ -73,7 +73,7 @@ def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operat
         *buckets, numbers = buffers
         step = GradientStep(buckets, numbers, _exchange(zeros))
         step.request, step.joined = request, True
-        step.launch_all()
+        step.launch(None)
         return step
     shapes = [(buffer.count,) for buffer in buffers]
     return Allreduce(buffers, shapes, zeros.op, request.name, zeros.prescale, zeros.postscale)
@@ -242,10 +242,7 @@ class Context:
         restore_switch_interval(self.switch_interval)
 
     def abandon(self, error: RanksLostError) -> None:
-        """Leave the world without the ranks that are lost, and close the engine.
-
-        Pending operations fail; those that run on other ranks fail there as well.
-        """
+        """Leave the world without the ranks that are lost: pending operations fail everywhere."""
         assert self.failures is not None
         self.failures.revoke()
         if self.failure_watch is not None:

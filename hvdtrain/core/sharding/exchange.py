@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -24,10 +23,7 @@ from hvdtrain.types import DType, ReduceOp
 
 
 class ScatteredSlices:
-    """Slices that a communicator scatters and gathers, on the device of the buffer.
-
-    Every rank owns the slice of its number of every buffer; `aligned_bounds` says where they begin.
-    """
+    """Slices that a communicator scatters and gathers on the buffer's device; one each rank."""
 
     nodes = 1
 
@@ -147,49 +143,45 @@ class ShardedExchange(Exchange):
             self.slices.reduce(bucket.buffer, *self._inner.factors(info))
 
 
-@dataclass(frozen=True)
-class SlicedBuckets:
-    """Buckets of which each rank owns a slice."""
+class _OnSlices(Operation):
+    """Work on this rank's slice of some buckets, which lie elsewhere if they are placed."""
 
-    buffers: Sequence[Buffer]
-    placed: Sequence[PlacedBucket | None]
-    slices: OwnedSlices
+    kind: str
 
-    def request(self, kind: str, name: str) -> Request:
-        return Request(kind, name, (("buffers", str(len(self.buffers))),))
+    def __init__(
+        self,
+        buckets: Sequence[tuple[Buffer, PlacedBucket | None]],
+        slices: OwnedSlices,
+        name: str,
+        scales: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        super().__init__()
+        self._buckets, self._slices, self._scales = buckets, slices, scales
+        self.request = Request(self.kind, name, (("buffers", str(len(buckets))),))
 
-    def __iter__(self) -> Iterator[tuple[Buffer, PlacedBucket | None]]:
-        return zip(self.buffers, self.placed, strict=True)
 
-
-class SumSlices(Operation):
+class SumSlices(_OnSlices):
     """Sum the slice of each rank in some buckets."""
 
-    def __init__(self, buckets: SlicedBuckets, scales: tuple[float, float], name: str) -> None:
-        super().__init__()
-        self._buckets, self._scales = buckets, scales
-        self.request = buckets.request("sum slices", name)
+    kind = "sum slices"
 
     def execute(self, communicator: Communicator) -> None:
         for buffer, placed in self._buckets:
             if placed is None:
-                self._buckets.slices.reduce(buffer, *self._scales)
+                self._slices.reduce(buffer, *self._scales)
             else:
                 placed.reduce(*self._scales, everywhere=False)
 
 
-class SpreadSlices(Operation):
+class SpreadSlices(_OnSlices):
     """Copy each slice of some buckets from its owner to all ranks that it was reduced for."""
 
-    def __init__(self, buckets: SlicedBuckets, name: str) -> None:
-        super().__init__()
-        self._buckets = buckets
-        self.request = buckets.request("spread", name)
+    kind = "spread"
 
     def execute(self, communicator: Communicator) -> None:
         for buffer, placed in self._buckets:
             if placed is None:
-                self._buckets.slices.spread(buffer)
+                self._slices.spread(buffer)
             else:
                 placed.spread()
 

@@ -257,10 +257,7 @@ def _collect(communicator: Communicator, recording: Recording) -> list[bytes]:
 def begin_from_environment(
     config: Config, communicator: Communicator, host: str
 ) -> Recording | None:
-    """Start a recording if rank 0's environment asks for it.
-
-    Rank 0 decides, because a launcher may not pass environment variables to other ranks.
-    """
+    """Start a recording if rank 0's environment asks for it; other ranks may lack its variables."""
     path, refusal = "", None
     if communicator.rank == 0 and config.timeline != Config.timeline:
         try:

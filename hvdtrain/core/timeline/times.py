@@ -63,10 +63,7 @@ _MOST_RECORDS = 100_000
 
 
 class Records(Generic[T]):
-    """A list of limited size, which counts further entries.
-
-    Another thread can take new entries from time to time, including those beyond the limit.
-    """
+    """A list of limited size; another thread takes its entries, and a count of those beyond it."""
 
     def __init__(self, entries: Iterable[T] = (), most: int = _MOST_RECORDS) -> None:
         self.kept: list[T] = list(entries)

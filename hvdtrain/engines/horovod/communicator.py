@@ -103,10 +103,7 @@ def _widths(op: ReduceOp) -> Mapping[DType, DType]:
 
 @contextmanager
 def reducible_tensor(buffer: Buffer, op: ReduceOp) -> Iterator[torch.Tensor]:
-    """Return a context with a tensor for Horovod to reduce; on exit `buffer` gets the result.
-
-    When wide integers are converted back, overflow wraps around as in the narrow type.
-    """
+    """Return a context with a tensor for Horovod to reduce; `buffer` gets the result, wrapped."""
     tensor = elements(buffer)
     if buffer.dtype is DType.UINT64:
         signed = words(buffer)

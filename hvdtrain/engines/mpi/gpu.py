@@ -24,10 +24,7 @@ _GENERAL_NUMBERS = {"CUDA": 0, "ROCm": 2}
 
 
 def gpu_kinds(library: object) -> tuple[str, ...]:
-    """Return the kinds of GPU ("CUDA", "ROCm") whose memory an MPI library supports.
-
-    Call it after MPI_Init, in which Open MPI selects its components.
-    """
+    """Return the kinds of GPU ("CUDA", "ROCm") that an MPI library supports, after MPI_Init."""
     return tuple(kind for kind in _QUERIES if _takes(library, kind))
 
 
@@ -44,10 +41,7 @@ def _takes(library: object, kind: str) -> bool:
 
 
 def gpu_devices() -> frozenset[str]:
-    """Return the device types, by torch's names, whose memory the loaded MPI supports.
-
-    PyTorch also calls AMD's GPUs "cuda"; it is built for one of the two.
-    """
+    """Return the loaded MPI's device types, by torch's names: AMD's GPUs are "cuda", too."""
     return frozenset({"cuda"} if gpu_kinds(ctypes.CDLL(MPI.__file__)) else ())
 
 

@@ -38,10 +38,7 @@ def shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
 
 @collective
 def agree(comm: MPI.Comm, value: bool) -> bool:
-    """Return whether a value is true on all ranks, none of which has ended.
-
-    The result is the same on all that are left, also if the communicator is revoked.
-    """
+    """Return whether a value is true on all ranks, none of which has ended; also if revoked."""
     flag = np.array([value], np.int32)
     try:
         poll_until(comm.Iagree(flag).Test)
@@ -174,11 +171,7 @@ def program_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @collective
 def join_with(base: MPI.Intracomm, newcomer: MpiNewcomer | None) -> MPI.Intracomm:
-    """Return a communicator of these ranks and of a newcomer, which comes last.
-
-    If no rank brings one, or if one of these ranks or the newcomer ends meanwhile, the communicator
-    may be that which was given.
-    """
+    """Return a communicator of these ranks and a newcomer, which comes last, if none ends."""
     made: list[MPI.Comm] = []
     joint: MPI.Intracomm | None = None
     told = np.array([newcomer is not None], np.int32)

@@ -32,11 +32,7 @@ _DAEMON_SECONDS = 30.0
 
 @contextmanager
 def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
-    """End the job if a rank of this host ends within the context.
-
-    Nothing is watched if the parent of this process is not the daemon of Open MPI's mpirun, as
-    under `mpirun bash -c ...`.
-    """
+    """End the job if a rank of this host ends within the context; under Open MPI's mpirun only."""
     job, daemon = environ.get("PMIX_NAMESPACE", ""), os.getppid()
     count = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     if not job or count == "1" or _name(daemon) not in ("prterun", "prted"):

@@ -110,10 +110,7 @@ def load_calls() -> KernelCalls | None:
 
 @collective
 def agree_on_kernel(rank: int, allgather: GatherBytes) -> ctypes.CDLL | None:
-    """Return the library if all ranks have it, else None on all ranks.
-
-    The first rank without it logs the reason, as a warning if it has an unusable one.
-    """
+    """Return the library if all ranks have it, else None; the first rank without it logs why."""
     kernel = load_kernel()
     lacking = [number for number, found in enumerate(allgather(kernel is not None)) if not found]
     if lacking[:1] == [rank]:

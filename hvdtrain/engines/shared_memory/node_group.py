@@ -196,10 +196,6 @@ class NodeGroup:
         prescales: Sequence[float],
         postscale: float,
     ) -> None:
-        """Add pieces that lie elsewhere on each rank.
-
-        A row has the number of elements, and the addresses of sources and targets as mapped here.
-        """
         pieces, columns = rows.shape
         sources = len(prescales)
         self._kernel.hvd_add_placed(

@@ -28,10 +28,7 @@ class BF16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors: none, fp16, and bf16, which Horovod does not have.
-
-    Gradients are rounded once and added in float32.
-    """
+    """The compressors, which round once and add in float32; Horovod lacks bf16."""
 
     none = Compressor
     fp16 = FP16Compressor

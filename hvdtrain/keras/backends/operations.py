@@ -75,10 +75,7 @@ def require_equal_variables(variables: Iterable[Variable] | None, operation: str
 
 
 def _difference(theirs: Sequence[_Spec], first: Sequence[_Spec]) -> str | None:
-    """Return the first difference from rank 0, or None.
-
-    Paths may differ: they depend on what else a rank has created.
-    """
+    """Return the first difference from rank 0, or None; paths differ with what a rank created."""
     for (shape, dtype, path), (first_shape, first_dtype, first_path) in zip(
         theirs, first, strict=False
     ):

@@ -25,10 +25,7 @@ from hvdtrain.types import ReduceOp
 
 
 class LocalAggregation:
-    """Adds up the gradients of several passes and reduces the sum after the last of them.
-
-    In a graph of TensorFlow 1 it keeps them in local variables.
-    """
+    """Sums the gradients of several passes (TensorFlow 1: in local variables), then reduces."""
 
     def __init__(
         self,

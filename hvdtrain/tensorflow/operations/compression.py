@@ -37,10 +37,7 @@ class BF16Compressor(_Half):
 
 
 class Compression:
-    """The compressors: none, fp16, and bf16, which Horovod does not have.
-
-    Tensors are rounded once and added in float32.
-    """
+    """The compressors, which round once and add in float32; Horovod lacks bf16."""
 
     none = Compressor
     fp16 = FP16Compressor

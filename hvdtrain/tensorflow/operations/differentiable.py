@@ -159,10 +159,7 @@ def allgather(
 def broadcast(
     tensor: tf.Tensor, root_rank: int, process_set: ProcessSet, name: OperationName
 ) -> tf.Tensor:
-    """Return one rank's tensor on every rank.
-
-    The gradient of the root rank's tensor is the average; on the other ranks it is zero.
-    """
+    """Return one rank's tensor on every rank, whose gradient is the average, or zero elsewhere."""
     require_process_set(process_set)
     full = name.or_automatic("Broadcast", [tensor])
 

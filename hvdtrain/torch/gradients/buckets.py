@@ -22,7 +22,6 @@ from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.operations import Submission
 from hvdtrain.core.sharding.exchange import (
     ShardedExchange,
-    SlicedBuckets,
     SpreadSlices,
     SumSlices,
     owned_slices,
@@ -107,10 +106,7 @@ class ParameterBuckets:
 
     @collective
     def run(self, operation: Operation) -> Any:
-        """Run an operation on memory of the buckets' devices, in the order of their streams.
-
-        Collective. The current streams wait for it; on the host the caller does.
-        """
+        """Run an operation on buckets' memory in the order of their streams, which wait for it."""
         streams = Several(list(dict.fromkeys(self.streams.values())) or [HOST])
         return Submission(self.channel, operation).after(streams).run()
 
@@ -251,11 +247,11 @@ def sum_slices(buckets: ParameterBuckets) -> None:
     """Sum the slices of this rank whose sums were left to the optimizer's step."""
     exchange, reducer = buckets.exchange, buckets.reducer
     if isinstance(exchange, ShardedExchange) and exchange.pending:
-        numbers = sorted(exchange.pending)
-        chosen = [reducer.buffers[number] for number in numbers]
-        placed = [reducer.placed[number] for number in numbers]
-        sliced = SlicedBuckets(chosen, placed, exchange.slices)
-        buckets.run(SumSlices(sliced, exchange.scales, f"sums of {reducer.name}"))
+        chosen = [
+            (reducer.buffers[each], reducer.placed[each]) for each in sorted(exchange.pending)
+        ]
+        name = f"sums of {reducer.name}"
+        buckets.run(SumSlices(chosen, exchange.slices, name, exchange.scales))
         exchange.pending.clear()
 
 
@@ -265,5 +261,5 @@ def spread_slices(buckets: ParameterBuckets) -> None:
     sum_slices(buckets)
     exchange, reducer = buckets.exchange, buckets.reducer
     if isinstance(exchange, ShardedExchange):
-        sliced = SlicedBuckets(reducer.buffers, reducer.placed, exchange.slices)
-        buckets.run(SpreadSlices(sliced, f"gradients of {reducer.name}"))
+        pairs = list(zip(reducer.buffers, reducer.placed, strict=True))
+        buckets.run(SpreadSlices(pairs, exchange.slices, f"gradients of {reducer.name}"))

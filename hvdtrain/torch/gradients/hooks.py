@@ -148,10 +148,7 @@ class GradientHooks:
         self._pending.clear()
 
     def take_pending(self) -> list[int]:
-        """Return what is accumulated and not reported: in a hook of the user, the gradient itself.
-
-        It is not reported again.
-        """
+        """Return what is accumulated and not reported: in a user's hook, the gradient itself."""
         taken = sorted(self._pending)
         self._pending.clear()
         return taken

@@ -383,10 +383,7 @@ class BucketViews:
             streams.fill(gradient, view)
 
     def lend(self, buckets: Sequence[Bucket]) -> None:
-        """Replace gradients that are being reduced by copies.
-
-        What the program writes into the copies is lost, but cannot corrupt the reduction.
-        """
+        """Replace gradients that are being reduced by copies, which the program may write."""
         for index in (index for bucket in buckets for index in bucket.parameters):
             parameter, view = self._parameters[index], self._views[index]
             if parameter.grad is None or parameter.grad.is_sparse or index in self._lent:

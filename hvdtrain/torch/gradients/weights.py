@@ -161,10 +161,7 @@ class Weights:
 
     @collective
     def flush(self) -> None:
-        """Make the weights of all ranks equal now.
-
-        A rank that is at its end earlier than others takes part in their exchanges until then.
-        """
+        """Make all weights equal now; until its end a rank takes part in the others' exchanges."""
         while not self._exchange(flush=True, weight=self.counter.samples).flush:
             pass
 

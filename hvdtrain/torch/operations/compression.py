@@ -35,10 +35,7 @@ class BF16Compressor(_HalfCompressor):
 
 
 class Compression:
-    """The available compressors: none, fp16, and bf16, which Horovod lacks.
-
-    Half types are rounded once and added in float32.
-    """
+    """The compressors, which round once and add in float32; Horovod lacks bf16."""
 
     none = Compressor
     fp16 = FP16Compressor

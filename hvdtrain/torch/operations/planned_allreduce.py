@@ -48,11 +48,7 @@ def run_allreduce(
     process_set: ProcessSet,
     in_place: bool = False,
 ) -> torch.Tensor:
-    """Return the reduction of a tensor, without gradients.
-
-    The first call with these arguments and a tensor of this shape and dtype checks them and leaves
-    a plan to the later ones.
-    """
+    """Return a reduction without gradients; the first call of a kind checks it and plans."""
     plan = _find(tensor, op, name, prescale_factor, postscale_factor, process_set)
     if plan is not None:
         data = _source_and_target(plan, tensor, in_place)

@@ -29,7 +29,6 @@ from hvdtrain.core.sharding.exchange import (
     GatherSlices,
     PutSegments,
     ScatteredSlices,
-    SlicedBuckets,
     SpreadSlices,
     SumSlices,
 )
@@ -160,19 +159,19 @@ def long(planned: Planned, rank: int, size: int, part: int) -> Array:
     return data(planned, rank, part, 64 * size - planned.counts[0])
 
 
-def _sliced(arrays: list[Array], slices: ScatteredSlices) -> SlicedBuckets:
-    return SlicedBuckets([Buffer.from_array(a) for a in arrays], [None] * len(arrays), slices)
+def _sliced(arrays: list[Array]) -> list[tuple[Buffer, None]]:
+    return [(Buffer.from_array(array), None) for array in arrays]
 
 
 def _spread(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
-    operation = LateSlices(lambda slices: SpreadSlices(_sliced(arrays, slices), name))
+    operation = LateSlices(lambda slices: SpreadSlices(_sliced(arrays), slices, name))
     return Made(operation, lambda _: [array.tolist() for array in arrays])
 
 
 def _sum(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
-    operation = LateSlices(lambda slices: SumSlices(_sliced(arrays, slices), (1.0, 2.0), name))
+    operation = LateSlices(lambda slices: SumSlices(_sliced(arrays), slices, name, (1.0, 2.0)))
     return Made(operation, lambda _: [array.tolist() for array in arrays])
 
 
