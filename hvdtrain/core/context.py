@@ -45,12 +45,6 @@ from hvdtrain.world import SRUN, idle_tasks, promised_world
 _REPORT_SECONDS = 5.0
 
 
-def is_child_process() -> bool:
-    # A spawned child imports the main script before it knows its parent; until then it is marked.
-    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
-    return inheriting or multiprocessing.parent_process() is not None
-
-
 def check_world_size(world: EngineWorld) -> None:
     promised = promised_world(os.environ)
     size = world.communicator.size
@@ -170,7 +164,9 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
     global _context
     if is_initialized():
         return
-    if is_child_process():
+    # A spawned child imports the main script before it knows its parent; until then it is marked.
+    inheriting = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if inheriting or multiprocessing.parent_process() is not None:
         raise HvdtrainError(
             "init() in a multiprocessing child, which is not a rank of its own: put the code "
             "that calls init() under `if __name__ == '__main__':`"

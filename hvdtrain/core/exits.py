@@ -220,15 +220,12 @@ class ExitGuard:
             self._end(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
-        if not self._is_rank() or not self._ends_job(args.thread):
+        # Threads of the program may fail.
+        own = args.thread is not None and args.thread.name.startswith(OWN_THREADS)
+        if not self._is_rank() or not (own or self._any_thread):
             self._thread_excepthook(args)
         elif args.exc_value is not None and args.exc_type is not SystemExit:
             self._on_exception(args.exc_type, args.exc_value, args.exc_traceback)
-
-    def _ends_job(self, thread: threading.Thread | None) -> bool:
-        """Return whether the job ends with this thread; threads of the program may fail."""
-        own = thread is not None and thread.name.startswith(OWN_THREADS)
-        return own or self._any_thread
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         if not self._is_rank() or self._leaving:

@@ -123,13 +123,9 @@ def reason_against_nccl(
         here[node].append(rank)
     for ranks in here.values():
         least = min(visible[rank].count for rank in ranks)
-        if least < len(ranks) and not _have_distinct_masks([visible[rank] for rank in ranks]):
+        # A scheduler may have left each of a node's ranks a different GPU.
+        masks = {own.mask for own in (visible[rank] for rank in ranks) if own.count == 1}
+        if least < len(ranks) and len(masks - {0}) < len(ranks):
             gpus = f"{least} GPU{'s' * (least > 1)}"
             return f"{len(ranks)} ranks on {hostnames[ranks[0]]} see {gpus}"
     return None
-
-
-def _have_distinct_masks(visible: Sequence[VisibleGpus]) -> bool:
-    """Return whether a scheduler has left each of a node's ranks a different GPU."""
-    masks = {own.mask for own in visible if own.count == 1 and own.mask}
-    return len(masks) == len(visible)

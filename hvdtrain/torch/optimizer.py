@@ -44,11 +44,6 @@ def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def uses_loss(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step may depend on the loss, as with LBFGS and what is not torch's own."""
-    return not is_of_torch(optimizer) or type(optimizer) is torch.optim.LBFGS
-
-
 @collective
 def loss_of_all_ranks(
     loss: Any, op: ReduceOp, weight: float | None, process_set: ProcessSet
@@ -321,8 +316,10 @@ class DistributedOptimizer(ExchangingOptimizer):
             loss = closure()
         self._reduce()
         settings = self._exchanged.settings
-        if not settings.process_set.included() or not uses_loss(self._optimizer):
+        if not settings.process_set.included():
             return loss
+        if is_of_torch(self._optimizer) and type(self._optimizer) is not torch.optim.LBFGS:
+            return loss  # which these do not use
         return loss_of_all_ranks(loss, settings.op, self.sample_weight, settings.process_set)
 
     @collective

@@ -66,7 +66,7 @@ def decide(reports: Sequence[Report], ranks: Sequence[int]) -> Decision:
     mismatched: dict[str, str] = {}
     behind: frozenset[int] = frozenset()
     for member, request in view.candidates():
-        if view.is_everywhere(request):
+        if view.is_everywhere(request):  # the usual case
             run.append(request)
             continue
         sent = view.counterparts(request, member)
@@ -124,7 +124,6 @@ class _View:
                     yield member, request
 
     def is_everywhere(self, request: Request) -> bool:
-        """Return whether all members have submitted an equal request, the usual case."""
         # A report has the same object for equal requests.
         return all(theirs.get(request.key) is request for theirs in self._by_key)
 

@@ -152,15 +152,12 @@ class AutoExchange(Exchange):
         if self._choice is not None:
             self._choice.end(info)
             if self._prints and len(self._times.seconds) == self._steps:
-                self._print_outcome(self._choice)
+                self._prints = False
+                if (predicted := self._choice.predicted) is not None:
+                    seconds = self._times.median_seconds()
+                    _say([outcome_line(seconds, predicted, self._choice.before)])
         elif self._next is not None:
             self._begin(self._next)
-
-    def _print_outcome(self, choice: Chosen) -> None:
-        """Print how long steps have taken since the choice, once."""
-        self._prints = False
-        if choice.predicted is not None:
-            _say([outcome_line(self._times.median_seconds(), choice.predicted, choice.before)])
 
     @collective
     def _decide(self, info: StepInfo, communicators: Communicators) -> None:

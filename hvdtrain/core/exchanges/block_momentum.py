@@ -117,7 +117,7 @@ class BlockMomentum(Exchange):
         return round(steps.number * steps.samples) >= self._block
 
     def _update(self, info: StepInfo) -> _Update:
-        whole = self._momentum_of(info.size)
+        whole = 1 - 1 / info.size if self._momentum is None else self._momentum
         ahead = whole if self.looks_ahead and not info.flush else 0.0
         if not info.drifted:
             return _Update(1.0, 0.0, 0.0, ahead)
@@ -127,9 +127,6 @@ class BlockMomentum(Exchange):
         momentum = whole**share
         gain = self._rate * info.size * (1 - momentum) / share
         return _Update(momentum, gain, share, ahead)
-
-    def _momentum_of(self, size: int) -> float:
-        return 1 - 1 / size if self._momentum is None else self._momentum
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         for part in bucket.parts:

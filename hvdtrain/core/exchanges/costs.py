@@ -155,17 +155,14 @@ def predictions(measured: Measured, plan: BucketPlan) -> list[Prediction]:
     if count > 2:
         allowed.append(list(range(count)))
     found = [predict(measured, plan, _shortest(measured, plan, numbers)) for numbers in allowed]
-    return [each for at, each in enumerate(found) if each.choice not in _choices(found[:at])]
+    first = {each.choice: each for each in reversed(found)}
+    return [each for each in found if first[each.choice] is each]
 
 
 def best(found: Sequence[Prediction]) -> Prediction:
     """Return the prediction of the shortest step, or the first one if no other gains 5 %."""
     shortest = min(found, key=lambda each: each.seconds)
     return shortest if shortest.seconds < (1 - _LEAST_GAIN) * found[0].seconds else found[0]
-
-
-def _choices(found: Sequence[Prediction]) -> list[tuple[int, ...]]:
-    return [each.choice for each in found]
 
 
 def _shortest(measured: Measured, plan: BucketPlan, allowed: Sequence[int]) -> list[int]:

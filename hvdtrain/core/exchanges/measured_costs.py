@@ -243,14 +243,16 @@ class Measurement:
         links = [_link(network), _link(communicators.node)]
         shapes = list(dict.fromkeys(map(_shape, self.plan.specs)))
         meet = communicators.all_ranks.barrier
+        on_host = all(device == "cpu" for _, device in self.memory)
         rehearsed = [
             self._rehearse(exchange, shapes, nodes, meet) for exchange in self.exchanges.values()
         ]
         numbers = [
             float(nodes),
-            self._core_share(meet),
+            # A device computes one thing at a time.
+            core_share(self.threads, meet) if on_host else 1.0,
             self.times.median_seconds(),
-            *(number for link in links for number in (link.latency_seconds, _slowness(link))),
+            *(n for link in links for n in (link.latency_seconds, 1 / link.bytes_per_second)),
             *self.times.ready_seconds(),
             # The least of all: other ranks wait for the last one.
             *(-seconds for seconds in self.times.reduced_seconds()),
@@ -264,12 +266,6 @@ class Measurement:
         slowest = np.array(numbers, np.float64)
         communicators.all_ranks.allreduce(Buffer.from_array(slowest), ReduceOp.MAX)
         return self._measured(slowest.tolist(), shapes, communicators.owners)
-
-    @collective
-    def _core_share(self, meet: Callable[[], None]) -> float:
-        """Return the share c of the cost model; a device computes one thing at a time."""
-        on_host = all(device == "cpu" for _, device in self.memory)
-        return core_share(self.threads, meet) if on_host else 1.0
 
     @collective
     def _rehearse(
@@ -335,10 +331,6 @@ def _link(communicator: Communicator | None) -> AllreduceCost:
         with suppress(ValueError):
             return fit_cost(points)
     return _TOO_NOISY
-
-
-def _slowness(link: AllreduceCost) -> float:
-    return 1 / link.bytes_per_second
 
 
 def _inverse(slowness: float) -> float:

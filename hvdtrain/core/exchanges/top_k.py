@@ -51,15 +51,12 @@ def _candidates(magnitude: Any, count: int) -> Any:
     # Twice as many as are needed, so that there are hardly ever too few.
     position = 2 * count * sample.shape[0] // magnitude.shape[0] + 16
     if position < sample.shape[0]:
-        threshold = _sorted(sample)[-position]
+        in_order = sample.sort().values if is_tensor(sample) else np.sort(sample)
+        threshold = in_order[-position]
         found = _nonzero(~(magnitude < threshold))
         if found.shape[0] >= count:
             return found
     return _nonzero(namespace(magnitude).ones_like(magnitude))
-
-
-def _sorted(values: Any) -> Any:
-    return values.sort().values if is_tensor(values) else np.sort(values)
 
 
 def _nonzero(flags: Any) -> Any:

@@ -249,7 +249,10 @@ class GradientStep(Operation):
         if error is None:
             self.added.set_result(None)
         else:
-            self._fail_futures(error)
+            futures: list[Future[Mark] | Future[None]] = [*self.reduced, self.added]
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
 
     def _reduce(
         self, bucket: FilledBucket, info: StepInfo, communicators: Communicators, needed: bool
@@ -302,13 +305,6 @@ class GradientStep(Operation):
             before = self.progress
             if not before.ready:
                 self._changed.wait_for(lambda: self.progress is not before, seconds)
-
-    def _fail_futures(self, error: BaseException) -> None:
-        """Set an error for the threads that wait for a bucket."""
-        futures: list[Future[Mark] | Future[None]] = [*self.reduced, self.added]
-        for future in futures:
-            if not future.done():
-                future.set_exception(error)
 
     @collective
     def _agree_on_info(self, communicator: Communicator) -> StepInfo:

@@ -92,11 +92,6 @@ REDUCES = {
 _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
 
-def widening(dtype: DType, op: ReduceOp) -> int:
-    """Return the factor by which an element grows when it is reduced by Horovod."""
-    return _widths(op).get(dtype, dtype).itemsize // dtype.itemsize
-
-
 def _widths(op: ReduceOp) -> Mapping[DType, DType]:
     return _WIDER_ORDERED if op in (ReduceOp.MIN, ReduceOp.MAX) else _WIDER
 
@@ -223,10 +218,12 @@ class HorovodCommunicator(Communicator):
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
     ) -> None:
-        for piece in buffer.pieces(self._chunk_bytes // widening(buffer.dtype, op)):
+        dtype, reduction = buffer.dtype, getattr(self._hvd, op.value.capitalize())
+        growth = _widths(op).get(dtype, dtype).itemsize // dtype.itemsize
+        for piece in buffer.pieces(self._chunk_bytes // growth):
             _scale(piece, prescale)  # Horovod's own factor must be the same on all ranks
             with reducible_tensor(piece, op) as tensor:
-                self._calls.run("allreduce_async_", tensor, op=self._reduction(op))
+                self._calls.run("allreduce_async_", tensor, op=reduction)
             _scale(piece, postscale)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
@@ -338,10 +335,6 @@ class HorovodCommunicator(Communicator):
         parts = torch.split(arrived, [sizes[rank] for rank in self._order])
         for rank, part in zip(self._order, parts, strict=True):
             places[rank].copy_(part)
-
-    def _reduction(self, op: ReduceOp) -> int:
-        reduction: int = getattr(self._hvd, op.value.capitalize())
-        return reduction
 
 
 class _HorovodPending(Pending):

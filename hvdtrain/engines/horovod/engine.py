@@ -69,7 +69,8 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     with installed_horovod():
         for module in ("torch", "horovod"):
             if importlib.util.find_spec(module) is None:
-                raise EngineUnavailableError(f"engine horovod needs {module}: {_remedy(module)}")
+                remedy = _BUILD if module == "horovod" else f"pip install {module}, then {_BUILD}"
+                raise EngineUnavailableError(f"engine horovod needs {module}: {remedy}")
     # First: whichever libmpi is loaded by then is the one that Horovod uses.
     with _set(_MPI_SETTINGS):
         mpi = mpi_engine.open_world(config, environ)
@@ -91,10 +92,6 @@ def open_world(config: Config, environ: Mapping[str, str]) -> EngineWorld:
         nodes=mpi.nodes,
         hostnames=mpi.hostnames,
     )
-
-
-def _remedy(module: str) -> str:
-    return _BUILD if module == "horovod" else f"pip install {module}, then {_BUILD}"
 
 
 @functools.cache  # modules loaded in installed_horovod() are removed from sys.modules

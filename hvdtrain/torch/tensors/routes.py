@@ -71,14 +71,6 @@ def require_dense(tensor: torch.Tensor) -> None:
         )
 
 
-def contiguous_copy(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a contiguous copy on the same device."""
-    require_dense(tensor)
-    return tensor.detach().to(
-        dtype or tensor.dtype, copy=True, memory_format=torch.contiguous_format
-    )
-
-
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the memory of a tensor holds its elements, contiguously and unmodified."""
     return (
@@ -134,7 +126,9 @@ class Route:
 
     def copied(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a contiguous copy for the engine to read and write."""
-        copy = contiguous_copy(tensor, dtype)
+        require_dense(tensor)
+        layout = torch.contiguous_format
+        copy = tensor.detach().to(dtype or tensor.dtype, copy=True, memory_format=layout)
         self.streams.keep(copy)
         return copy
 
