@@ -120,7 +120,7 @@ def wire_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def aligned_order(sizes: Sequence[int]) -> list[int]:
-    """Return the arrays' reverse order in memory, but odd sizes last, so that all are aligned."""
+    """Return the arrays' reverse order in memory, but odd sizes last, so that all others align."""
     aligned = [size % ALIGNMENT_BYTES == 0 for size in sizes]
     return sorted(range(len(sizes)), key=aligned.__getitem__)[::-1]
 
