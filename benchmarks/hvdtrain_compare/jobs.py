@@ -90,9 +90,7 @@ def _commands(
             library.vendor,
             worker,
             ranks=ranks,
-            hostfile=None,
             environ=environ,
-            root=os.geteuid() == 0,
         )
         yield _Command(line.argv, line.variables)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain_compare.meters import SocketMeter, peak_memory_bytes
+from hvdtrain_compare.meters import StepMeter
 from hvdtrain_compare.protocol import Place, RankResult, Task, Weights
 
 Shares = Callable[[Indices, int, Place], list[Indices]]
@@ -149,70 +148,45 @@ def weights_of(model: Any) -> Weights:
 _EVALUATED_TOGETHER = 128
 
 
-class _Meter(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times steps, and keeps the weights after some of them."""
-
+class _Meter(keras.callbacks.Callback, StepMeter):  # type: ignore[misc]
     def __init__(self, check_after: int) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-        self.sockets = SocketMeter()
-        self.checked: Weights = {}
-        self._check_after, self._started = check_after, 0.0
+        keras.callbacks.Callback.__init__(self)
+        StepMeter.__init__(self, check_after)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, object] | None = None) -> None:
-        """Begin the first step of an epoch."""
-        self._started = time.perf_counter()
+        self.begin()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
-        """End a step, and begin the next."""
-        self.seconds.append(time.perf_counter() - self._started)
-        if len(self.seconds) == 1:
-            self.sockets.start()  # the first step opens connections
-        if len(self.seconds) == self._check_after:
-            self.sockets.stop()
-            self.checked = weights_of(self.model)
-            self.sockets.start()
-        self._started = time.perf_counter()
+        self.end_step(lambda: weights_of(self.model))
 
 
 def train_keras(task: Task, place: Place, approach: Approach) -> RankResult:
     """Train the recipe under a strategy, evaluate it, and return what was measured."""
     problem = make_problem(task, place, approach)
     plan, options = problem.plan, problem.options
-    trained: list[Indices] = []
-    check_after, meter = task.check_steps, None
-    epochs: list[float] = []
+    meter = None
     for epoch in range(options.epochs):
         order = epoch_permutation(plan.samples, options.seed, epoch)
-        shares = approach.shares(order, plan.global_batch_size, place)
-        if meter is None:
-            check_after = min(task.check_steps, len(shares) * options.epochs)
-            meter = _Meter(check_after)
         batch = plan.global_batch_size
+        shares = approach.shares(order, batch, place)
+        meter = meter or _Meter(min(task.check_steps, len(shares) * options.epochs))
         sizes = [min(batch, len(order) - batch * step) for step in range(len(shares))]
         _fit(problem, approach, shares, sizes, [*approach.callbacks, meter], epoch)
-        trained.append(np.concatenate(shares))
-        epochs.append(sum(meter.seconds) - sum(epochs))
+        meter.end_epoch(shares)
     assert meter is not None
-    meter.sockets.stop()
+    meter.stop()
     evaluated, scores = _evaluate(problem)
-    keeps = task.keeps_weights and place.rank == 0
-    return RankResult(
+    return meter.result(
+        task,
+        place,
+        lambda: weights_of(problem.recipe.model),
         library=approach.library,
         samples=plan.samples,
         test_samples=0 if problem.recipe.test is None else len(problem.recipe.test),
         threads=None,
-        step_seconds=np.array(meter.seconds),
-        epoch_seconds=np.array(epochs),
-        trained=trained,
         evaluated=evaluated,
         scores=scores,
-        checked_after=check_after,
-        peak_memory_bytes=peak_memory_bytes(),
-        socket_bytes_per_step=meter.sockets.per_step(len(meter.seconds) - 1),
         notes=approach.notes,
-        checked_weights=meter.checked if keeps else {},
-        final_weights=weights_of(problem.recipe.model) if keeps else {},
     )
 
 

@@ -1,9 +1,17 @@
-"""What a process has used: memory, and bytes sent through sockets."""
+"""What a process has used: time, memory, and bytes sent through sockets."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.data.sampling import Indices
+from hvdtrain_compare.protocol import Place, RankResult, Task, Weights
 
 _LOOPBACK = re.compile(r"^\s*lo:\s*(.*)$", re.MULTILINE)
 # In /proc/net/dev eight numbers of what was received come first.
@@ -49,3 +57,57 @@ def sent_bytes() -> int:
     except OSError:
         return 0
     return int(found[1].split()[_SENT]) if found else 0
+
+
+class StepMeter:
+    """Times steps, and keeps the weights after some of them."""
+
+    def __init__(self, check_after: int) -> None:
+        self.seconds: list[float] = []
+        self._epochs: list[float] = []
+        self._trained: list[Indices] = []
+        self._checked: Weights = {}
+        self._sockets = SocketMeter()
+        self._check_after, self._started, self._first = check_after, 0.0, 0
+
+    def begin(self) -> None:
+        """Begin the first step of an epoch."""
+        self._started = time.perf_counter()
+
+    def end_step(self, weights: Callable[[], Weights]) -> None:
+        """End a step, and begin the next."""
+        self.seconds.append(time.perf_counter() - self._started)
+        if len(self.seconds) == 1:
+            self._sockets.start()  # the first step opens connections
+        if len(self.seconds) == self._check_after:
+            self._sockets.stop()
+            self._checked = weights()
+            self._sockets.start()
+        self._started = time.perf_counter()
+
+    def end_epoch(self, shares: Sequence[Indices]) -> None:
+        """End an epoch, in which this process had these samples in each step."""
+        self._epochs.append(sum(self.seconds[self._first :]))
+        self._first = len(self.seconds)
+        self._trained.append(np.concatenate(shares))
+
+    def stop(self) -> None:
+        """Count no more bytes."""
+        self._sockets.stop()
+
+    def result(
+        self, task: Task, place: Place, final: Callable[[], Weights], **others: Any
+    ) -> RankResult:
+        """Return what was measured, with the final weights, and what else is known."""
+        keeps = task.keeps_weights and place.rank == 0
+        return RankResult(
+            step_seconds=np.array(self.seconds),
+            epoch_seconds=np.array(self._epochs),
+            trained=self._trained,
+            checked_after=self._check_after,
+            peak_memory_bytes=peak_memory_bytes(),
+            socket_bytes_per_step=self._sockets.per_step(len(self.seconds) - 1),
+            checked_weights=self._checked if keeps else {},
+            final_weights=final() if keeps else {},
+            **others,
+        )

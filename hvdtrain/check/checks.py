@@ -268,9 +268,7 @@ def _try_two_ranks(mpirun: Path, library: MpiLibrary) -> Finished:
         library.vendor,
         [sys.executable, "-m", "hvdtrain.probes", "two_ranks"],
         ranks=_RANKS,
-        hostfile=None,
         environ=os.environ,
-        root=os.geteuid() == 0,
     )
     return finish(line.argv, _TIMEOUT_SECONDS, line.variables)
 

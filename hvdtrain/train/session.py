@@ -34,6 +34,19 @@ from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
 
 
+def _changed(setup: TrainingSetup, seconds: float) -> dict[str, Any]:
+    """Return what the records of lost and of joined ranks have in common."""
+    plan, progress = setup.step_plan, setup.start.progress
+    return {
+        "step": progress.step,
+        "epoch": progress.epoch + progress.done / plan.samples,
+        "trained_seconds": progress.total_seconds,
+        "seconds": seconds,
+        "global_batch_size": plan.global_batch_size,
+        "scaled_lr": plan.target_lr,
+    }
+
+
 def lost(
     recovery: Recovery,
     leaving: Collection[int],
@@ -41,53 +54,28 @@ def lost(
     seconds: float,
     reached: int | None,
 ) -> list[RanksLost]:
-    """Return the records of ranks that were lost, first of those that had left by request.
-
-    Args:
-        seconds: time from the notice until now.
-    """
-    plan, progress = setup.step_plan, setup.start.progress
+    """Return the records of ranks that were lost, first of those that had left by request."""
     left = tuple(rank for rank in recovery.lost if rank in leaving)
     ended = tuple(rank for rank in recovery.lost if rank not in leaving)
+    again = 0 if reached is None else max(reached - setup.start.progress.step, 0)
     groups = (left, recovery.size_before - len(left), True), (ended, recovery.left, False)
     return [
-        RanksLost(
-            step=progress.step,
-            epoch=progress.epoch + progress.done / plan.samples,
-            trained_seconds=progress.total_seconds,
-            lost=ranks,
-            ranks=remaining,
-            seconds=seconds,
-            global_batch_size=plan.global_batch_size,
-            scaled_lr=plan.target_lr,
-            left=by_request,
-            again=0 if reached is None else max(reached - progress.step, 0),
-        )
-        for ranks, remaining, by_request in groups
+        RanksLost(lost=ranks, ranks=n, left=asked, again=again, **_changed(setup, seconds))
+        for ranks, n, asked in groups
         if ranks
     ]
 
 
 def joined(recovery: Recovery, setup: TrainingSetup, seconds: float) -> list[RanksJoined]:
-    """Return the record of ranks that have joined, if any have.
-
-    Args:
-        seconds: time from the last step of the others until now.
-    """
-    plan, progress = setup.step_plan, setup.start.progress
+    """Return the record of ranks that have joined, if any have."""
     if not recovery.joined:
         return []
     return [
         RanksJoined(
-            step=progress.step,
-            epoch=progress.epoch + progress.done / plan.samples,
-            trained_seconds=progress.total_seconds,
             joined=recovery.joined,
             ranks=recovery.size,
-            seconds=seconds,
             start_seconds=recovery.start_seconds,
-            global_batch_size=plan.global_batch_size,
-            scaled_lr=plan.target_lr,
+            **_changed(setup, seconds),
         )
     ]
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hvdtrain import __version__
@@ -215,12 +214,7 @@ class Terminal:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -114,9 +114,7 @@ def _start(
         launcher.library.vendor,
         [sys.executable, "-m", *words],
         ranks=ranks,
-        hostfile=None,
         environ=environ,
-        root=os.geteuid() == 0,
         elastic=elastic,
     )
     variables = {**environ, **line.variables}

@@ -53,7 +53,6 @@ def run_job(
         ranks=ranks,
         hostfile=launcher.hostfile,
         environ=environ,
-        root=os.geteuid() == 0,
     )
     try:
         code = _run(line.argv, {**environ, **line.variables})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,8 +11,8 @@ from hvdtrain.data.sampling import Indices, epoch_permutation
 from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.torch.sources import Step
-from hvdtrain_compare.meters import SocketMeter, peak_memory_bytes
-from hvdtrain_compare.protocol import Place, RankResult, Task, Weights
+from hvdtrain_compare.meters import StepMeter
+from hvdtrain_compare.protocol import Place, RankResult, Task
 from hvdtrain_compare.torch.problem import Problem, make_problem
 from hvdtrain_compare.torch.trainer import Trainer
 
@@ -22,72 +20,47 @@ Wrap = Callable[[Problem], Trainer]
 _EVALUATED_TOGETHER = 128
 
 
-@dataclass
-class _Measured:
-    step_seconds: list[float] = field(default_factory=list)
-    epoch_seconds: list[float] = field(default_factory=list)
-    trained: list[Indices] = field(default_factory=list)
-    checked: Weights = field(default_factory=dict)
-    sockets: SocketMeter = field(default_factory=SocketMeter)
-
-
 def train_torch(task: Task, place: Place, wrap: Wrap) -> RankResult:
     """Train the recipe under a strategy, evaluate it, and return what was measured."""
     problem = make_problem(task, place)
     trainer = wrap(problem)
-    measured = _Measured()
     steps = problem.plan.steps_per_epoch * problem.options.epochs
-    check_after = min(task.check_steps, steps)
+    meter = StepMeter(min(task.check_steps, steps))
     for epoch in range(problem.options.epochs):
-        _train_epoch(trainer, epoch, check_after, measured)
-    measured.sockets.stop()
+        _train_epoch(trainer, epoch, meter)
+    meter.stop()
     trainer.settle()
     final = trainer.weights()
     evaluated, scores = _evaluate(trainer)
-    keeps = task.keeps_weights and place.rank == 0
-    return RankResult(
+    return meter.result(
+        task,
+        place,
+        lambda: final,
         library=trainer.library,
         samples=problem.plan.samples,
         test_samples=0 if problem.recipe.test is None else len(problem.recipe.test),
         threads=torch.get_num_threads(),
-        step_seconds=np.array(measured.step_seconds),
-        epoch_seconds=np.array(measured.epoch_seconds),
-        trained=measured.trained,
         evaluated=evaluated,
         scores=scores,
-        checked_after=check_after,
-        peak_memory_bytes=peak_memory_bytes(),
-        socket_bytes_per_step=measured.sockets.per_step(len(measured.step_seconds) - 1),
         notes=trainer.notes,
-        checked_weights=measured.checked if keeps else {},
-        final_weights=final if keeps else {},
     )
 
 
-def _train_epoch(trainer: Trainer, epoch: int, check_after: int, measured: _Measured) -> None:
+def _train_epoch(trainer: Trainer, epoch: int, meter: StepMeter) -> None:
     problem = trainer.problem
     order = epoch_permutation(problem.plan.samples, problem.options.seed, epoch)
     shares = trainer.division.train_shares(order)
-    first = len(measured.step_seconds)
     steps = [
-        Step(first + number, own, [Microbatch(problem.place.rank, own)])
-        for number, own in enumerate(shares)
+        Step(number, own, [Microbatch(problem.place.rank, own)])
+        for number, own in enumerate(shares, len(meter.seconds))
     ]
     trainer.model.train()
-    started = time.perf_counter()
+    meter.begin()
     for step, (batch,) in problem.train_source().batches(steps, epoch):
         trainer.set_rate(problem.plan.lr(step.number))
         trainer.step(batch.inputs, batch.targets, len(step.samples))
-        measured.step_seconds.append(time.perf_counter() - started)
-        if step.number == 0:
-            measured.sockets.start()  # the first step opens connections
-        if step.number + 1 == check_after:
-            measured.sockets.stop()
-            measured.checked = trainer.weights()
-            measured.sockets.start()
-        started = time.perf_counter()
-    measured.epoch_seconds.append(sum(measured.step_seconds[first:]))
-    measured.trained.append(np.concatenate(shares))
+        meter.end_step(trainer.weights)
+    meter.end_epoch(shares)
 
 
 def _evaluate(trainer: Trainer) -> tuple[Indices, Mapping[str, tuple[float, float]]]:

@@ -227,9 +227,7 @@ class Workshop:
             self._plan.mpi.vendor,
             [sys.executable, "-m", "hvdtrain.probes", "horovod", framework],
             ranks=2,
-            hostfile=None,
             environ=os.environ,
-            root=os.geteuid() == 0,
         )
         self._log.run(line.argv, {"OMP_NUM_THREADS": "1", **os.environ, **line.variables})
 

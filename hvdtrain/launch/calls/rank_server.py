@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from types import TracebackType
 from typing import Any, Self
 
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -112,12 +111,7 @@ class RankServer:
         self._threads[0].start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the connections of all ranks, which end these ranks."""
         with self._changed:
             self._closed = True

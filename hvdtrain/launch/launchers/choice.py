@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -325,15 +326,17 @@ def mpirun_command(
     program: Sequence[str],
     *,
     ranks: int | None,
-    hostfile: str | None,
     environ: Mapping[str, str],
-    root: bool,
+    hostfile: str | None = None,
+    root: bool | None = None,
     elastic: bool = False,
 ) -> LaunchCommand:
-    """Return the command line that runs `program` on every rank."""
+    """Return the command line that runs `program` on every rank, by default of this host."""
     build = open_mpi_5 if vendor == "openmpi" else mpich
     request = LaunchRequest(tuple(program), ranks=ranks, hostfile=hostfile, elastic=elastic)
-    return build(request, Site(mpirun, vendor, environ, root))
+    return build(
+        request, Site(mpirun, vendor, environ, os.geteuid() == 0 if root is None else root)
+    )
 
 
 LAUNCHERS = ("mpirun", "srun", "jsrun", "pals")

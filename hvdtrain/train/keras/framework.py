@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from types import ModuleType
+from typing import Literal
 
 import keras
 
@@ -20,14 +21,7 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
 
 
-class _DeviceModule(Protocol):
-    """A module that chooses the device of a rank for one backend of Keras."""
-
-    def prepare(self, topology: Topology, options: TrainOptions) -> Device:
-        """Pin a device or take a share of the cores, and return the device."""
-
-
-def _device_module(backend: str) -> _DeviceModule:
+def _device_module(backend: str) -> ModuleType:
     """Import the module that chooses devices for a backend of Keras."""
     match backend:
         case "jax":

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -91,12 +91,7 @@ class StopSignals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number in list(self._before):
             self._restore(number)
 

@@ -54,9 +54,7 @@ def _run(path: Path, steps: int, horovod_names: str, folder: str) -> str:
         library.vendor,
         program,
         ranks=2,
-        hostfile=None,
         environ=environ,
-        root=os.geteuid() == 0,
     )
     inherited = environ.get("PYTHONPATH")
     python_path = os.pathsep.join([horovod_names, *([inherited] if inherited else [])])
