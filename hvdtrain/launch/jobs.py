@@ -17,11 +17,7 @@ _UNITS = (86400, 3600, 60, 1)
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job to be submitted.
-
-    Attributes:
-        seconds: time limit.
-    """
+    """A job to be submitted."""
 
     name: str
     nodes: int

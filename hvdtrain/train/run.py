@@ -25,6 +25,7 @@ from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
+from hvdtrain.train.options.declare import Interval
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.records import MetricsRecord, RanksJoined, RanksLost, Seconds, Summary
 from hvdtrain.train.resume import BestEvaluation, Progress, RunClock
@@ -96,6 +97,8 @@ class Run:
         heartbeat: Heartbeat,
         run_log: RunLog | None,
         snapshots: Snapshots | None = None,
+        failures: Sequence[RanksLost] = (),
+        joins: Sequence[RanksJoined] = (),
     ) -> None:
         self._options, self._test_samples = options, setup.test_samples
         self._world, self._step_plan, self._loop = setup.world, setup.step_plan, setup.loop
@@ -108,16 +111,11 @@ class Run:
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
-        self._failures: Sequence[RanksLost] = ()
-        self._joins: Sequence[RanksJoined] = ()
+        self._failures, self._joins = failures, joins  # before this run, for the summary
         self._directory, self._snapshots = setup.start.directory, snapshots
         self.left: tuple[int, ...] = ()
         # Where a pause that is under way began. Survivors take it again if one of them was in it.
         self._pausing = self._progress if setup.start.pauses else None
-
-    def note_changes(self, failures: Sequence[RanksLost], joins: Sequence[RanksJoined]) -> None:
-        """Note ranks that ended or joined before, for the summary."""
-        self._failures, self._joins = failures, joins
 
     @collective
     def run(self) -> Summary | None:
@@ -244,7 +242,7 @@ class Run:
                     self._loop.state.reserve()
         if self._heartbeat.after_step() and self._run_log is not None:
             self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
-            self._terminal.show_slowest(*self._run_log.slowest)
+            self._terminal.show_slowest(*self._run_log.statistics.slowest)
         heartbeat = self._heartbeat
         due = heartbeat.interrupts or bool(heartbeat.due - {SNAPSHOT})
         self._pause_due = due or self._triggers.pauses(step) or self._snapshot_is_due(step, None)
@@ -293,7 +291,7 @@ class Run:
                 lines.append(self._metrics("train", values, speed))
             self._progress = progress.next_epoch()
         better = False
-        if self._evaluates(whole):
+        if self._is_due(EVALUATE, self._triggers.evaluate, whole):
             better = self._evaluate(lines)
         if lines:
             self._terminal.print(epoch_lines(lines, self._options.epochs))
@@ -303,26 +301,18 @@ class Run:
         # A check must not change the weights, so it waits until they are equal anyway.
         if self._watch_due and self._loop.synchronized:
             self._compare_ranks()
-        if better or self._saves(whole):
+        stops = self._heartbeat.stop_rank is not None
+        if better or stops or self._is_due(SAVE, self._triggers.save, whole):
             self._save(better)
         if self._snapshot_is_due(step, self._progress.epoch if whole else None):
             self._take_snapshot()
 
-    def _evaluates(self, whole: bool) -> bool:
-        every, progress = self._triggers.evaluate, self._progress
+    def _is_due(self, timer: str, every: Interval, whole: bool) -> bool:
+        """Return whether to evaluate or to save after a step, which may end an epoch."""
         return (
-            EVALUATE in self._heartbeat.due
-            or every.after_step(progress.step)
-            or (whole and every.after_epoch(progress.epoch))
-        )
-
-    def _saves(self, whole: bool) -> bool:
-        every, progress = self._triggers.save, self._progress
-        return (
-            SAVE in self._heartbeat.due
-            or every.after_step(progress.step)
-            or (whole and every.after_epoch(progress.epoch))
-            or self._heartbeat.stop_rank is not None
+            timer in self._heartbeat.due
+            or every.after_step(self._progress.step)
+            or (whole and every.after_epoch(self._progress.epoch))
         )
 
     def _log(self) -> None:
@@ -410,7 +400,7 @@ class Run:
         last, step = self._evaluated, self._progress.step
         if last is not None and last.step == step:
             return last.values
-        if step == self._first_step:  # nothing was trained: the run_log have it already
+        if step == self._first_step:  # nothing was trained: the run log has it already
             self._loop.synchronize()
             with on_this_rank():
                 return self._loop.evaluate()

@@ -43,7 +43,7 @@ class RunLog:
         trackers: Trackers,
     ) -> None:
         self.directory = directory
-        self._options, self._world, self._statistics, self._trackers = (
+        self._options, self._world, self.statistics, self._trackers = (
             options,
             world,
             statistics,
@@ -53,16 +53,11 @@ class RunLog:
         self._incomplete: set[str] = set()
         self._saver = Saver(directory, options.keep_checkpoints)
 
-    @property
-    def slowest(self) -> tuple[int, float]:
-        """The rank that computes longest, and its share of the time."""
-        return self._statistics.slowest
-
     def note(self, report: HeartbeatReport | None, step: int, seconds: float) -> None:
         """Add the report of a heartbeat, and write a line of ranks.jsonl if one is due."""
         if report is not None:
-            self._statistics.add(report)
-        line = self._statistics.line(step, seconds)
+            self.statistics.add(report)
+        line = self.statistics.line(step, seconds)
         if line is not None:
             self._append(RANKS, [line], sync=False)
             self._trackers.log(rank_values(line), step, seconds)
@@ -150,7 +145,7 @@ class RunLog:
     def ended(self, summary: Summary) -> list[str]:
         """Write the summary, and return the names of the main result files."""
         newest = self._saver.finish()
-        line = self._statistics.line(summary.steps, summary.seconds.total, at_once=True)
+        line = self.statistics.line(summary.steps, summary.seconds.total, at_once=True)
         if line is not None:
             self._append(RANKS, [line], sync=False)
         with usage_errors(self.directory):

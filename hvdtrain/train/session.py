@@ -164,18 +164,13 @@ class _Session:
     def _go_on(self) -> Summary | None:
         """Train with the ranks that are left, and with one that has joined."""
         self._share_history()
-        setup, reached = self._set_up_again()
+        loader, reached = self._loader()
+        ranks = self._ranks if self._options.elastic_batch == "keep" else None
+        setup = set_up(self._options, self._make_recipe, loader, ranks)
         lines = self._note_changes(setup, reached)
         changed = broadcast_object((self._failures, self._joins), 0, "changes")
         self._failures, self._joins = changed  # also on ranks that have joined
         return self._train(setup, lines)
-
-    @collective
-    def _set_up_again(self) -> tuple[TrainingSetup, int | None]:
-        """Return the setup, and the steps done if some are taken again."""
-        loader, reached = self._loader()
-        ranks = self._ranks if self._options.elastic_batch == "keep" else None
-        return set_up(self._options, self._make_recipe, loader, ranks), reached
 
     @collective
     def _share_history(self) -> None:
@@ -225,8 +220,8 @@ class _Session:
             timers = {} if self._snapshots is None else self._snapshots.timers
             heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
             try:
-                self._run = Run(options, setup, terminal, heartbeat, run_log, self._snapshots)
-                self._run.note_changes(self._failures, self._joins)
+                changes = self._snapshots, self._failures, self._joins
+                self._run = Run(options, setup, terminal, heartbeat, run_log, *changes)
                 self._standing, self._joins_others = None, False
                 if self._failures:
                     self._run.require_ranks(world.topology.size)
@@ -245,6 +240,7 @@ def _open_run_log(
     """Open the files and trackers of rank 0; return None on the other ranks."""
     opened: list[RunLog] = []
 
+    @usage_errors(setup.start.directory)
     def open_files() -> None:
         topology, start = setup.world.topology, setup.start
         write_environment(start.directory, options.with_absolute_paths(), topology.hostnames)
@@ -264,11 +260,7 @@ def _open_run_log(
             RunLog(start.directory, options, setup.world, setup.threads, statistics, trackers)
         )
 
-    def open_or_refuse() -> None:
-        with usage_errors(setup.start.directory):
-            open_files()
-
-    call_on_root(open_or_refuse)
+    call_on_root(open_files)
     return opened[0] if opened else None
 
 

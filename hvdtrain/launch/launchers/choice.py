@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun
@@ -232,16 +233,6 @@ _5 = _Dialect(
 )
 
 
-def open_mpi_4(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of Open MPI 4's mpirun."""
-    return _mpirun(request, site, _4)
-
-
-def open_mpi_5(request: LaunchRequest, site: Site) -> LaunchCommand:
-    """Return the command line of Open MPI 5's mpirun."""
-    return _mpirun(request, site, _5)
-
-
 def _mpirun(request: LaunchRequest, site: Site, dialect: _Dialect) -> LaunchCommand:
     here = not request.names_hosts and not has_allocation(site.environ)
     flags = [
@@ -261,6 +252,10 @@ def _mpirun(request: LaunchRequest, site: Site, dialect: _Dialect) -> LaunchComm
     program = logged(request.program, request.log_folder, "OMPI_COMM_WORLD_RANK")
     variables = _variables(here, site.environ, site.root)
     return LaunchCommand((site.launcher, *flags, *program), variables, request.log_folder)
+
+
+open_mpi_4: Builder = partial(_mpirun, dialect=_4)
+open_mpi_5: Builder = partial(_mpirun, dialect=_5)
 
 
 def _binding(bind: str | None, here: bool, dialect: _Dialect) -> list[str]:

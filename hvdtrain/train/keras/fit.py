@@ -79,13 +79,7 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
         self._sums = self.add_weight(shape=(2,), initializer="zeros", name="sums")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch.
-
-        Args:
-            y_true: targets, [n, ...].
-            y_pred: outputs, [n, ...].
-            sample_weight: weights, [n]; samples of weight 0 are padding.
-        """
+        """Add a batch."""
         ops = keras.ops
         # At least float32, so that sums of half types keep their precision.
         counted = ops.cast(ops.reshape(sample_weight, [-1]) > 0, self._sums.dtype)
@@ -177,11 +171,7 @@ def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
 
 
 class SampleReader:
-    """Reads samples from arrays or from a map-style data set.
-
-    Args:
-        data: Samples, or a data set with len() and [index].
-    """
+    """Reads samples from arrays or from a map-style data set."""
 
     def __init__(self, data: Any, dtype: str, seed: int, augment: Any = None) -> None:
         if is_stream(data):
@@ -195,11 +185,7 @@ class SampleReader:
         return len(self._data)
 
     def read(self, rows: Indices, epoch: int = 0) -> tuple[Any, Any]:
-        """Return the inputs [n, ...] and the targets [n, ...] of samples.
-
-        Args:
-            rows: int64 numbers of the samples, [n].
-        """
+        """Return the inputs [n, ...] and the targets [n, ...] of samples."""
         if isinstance(self._data, Samples) and self._augment is None:
             inputs, targets = self._data.inputs[rows], self._data.labels[rows]
         else:

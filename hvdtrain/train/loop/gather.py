@@ -105,12 +105,7 @@ def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
 
 @collective
 def gathered_value(metric: Gathered, indices: Indices, outputs: Array, targets: Array) -> float:
-    """Return a metric of the rows of all ranks, computed by rank 0.
-
-    Args:
-        outputs: outputs for this rank's samples, [rows, ...].
-        targets: targets of this rank's samples, [rows, ...].
-    """
+    """Return a metric of the rows of all ranks, computed by rank 0."""
     everything = gather_rows(indices, [outputs, targets])
     # One rank computes it: another processor may round differently.
     return call_on_root(lambda: metric.value(*everything))
@@ -133,11 +128,7 @@ def _require_once(numbers: Indices, counts: Sequence[int]) -> None:
 def predict_on_all_ranks(
     chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]
 ) -> Array:
-    """Return the outputs for all samples, in order, on every rank.
-
-    Args:
-        outputs_of: returns the outputs for a chunk, [samples, ...].
-    """
+    """Return the outputs for all samples, in order, on every rank."""
     parts = call_everywhere(partial(_compute, chunks, outputs_of))
     indices = np.concatenate([np.zeros(0, np.int64), *chunks])
     rows = np.concatenate(parts) if parts else np.zeros((0,), np.float32)
@@ -146,11 +137,7 @@ def predict_on_all_ranks(
 
 
 def split_samples(samples: Indices, size: int) -> list[Indices]:
-    """Split samples into chunks.
-
-    Args:
-        samples: int64 numbers of the samples, [n].
-    """
+    """Split samples into chunks."""
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 

@@ -228,9 +228,6 @@ class RankStatistics:
 
     Between two exchanges, the rank that was blocked least waited for nobody: so long was data being
     moved, on all ranks. The time that another rank was blocked beyond that, it waited.
-
-    Args:
-        sent_bytes_per_step: bytes that each rank sends per step.
     """
 
     def __init__(self, sent_bytes_per_step: int) -> None:

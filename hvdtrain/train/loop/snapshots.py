@@ -161,11 +161,7 @@ class Snapshots:
             self._step, self._payload = -1, np.empty(0, np.uint8)
 
     def seconds_to_next(self, taken: float) -> float:
-        """Return the seconds from one snapshot to the next, for those that go by the clock.
-
-        Args:
-            taken: seconds that the one took.
-        """
+        """Return the seconds from one snapshot to the next, for those that go by the clock."""
         if self._every is not None and self._every.seconds is not None:
             return self._every.seconds
         return max(_LEAST_SECONDS, taken / _SHARE)

@@ -34,9 +34,6 @@ def note_samples(epoch: int, done: int, own: Indices) -> None:
 
     A step counts if ranks continue from a later point: lines are written before it, as a rank
     that is killed after it has no time to.
-
-    Args:
-        own: numbers of the samples of this rank, int64 [n].
     """
     path = os.environ.get(_VARIABLE)
     if path is None:
@@ -144,9 +141,6 @@ def padded(own: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
     """Return a rank's samples padded to one length, and which of them count.
 
     Padding lets a framework that compiles a step for the shape of its batch compile it once.
-
-    Args:
-        own: int64 numbers of the samples of this rank, [n].
 
     Returns:
         Numbers of samples, int64 [rows], and whether each counts, bool [rows].

@@ -9,19 +9,6 @@ from typing import Protocol
 
 from hvdtrain.errors import UsageError
 
-__all__ = [
-    "OPTIMIZERS",
-    "SCALINGS",
-    "SCHEDULES",
-    "OptimizerOptions",
-    "ScheduleSettings",
-    "learning_rate",
-    "parse_milestones",
-    "scaled_lr",
-    "warmup_lr",
-    "weight_decay_of",
-]
-
 OPTIMIZERS = ("sgd", "adam", "adamw", "lars", "lamb")
 
 
@@ -61,15 +48,10 @@ class ScheduleSettings:
     """Everything that the learning rate of a step depends on.
 
     Attributes:
-        steps_per_epoch: optimizer steps in one epoch.
-        steps: optimizer steps in all epochs.
         base_lr: learning rate that the warm-up starts near.
         target_lr: learning rate at the end of the warm-up, which the schedule decays.
         warmup_epochs: length of the warm-up; 0: none.
-        schedule: one of SCHEDULES.
         milestones: epochs, ascending, at which schedule "step" reduces the rate.
-        decay: factor at each milestone.
-        power: exponent of schedule "polynomial".
         final_lr: learning rate of the last step with schedules "cosine" and "polynomial".
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from hvdtrain.train.loop.gather import gathered_value
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.metrics import Gathered, Totals, Values
-from hvdtrain.train.torch.sources import Batch, Source, Step
+from hvdtrain.train.torch.sources import Source, Step
 
 
 class TorchMetricSums:
@@ -40,12 +40,7 @@ class TorchMetricSums:
         self._counts: dict[str, torch.Tensor] = {}
 
     def add(self, outputs: Any, targets: Any, mean_loss: torch.Tensor, samples: int) -> None:
-        """Add a batch.
-
-        Args:
-            outputs: outputs of the model, [samples, ...].
-            targets: targets, [samples, ...].
-        """
+        """Add a batch."""
         self._samples += samples
         self._loss.add_(mean_loss.detach(), alpha=samples)
         for name, metric in self._metrics.items():
@@ -125,15 +120,16 @@ class TorchEvaluation:
         """Return the mean loss and the metrics of all samples, each seen by one rank."""
         additive = {n: m for n, m in self.metrics.items() if not isinstance(m, Gathered)}
         sums = TorchMetricSums(additive, self.device)
-        losses = torch.zeros(self._chunks, dtype=torch.float64)
+        losses = torch.zeros(chunk_count(self.samples), dtype=torch.float64)
         kept: list[tuple[Any, Any, Any]] = []
         with torch.no_grad():
-            for number, batch in self._own_chunks():
+            chunks = own_chunks(self.samples, self.topology)
+            for step, (batch,) in self.source.batches(chunks, 0):
                 outputs = forward(batch.inputs)
                 count = len(batch.microbatch.samples)
                 mean_loss = self.loss(outputs, batch.targets)
                 sums.add(outputs, batch.targets, mean_loss, count)
-                losses[number] = float(mean_loss) * count
+                losses[step.number] = float(mean_loss) * count
                 if len(additive) < len(self.metrics):
                     kept.append(
                         (batch.microbatch.samples, as_array(outputs), as_array(batch.targets))
@@ -143,14 +139,6 @@ class TorchEvaluation:
         in_order = hvd.allreduce(losses, name="losses", op=hvd.Sum).tolist()
         totals = Totals(totals.samples, sum(in_order), totals.counts)
         return {**totals.values(additive), **self._gathered(kept)}
-
-    @property
-    def _chunks(self) -> int:
-        return chunk_count(self.samples)
-
-    def _own_chunks(self) -> Iterator[tuple[int, Batch]]:
-        for step, (batch,) in self.source.batches(own_chunks(self.samples, self.topology), 0):
-            yield step.number, batch
 
     @collective
     def _gathered(self, kept: list[tuple[Any, Any, Any]]) -> Values:

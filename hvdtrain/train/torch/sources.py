@@ -76,11 +76,7 @@ class ArraySource:
 
 
 class SeededRows:
-    """A map-style data set whose random changes depend on seed, epoch and sample alone.
-
-    Args:
-        dataset: data set with [index].
-    """
+    """A map-style data set whose random changes depend on seed, epoch and sample alone."""
 
     def __init__(self, dataset: Any, augment: Augment | None, seed: int, epoch: int) -> None:
         self._dataset, self._augment, self._seed, self._epoch = dataset, augment, seed, epoch
@@ -97,11 +93,7 @@ class SeededRows:
 
 @dataclass(frozen=True)
 class LoaderSource:
-    """A map-style data set read by torch's DataLoader.
-
-    Attributes:
-        dataset: data set with [index].
-    """
+    """A map-style data set read by torch's DataLoader."""
 
     dataset: Any
     augment: Augment | None

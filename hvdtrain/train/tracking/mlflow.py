@@ -234,10 +234,6 @@ class Mlflow:
         self._rejection: Exception | None = None  # of the waiting values
         self._sender = BackgroundWorker("mlflow")
 
-    @property
-    def location(self) -> str:
-        return f"run {self._run_id} in {self._store.uri}"
-
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         """Send values, with the time of this call; see Tracker.log."""
         now = int(time.time() * 1000)

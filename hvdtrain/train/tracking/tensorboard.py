@@ -37,11 +37,6 @@ class TensorBoard:
         self._add(step=first_step, session_log=SessionLog(status=SessionLog.START))
         self._add(summary=_hyperparameters(info))
 
-    @property
-    def location(self) -> str:
-        """The command that shows the values."""
-        return f"tensorboard --logdir {self._folder}"
-
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(step=step, summary=Summary(value=scalars))

@@ -135,10 +135,6 @@ class Tracker(Protocol):
     an earlier call, and can be called again all the same.
     """
 
-    @property
-    def location(self) -> str:
-        """Where the values can be found, without passwords."""
-
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         """Record values."""
 

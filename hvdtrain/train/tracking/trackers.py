@@ -34,10 +34,6 @@ class CsvFile:
             rows = [row for row in rows if int(row[0]) <= info.resumed_step]
         self._file = self._rewrite(rows)
 
-    @property
-    def location(self) -> str:
-        return str(self._path)
-
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         new = [name for name in values if name not in self._columns]
         if new:
@@ -110,11 +106,6 @@ class Trackers:
         self._trackers = dict(trackers)
         self._warn = warn
         self._warned: set[str] = set()
-
-    @property
-    def locations(self) -> dict[str, str]:
-        """Where the values of each tracker can be found, without passwords."""
-        return {name: tracker.location for name, tracker in self._trackers.items()}
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         plain = {name: float(value) for name, value in values.items()}

@@ -42,10 +42,6 @@ class Wandb:
         self._run.define_metric("*", step_metric="step")
         save_json(path, {"id": run_id})
 
-    @property
-    def location(self) -> str:
-        return str(Path(self._run.dir).parent) if self._run.offline else str(self._run.url)
-
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         self._run.log({**values, "step": step, "seconds": seconds})
 

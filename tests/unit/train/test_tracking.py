@@ -88,7 +88,6 @@ def test_tensorboard_files(tmp_path: Path) -> None:
     assert told["lr"].number_value == 0.1
     assert told["device"].string_value == "None"
     assert told["uri"].string_value == "http://***@host/x"
-    assert trackers.locations == {}
 
 
 def test_a_full_disk_costs_whole_records_only(tmp_path: Path) -> None:
@@ -125,8 +124,6 @@ def test_bad_names_and_missing_packages(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_second_end_does_nothing() -> None:
     class Deaf:
-        location = "nowhere"
-
         def log(self, values: object, step: int, seconds: float) -> None:
             raise ValueError("no http://me:secret@host\nand more")
 

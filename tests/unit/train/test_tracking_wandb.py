@@ -26,7 +26,7 @@ for step in range(resumed or 0, 20):
     trackers.log({"train/loss": step / 3}, step, step / 10)
 (directory / "summary.json").write_text("{}")
 trackers.artifact(directory / "summary.json")
-print(trackers.locations["wandb"])
+print(Path(trackers._trackers["wandb"]._run.dir).parent)
 trackers.end("stopped" if resumed is None else "finished")
 """
 

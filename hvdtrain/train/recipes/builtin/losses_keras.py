@@ -26,12 +26,7 @@ class _Smoothed(keras.losses.Loss):  # type: ignore[misc]
         self._label_smoothing = label_smoothing
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """Return one loss for each sample.
-
-        Args:
-            y_true: integer labels, [n].
-            y_pred: scores, [n, classes].
-        """
+        """Return one loss for each sample."""
         ops = keras.ops
         labels = ops.reshape(ops.cast(y_true, "int32"), [-1])
         targets = ops.one_hot(labels, y_pred.shape[-1], dtype=y_pred.dtype)
