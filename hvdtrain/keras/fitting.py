@@ -94,7 +94,7 @@ def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback
     starts_equal = any(isinstance(c, BroadcastGlobalVariablesCallback) for c in callbacks)
     if starts_equal and not distributed_optimizers(model) and _runs_keras_only(model, callbacks):
         warn_once(
-            "BroadcastGlobalVariablesCallback, but the optimizer is not wrapped, so that each "
+            "fit: BroadcastGlobalVariablesCallback, but the optimizer is not wrapped, so that each "
             "rank trains a model of its own and they drift apart: "
             "compile(hvd.DistributedOptimizer(optimizer), ...) with an optimizer such as "
             "keras.optimizers.Adam()"
@@ -106,7 +106,7 @@ def warn_if_unsynchronized(model: Model) -> None:
     for layer in model._flatten_layers():
         if _is_from_keras(layer) and getattr(layer, "synchronized", False):
             warn_once(
-                "BatchNormalization(synchronized=True) uses each rank's own batch, because it "
+                "fit: BatchNormalization(synchronized=True) uses each rank's own batch, because it "
                 "synchronizes replicas of tf.distribute only: use "
                 "hvdtrain.tensorflow.SyncBatchNormalization()"
             )
@@ -212,15 +212,15 @@ class _BatchWeight:
         known = [each for each in self.divisors if each is not _UNKNOWN]
         if not known or len(known) < len(self.divisors):
             warn_once(
-                f"a loss of model {self._name!r} is not averaged by one of Keras's losses, so what "
-                "it divides by is not known, and batches are weighted by "
+                f"fit: a loss of model {self._name!r} is not averaged by one of Keras's losses, so "
+                "what it divides by is not known, and batches are weighted by "
                 f"{'those that are' if known else 'their rows'}: {_SAY_IT}"
             )
         elif not self._agree():
             warn_once(
-                f"losses of model {self._name!r} divide by numbers whose ratio may differ between "
-                "batches, so that no weight of a batch is right for all of them, and the first "
-                f"one's is taken: {_SAY_IT}",
+                f"fit: losses of model {self._name!r} divide by numbers whose ratio may differ "
+                "between batches, so that no weight of a batch is right for all of them, and the "
+                f"first one's is taken: {_SAY_IT}",
                 every_rank=True,
             )
         return known[0].value if known else _rows(self._targets, self._inputs)
@@ -350,7 +350,7 @@ def warn_once(message: str, every_rank: bool = False) -> None:
     """Print a warning about weights, on rank 0 or wherever it is noticed."""
     topology = context.current().topology
     if topology.size > 1 and (every_rank or topology.rank == 0):
-        write_message(topology.title, f"fit: {message}")
+        write_message(topology.title, message)
 
 
 def save_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
