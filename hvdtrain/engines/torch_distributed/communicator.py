@@ -173,7 +173,7 @@ class TorchCommunicator(Communicator):
             store=dist.PrefixStore(f"split {self._splits}", members.store),
             rank=list(ranks).index(self.rank),
             size=len(ranks),
-            leave=_nothing,
+            leave=lambda: None,
         )
         return TorchCommunicator(part)
 
@@ -291,7 +291,3 @@ class _TorchPending(Pending):
         self._work = None
         self._signed ^= _SIGN
         return True
-
-
-def _nothing() -> None:
-    pass

@@ -209,7 +209,7 @@ def _has_torchrun(environ: Mapping[str, str]) -> bool:
 
 def _alone() -> RankInfo:
     name = socket.gethostname()
-    return RankInfo(dist.HashStore(), 0, 1, "127.0.0.1", (0,), (name,), os._exit, _nothing)
+    return RankInfo(dist.HashStore(), 0, 1, "127.0.0.1", (0,), (name,), os._exit, lambda: None)
 
 
 @collective
@@ -269,7 +269,7 @@ def _through_torchrun(rank: int, size: int, environ: Mapping[str, str]) -> RankI
         nodes=tuple(map(hostnames.index, hostnames)) if isinstance(detected, str) else detected,
         hostnames=hostnames,
         abort=os._exit,
-        leave=_nothing,
+        leave=lambda: None,
     )
 
 
@@ -310,7 +310,3 @@ def _reporting(rank: int, size: int) -> Iterator[None]:
             f"[rank {rank}/{size}] the ranks could not connect to each other ({reason}). Start all "
             "of them within five minutes, where they can reach rank 0"
         ) from error
-
-
-def _nothing() -> None:
-    pass
