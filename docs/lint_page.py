@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hvdtrain_lint.registry import RULES
+from hvdtrain_lint.check import RULES
 from hvdtrain_lint.running.compare import RUN_RULES
 
 PAGE = Path(__file__).with_name("lint.md")

@@ -5,44 +5,39 @@ from __future__ import annotations
 import io
 import re
 import tokenize
-from collections.abc import Mapping
 from pathlib import Path
 
-from hvdtrain_lint.registry import RULES
-from hvdtrain_lint.source.finding import Finding
-from hvdtrain_lint.source.script import Script, parse_script, too_deep
+# Imported because their functions add themselves to the rules.
+from hvdtrain_lint.rules import communication, outcomes, samples, training  # noqa: F401
+from hvdtrain_lint.rules.rule import FINDERS, Finding
+from hvdtrain_lint.source.script import parse_script, too_deep
 
+RULES = sorted(FINDERS, key=lambda rule: rule.code)
 _IGNORE = re.compile(r"#\s*hvdtrain:\s*ignore(?:\[([^\]]*)\]|\s+((?:HVD\d+[,\s]*)+))?")
 
 
 def check_script(path: Path) -> list[Finding]:
     """Return what is wrong with a script, by line."""
     script, text = parse_script(path)
+    silenced = _silenced(text)
+    findings = set()
     try:
-        return _findings(path, script, _silenced(text))
+        for rule, find in FINDERS.items():
+            for node, what in find(script):
+                lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                quiet = [silenced[line] for line in lines if line in silenced]
+                if not any(not codes or rule.code in codes for codes in quiet):
+                    findings.add(rule.finding(path, node.lineno, what))
     except RecursionError:
         raise too_deep(path) from None
-
-
-def _findings(path: Path, script: Script, silenced: Mapping[int, frozenset[str]]) -> list[Finding]:
-    findings = set()
-    for rule in RULES:
-        for found in rule.find(script):
-            first = getattr(found.node, "lineno", 1)
-            last = getattr(found.node, "end_lineno", None) or first
-            quiet = [silenced[line] for line in range(first, last + 1) if line in silenced]
-            if not any(not codes or rule.code in codes for codes in quiet):
-                reason = f"{found.what}: {rule.reason}"
-                findings.add(Finding(str(path), first, rule.code, reason, rule.mend))
     return sorted(findings)
 
 
-def _silenced(text: str) -> Mapping[int, frozenset[str]]:
+def _silenced(text: str) -> dict[int, list[str]]:
     """Return the codes that comments silence, by line; no codes stand for all."""
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
         if match:
-            codes = re.findall(r"HVD\d+", (match[1] or "") + (match[2] or ""))
-            found[token.start[0]] = frozenset(codes)
+            found[token.start[0]] = re.findall(r"HVD\d+", (match[1] or "") + (match[2] or ""))
     return found

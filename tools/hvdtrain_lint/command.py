@@ -14,8 +14,8 @@ from hvdtrain.errors import EXIT_CRASH, UsageError
 from hvdtrain.horovod.names import on_path
 from hvdtrain.world import promised_world
 from hvdtrain_lint.check import check_script
+from hvdtrain_lint.rules.rule import Finding
 from hvdtrain_lint.running.start import run_script
-from hvdtrain_lint.source.finding import Finding
 
 
 @click.command()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hvdtrain_lint.check import check_script
-from hvdtrain_lint.registry import RULES
-from hvdtrain_lint.source.finding import Finding
+from hvdtrain_lint.check import RULES, check_script
+from hvdtrain_lint.rules.rule import Finding
 from lint_cases import MISTAKES, RIGHT
 from lint_plain_cases import HVD, PLAIN_MISTAKES, PLAIN_RIGHT
 

@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hvdtrain_lint.rules.rule import Found, rule
+from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
-from hvdtrain_lint.source.names import HVD
-from hvdtrain_lint.source.script import Script, keyword
-from hvdtrain_lint.source.tree import last_name, words_in
+from hvdtrain_lint.source.script import Script
+from hvdtrain_lint.source.tree import constant, is_division, keyword, last_name, words_in
+from hvdtrain_lint.source.values import HVD
 
 _OPTIMIZERS = {
     *("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "NAdam"),
@@ -29,7 +29,6 @@ _EACH_HELP = re.compile(r"\b(per|each|every|single)\b", re.IGNORECASE)
 _PASSING = {"int", "float", "round", "max", "abs"}
 _DEEPEST = 8
 _COUNTS = ("world_size", "num_replicas")
-_DEVICES = {"torch.cuda.device_count"}
 _WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape")
 # With these all ranks may read the same weights, or the library takes care of it.
 _EQUAL_ANYWAY = re.compile(
@@ -42,102 +41,90 @@ _EXCHANGING = re.compile(
     r"|parallel|deepspeed|mesh|replicate|average|join|horovod|hvd|elastic|apex",
     re.IGNORECASE,
 )
-
-
-def _rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
-    for call in script.tree.calls:
-        last = script.names.last(call)
-        if last not in _OPTIMIZERS and not _TF1_OPTIMIZER.match(last):
-            continue
-        of_torch = (script.names.full(call) or "").startswith("torch")
-        rate = keyword(call, "lr") or keyword(call, "learning_rate", 1 if of_torch else 0)
-        if rate is not None:
-            yield call, rate
+_NOT_EXCHANGING = {
+    *("distributed", "DistributedSampler", "init_process_group", "destroy_process_group"),
+}
 
 
 @rule(
-    "HVD301",
     "a scaled learning rate with a batch that does not grow",
     "all ranks together have the batch of one rank, for which the rate is too high",
     "scale the rate by size(), or divide the batch by it, not both",
 )
-def _scaled_without_need(script: Script) -> Iterator[Found]:
-    sizes = [_size_factors(script, size) for size in train_batch_sizes(script)]
-    if not sizes or any(size != -1 for size in sizes):
-        return
-    for call, rate in _rates(script):
-        if (_size_factors(script, rate) or 0) > 0:
-            yield Found(
-                call,
-                "the rate is multiplied by the number of ranks, while the batch is divided by it",
-            )
+def hvd301(script: Script) -> Places:
+    if {_size_factors(script, size) for size in train_batch_sizes(script)} == {-1}:
+        for call, rate in _rates(script):
+            if (_size_factors(script, rate) or 0) > 0:
+                what = "the rate is multiplied by the number of ranks"
+                yield call, f"{what}, while the batch is divided by it"
 
 
 @rule(
-    "HVD302",
     "a learning rate that is scaled twice",
     "it grows with the square of the number of ranks",
     "multiply it by size() in one place",
 )
-def _scaled_twice(script: Script) -> Iterator[Found]:
+def hvd302(script: Script) -> Places:
     for call, rate in _rates(script):
         if (_size_factors(script, rate) or 0) > 1:
-            yield Found(call, "the rate is multiplied by the number of ranks twice")
+            yield call, "the rate is multiplied by the number of ranks twice"
 
 
 @rule(
-    "HVD303",
     "a warm-up to a learning rate that is not scaled",
     "training ends up with the rate of one rank",
     "give the scaled rate: initial_lr=rate * hvd.size()",
 )
-def _warm_up(script: Script) -> Iterator[Found]:
+def hvd303(script: Script) -> Places:
     for call in script.named("LearningRateWarmupCallback"):
         rate = keyword(call, "initial_lr")
-        if rate is None or "scale" in last_name(rate).lower() or _size_factors(script, rate) != 0:
+        if rate is None or "scale" in last_name(rate).lower():
             continue
-        yield Found(call, "the warm-up begins at initial_lr / size() and ends at initial_lr")
+        if _size_factors(script, rate) == 0:
+            yield call, "the warm-up begins at initial_lr / size() and ends at initial_lr"
 
 
 @rule(
-    "HVD304",
     "the batch of all ranks given to each rank",
     "it is size() times as large as its name, or its help, says",
     "divide it by the number of ranks",
 )
-def _total_for_each(script: Script) -> Iterator[Found]:
+def hvd304(script: Script) -> Places:
     if not (script.uses_hvd or script.named("DistributedDataParallel")):
         return
-    if script.uses_accelerate or script.has_trainer or "distribute" in script.words:
+    if script.is_managed or "distribute" in script.words:
         return
     told = set(_arguments_for_all(script))
+    divisions = [node for node in script.nodes if is_division(node)]
+    divided = {last_name(n.left) for n in divisions if isinstance(n, ast.BinOp)}
+    divided |= {last_name(n.target) for n in divisions if isinstance(n, ast.AugAssign)}
     for size in train_batch_sizes(script):
-        names = [last_name(each) for each in (size, *script.values.origins(size))]
+        names = [last_name(each) for each in (size, *script.origins(size))]
         name = next((each for each in names if _TOTAL.search(each) or each in told), "")
-        if isinstance(size, ast.Call) or not name:
+        if not name or name in divided or isinstance(size, ast.Call):
             continue
-        if not _is_divided(script, name) and _size_factors(script, size) in (0, 1):
-            yield Found(size, f"each rank gets {name}, the batch that all ranks have together")
+        if _size_factors(script, size) in (0, 1):
+            yield size, f"each rank gets {name}, the batch that all ranks have together"
 
 
 def _arguments_for_all(script: Script) -> Iterator[str]:
     for call in script.named("add_argument"):
-        told = keyword(call, "help")
-        flags = [a.value for a in call.args if isinstance(a, ast.Constant)]
-        text = str(told.value) if isinstance(told, ast.Constant) else ""
+        text = str(constant(keyword(call, "help")))
         if _TOTAL_HELP.search(text) and not _EACH_HELP.search(text):
-            for flag in flags:
-                if str(flag).startswith("--") and "batch" in str(flag) + text:
-                    yield str(flag)[2:].replace("-", "_")
+            for flag in (str(constant(each)) for each in call.args):
+                if flag.startswith("--") and "batch" in flag + text:
+                    yield flag[2:].replace("-", "_")
 
 
-def _is_divided(script: Script, name: str) -> bool:
-    return any(
-        isinstance(node, (ast.BinOp, ast.AugAssign))
-        and isinstance(node.op, (ast.Div, ast.FloorDiv))
-        and last_name(node.left if isinstance(node, ast.BinOp) else node.target) == name
-        for node in script.tree.nodes
-    )
+def _rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Yield the calls that make optimizers, and the learning rates that they get."""
+    for call in script.calls:
+        last = script.last(call)
+        if last in _OPTIMIZERS or _TF1_OPTIMIZER.match(last):
+            position = 1 if script.full(call).startswith("torch") else 0
+            rate = keyword(call, "lr") or keyword(call, "learning_rate", position)
+            if rate is not None:
+                yield call, rate
 
 
 def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> int | None:
@@ -147,7 +134,7 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> int | None:
     """
     if depth > _DEEPEST:
         return None
-    if script.ranks.is_size(node):
+    if script.is_size(node):
         return 1
     if isinstance(node, ast.BinOp):
         left = _size_factors(script, node.left, depth + 1)
@@ -156,7 +143,7 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> int | None:
             return None
         if isinstance(node.op, ast.Mult):
             return left + right
-        if isinstance(node.op, (ast.Div, ast.FloorDiv)):
+        if is_division(node):
             return left - right
         return 0 if left == right == 0 else None
     if isinstance(node, ast.Call):
@@ -170,14 +157,14 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> int | None:
 def _of_name(script: Script, node: ast.expr, depth: int) -> int | None:
     """Return the factors of what a name is assigned once, and of what it is multiplied by later."""
     found, firsts = 0, 0
-    for value in script.values.of(node):
+    for value in script.values(node):
         factors = _size_factors(script, value, depth)
         if factors is None:
             return None
-        later = script.tree.parent(value)
+        later = script.parent(value)
         if not isinstance(later, ast.AugAssign):
             firsts += 1
-        elif isinstance(later.op, (ast.Div, ast.FloorDiv)):
+        elif is_division(later):
             factors = -factors
         elif not isinstance(later.op, ast.Mult):
             return None
@@ -186,171 +173,131 @@ def _of_name(script: Script, node: ast.expr, depth: int) -> int | None:
 
 
 @rule(
-    "HVD305",
     "torch.cuda.device_count() taken for the number of ranks",
     "that is not the number of ranks on several nodes, or where a rank sees one GPU",
     "use size() or get_world_size()",
 )
-def _devices_as_ranks(script: Script) -> Iterator[Found]:
-    if script.calls.starts_processes or "DataParallel" in script.words:
+def hvd305(script: Script) -> Places:
+    if script.starts_processes or "DataParallel" in script.words:
         return
-    for node in script.tree.nodes:
-        if script.calls.runs_on_ranks(node):
-            yield from _in_node(script, node)
-
-
-def _in_node(script: Script, node: ast.AST) -> Iterator[Found]:
-    if isinstance(node, ast.Assign) and _is_device_count(script, node.value):
-        for target in node.targets:
-            if last_name(target) in _COUNTS:
-                yield Found(node, f"{last_name(target)} is the number of GPUs of this node")
-    elif isinstance(node, ast.Call):
-        for each in node.keywords:
-            named = last_name(each.value) in _COUNTS
-            if each.arg in _COUNTS and not named and _is_device_count(script, each.value):
-                yield Found(each.value, f"{each.arg} is the number of GPUs of this node")
-    elif isinstance(node, ast.BinOp) and last_name(node.right) not in _COUNTS:
-        counts = _is_device_count(script, node.right) and not _is_of_node(script)
-        if counts and (what := _scaled(script, node)):
-            yield Found(node, f"the {what} depends on the number of GPUs of this node")
-
-
-def _is_of_node(script: Script) -> bool:
-    """Return whether the script says itself that it means the batch of a node."""
-    told = [keyword(call, "help") for call in script.named("add_argument")]
-    return any("node" in str(each.value) for each in told if isinstance(each, ast.Constant))
-
-
-def _scaled(script: Script, node: ast.BinOp) -> str:
-    words = {word.lower() for word in words_in(node.left)}
-    if isinstance(node.op, (ast.Div, ast.FloorDiv)):
-        sizes = (each for size in train_batch_sizes(script) for each in script.values.origins(size))
-        is_batch = any("batch" in word for word in words) or node in sizes
-        return "batch" if is_batch else ""
-    given = (each for _, rate in _rates(script) for each in script.values.origins(rate))
-    is_rate = words & {"lr", "learning_rate", "base_lr"} or node in given
-    return "rate" if isinstance(node.op, ast.Mult) and is_rate else ""
+    for node in script.nodes:
+        if not script.runs_on_ranks(node):
+            continue
+        if isinstance(node, ast.Assign) and _is_device_count(script, node.value):
+            for name in map(last_name, node.targets):
+                if name in _COUNTS:
+                    yield node, f"{name} is the number of GPUs of this node"
+        elif isinstance(node, ast.Call):
+            for each in node.keywords:
+                named = last_name(each.value) in _COUNTS
+                if each.arg in _COUNTS and not named and _is_device_count(script, each.value):
+                    yield each.value, f"{each.arg} is the number of GPUs of this node"
+        elif isinstance(node, ast.BinOp) and last_name(node.right) not in _COUNTS:
+            counts = _is_device_count(script, node.right)
+            if counts and (what := _scaled(script, node)):
+                yield node, f"the {what} depends on the number of GPUs of this node"
 
 
 def _is_device_count(script: Script, node: ast.expr) -> bool:
-    origins = script.values.origins(node)
-    return bool(origins) and all(
-        isinstance(each, ast.Call) and script.names.full(each) in _DEVICES for each in origins
-    )
+    return set(script.makers(node)) == {"torch.cuda.device_count"}
 
 
-def _unequal_start(script: Script, keras: bool) -> Iterator[Found]:
-    if not script.uses_hvd or equal_seeds(script):
-        return
-    if any(_EQUAL_ANYWAY.search(word) for word in script.words):
-        return
-    for call in script.named(*_WRAPPERS):
-        full = script.names.full(call) or ""
-        if full.startswith(HVD) and script.calls.runs_on_ranks(call) and _is_keras(script) == keras:
-            yield Found(call, "the script broadcasts nothing")
-            return
-
-
-def _is_keras(script: Script) -> bool:
-    return script.names.frameworks == {"keras"}
+def _scaled(script: Script, node: ast.BinOp) -> str:
+    """Return what a product or a quotient is, unless the script means that of a node."""
+    told = (constant(keyword(call, "help")) for call in script.named("add_argument"))
+    if any("node" in str(each) for each in told):
+        return ""
+    words = {word.lower() for word in words_in(node.left)}
+    if is_division(node):
+        sizes = script.origins(*train_batch_sizes(script))
+        return "batch" if node in sizes or any("batch" in word for word in words) else ""
+    rates = script.origins(*(rate for _, rate in _rates(script)))
+    is_rate = node in rates or words & {"lr", "learning_rate", "base_lr"}
+    return "rate" if is_rate and isinstance(node.op, ast.Mult) else ""
 
 
 @rule(
-    "HVD501",
     "no broadcast of the weights at the start",
     "every rank starts from weights of its own, and they stay different",
     "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
     "broadcast_optimizer_state(); in TensorFlow broadcast_variables()",
 )
-def _torch_start(script: Script) -> Iterator[Found]:
-    yield from _unequal_start(script, keras=False)
+def hvd501(script: Script) -> Places:
+    if script.frameworks != {"keras"}:
+        yield from _unequal_start(script)
 
 
 @rule(
-    "HVD502",
     "Keras without BroadcastGlobalVariablesCallback",
     "every rank starts from weights of its own, and they stay different",
     "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of all ranks",
 )
-def _keras_start(script: Script) -> Iterator[Found]:
-    if script.named("fit"):
-        yield from _unequal_start(script, keras=True)
+def hvd502(script: Script) -> Places:
+    if script.frameworks == {"keras"} and script.named("fit"):
+        yield from _unequal_start(script)
+
+
+def _unequal_start(script: Script) -> Places:
+    if not script.uses_hvd or equal_seeds(script):
+        return
+    if any(_EQUAL_ANYWAY.search(word) for word in script.words):
+        return
+    for call in script.named(*_WRAPPERS):
+        if script.full(call).startswith(HVD) and script.runs_on_ranks(call):
+            yield call, "the script broadcasts nothing"
+            return
 
 
 @rule(
-    "HVD503",
     "weights that one rank loads after the broadcast",
     "ranks continue with different weights",
     "load first, then broadcast",
 )
-def _loaded_late(script: Script) -> Iterator[Found]:
-    for call in script.named("load_state_dict"):
-        if script.guards.sure(call) is None:
-            continue
-        scope = script.tree.scope(call)
-        sent = [
-            each
-            for each in script.named("broadcast_parameters")
-            if script.tree.scope(each) is scope
-        ]
-        anywhere = script.named("broadcast_parameters", "broadcast_object")
-        if sent and len(anywhere) == len(sent) and all(e.lineno < call.lineno for e in sent):
-            yield Found(
-                call,
-                f"some ranks load weights that were broadcast before, in line {sent[-1].lineno}",
-            )
+def hvd503(script: Script) -> Places:
+    sent = script.named("broadcast_parameters", "broadcast_object")
+    for call in script.named("load_state_dict") if sent else ():
+        scope = script.scope(call)
+        is_late = all(
+            script.last(each) == "broadcast_parameters"
+            and script.scope(each) is scope
+            and each.lineno < call.lineno
+            for each in sent
+        )
+        if is_late and script.sure(call) is not None:
+            line = sent[-1].lineno
+            yield call, f"some ranks load weights that were broadcast before, in line {line}"
 
 
 @rule(
-    "HVD504",
     "an optimizer that is not wrapped, under Horovod's interface",
     "nothing averages gradients, so every rank trains a model of its own",
     "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=...)",
 )
-def _never_averaged(script: Script) -> Iterator[Found]:
+def hvd504(script: Script) -> Places:
     if not script.uses_hvd or script.named(*_WRAPPERS) or script.has_trainer:
         return
-    if any(re.search(r"reduce|Distributed\w*Optimizer", word) for word in script.words):
-        return
-    step = _own_step(script)
-    if step is not None:
-        yield Found(step, "the optimizer is not wrapped")
+    if not any(re.search(r"reduce|Distributed\w*Optimizer", word) for word in script.words):
+        yield from _own_step(script, "the optimizer is not wrapped")
 
 
 @rule(
-    "HVD505",
     "a model that is not wrapped, under torch.distributed",
     "nothing averages gradients, so every rank trains a model of its own",
     "model = DistributedDataParallel(model), or hvdtrain.torch's DistributedOptimizer",
 )
-def _not_wrapped(script: Script) -> Iterator[Found]:
-    if script.uses_hvd or script.has_trainer or script.uses_accelerate:
+def hvd505(script: Script) -> Places:
+    if script.uses_hvd or script.is_managed or not script.named("init_process_group"):
         return
-    if not script.named("init_process_group"):
-        return
-    known = {"distributed", "DistributedSampler", "init_process_group", "destroy_process_group"}
-    if any(_EXCHANGING.search(word) for word in script.words - known):
-        return
-    step = _own_step(script)
-    if step is not None:
-        yield Found(step, "the model is not wrapped in DistributedDataParallel")
+    if not any(_EXCHANGING.search(word) for word in script.words - _NOT_EXCHANGING):
+        yield from _own_step(script, "the model is not wrapped in DistributedDataParallel")
 
 
-def _own_step(script: Script) -> ast.Call | None:
-    """Return a step on all ranks of an optimizer that this script makes, after backward()."""
-    if not script.named("backward"):
-        return None
-    for call in script.everywhere(script.named("step")):
-        if isinstance(call.func, ast.Attribute):
-            makers = script.values.origins(call.func.value)
-            if makers and all(_is_torch_optimizer(script, each) for each in makers):
-                return call
-    return None
-
-
-def _is_torch_optimizer(script: Script, node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call) or not last_name(node):
-        return False
-    return (script.names.full(node) or "").startswith("torch.optim.") and "lr_scheduler" not in (
-        script.names.full(node) or ""
-    )
+def _own_step(script: Script, what: str) -> Places:
+    """Yield the first step on all ranks of an optimizer that this script makes; it has backward."""
+    for call in script.everywhere(script.named("step")) if script.named("backward") else ():
+        makers = script.makers(call.func.value) if isinstance(call.func, ast.Attribute) else []
+        if makers and all(
+            name.startswith("torch.optim.") and "lr_scheduler" not in name for name in makers
+        ):
+            yield call, what
+            return

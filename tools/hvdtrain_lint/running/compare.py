@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from hvdtrain_lint.rules.rule import Finding, Rule
 from hvdtrain_lint.running.record import Operation, Record
-from hvdtrain_lint.source.finding import Finding
 
-
-@dataclass(frozen=True)
-class RunRule:
-    """A mistake that shows when a script runs."""
-
-    code: str
-    title: str
-    reason: str
-    mend: str
-
-
-_WEIGHTS = RunRule(
+_WEIGHTS = Rule(
     "HVD901",
     "weights that differ between ranks after a step",
     "each rank trains a model of its own",
     "broadcast weights and optimizer state at the start, wrap the optimizer, and step on all ranks",
 )
-_SAMPLES = RunRule(
+_SAMPLES = Rule(
     "HVD902",
     "the same samples on all ranks",
     "more ranks learn nothing more",
     "divide the data among the ranks, or seed with the rank",
 )
-_OPERATIONS = RunRule(
+_OPERATIONS = Rule(
     "HVD903",
     "different operations on different ranks",
     "ranks wait for one another forever, or mix up results",
     "call the same operations in the same order on all ranks",
 )
-_RATES = RunRule(
+_RATES = Rule(
     "HVD904",
     "learning rates that differ between ranks",
     "ranks take different steps",
@@ -48,13 +36,11 @@ RUN_RULES = (_WEIGHTS, _SAMPLES, _OPERATIONS, _RATES)
 
 def compare(path: str, first: Record, second: Record) -> list[Finding]:
     """Return what is wrong in the records of rank 0 and rank 1, at most one line for each rule."""
-    found = []
-    for rule, line, what in _differences(first, second):
-        found.append(Finding(path, line, rule.code, f"{what}: {rule.reason}", rule.mend))
-    return sorted(found)
+    differences = _differences(first, second)
+    return sorted(rule.finding(path, line, what) for rule, line, what in differences)
 
 
-def _differences(first: Record, second: Record) -> Iterator[tuple[RunRule, int, str]]:
+def _differences(first: Record, second: Record) -> Iterator[tuple[Rule, int, str]]:
     pairs = list(enumerate(zip(first.steps, second.steps, strict=False), 1))
     for number, (one, other) in pairs:
         if one.weights != other.weights:
@@ -73,7 +59,7 @@ def _differences(first: Record, second: Record) -> Iterator[tuple[RunRule, int, 
     yield from _different_operations(first, second)
 
 
-def _different_operations(first: Record, second: Record) -> Iterator[tuple[RunRule, int, str]]:
+def _different_operations(first: Record, second: Record) -> Iterator[tuple[Rule, int, str]]:
     for number, (one, other) in enumerate(zip(first.steps, second.steps, strict=False), 1):
         found = _first_difference(one.operations, other.operations)
         if found:

@@ -13,9 +13,9 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
+from hvdtrain_lint.rules.rule import Finding
 from hvdtrain_lint.running.compare import compare
 from hvdtrain_lint.running.record import read_record
-from hvdtrain_lint.source.finding import Finding
 from hvdtrain_lint.source.script import parse_script
 
 _TIMEOUT_SECONDS = 600.0
@@ -28,7 +28,7 @@ _STALLS = {"HVDTRAIN_STALL_SECONDS": "10", "HVDTRAIN_STALL_SHUTDOWN_SECONDS": "3
 def run_script(path: Path, steps: int, horovod_names: str) -> list[Finding]:
     """Run a script on two ranks until each has taken so many steps; return what went wrong."""
     script, _ = parse_script(path)
-    if not script.uses_hvd or "torch" not in script.names.frameworks:
+    if not script.uses_hvd or "torch" not in script.frameworks:
         raise UsageError(
             f"{path}: --run is for scripts that use hvdtrain.torch or horovod.torch: leave it out"
         )

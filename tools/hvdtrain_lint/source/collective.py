@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from hvdtrain_lint.source.names import HVD
-from hvdtrain_lint.source.script import Script, keyword
-from hvdtrain_lint.source.tree import Function, last_name, written
+from hvdtrain_lint.source.script import Script
+from hvdtrain_lint.source.tree import gives, last_name, written
+from hvdtrain_lint.source.values import HVD
 
 _HVD_OPERATIONS = {
     *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),
@@ -25,7 +25,6 @@ _TORCH = {
 _ACCELERATOR = {
     *("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"),
 }
-_GROUPS = ("group", "process_set", "pg")
 
 
 def collective(script: Script, call: ast.Call) -> str | None:
@@ -33,68 +32,41 @@ def collective(script: Script, call: ast.Call) -> str | None:
 
     Calls for a group of ranks are none: some ranks need not make them.
     """
-    if any(keyword(call, name) is not None for name in _GROUPS):
+    name = last_name(call)
+    if gives(call, "group", "process_set", "pg") or (call.args and name == "barrier"):
         return None
-    if call.args and last_name(call) == "barrier":
-        return None
-    full = script.names.full(call) or ""
-    module, _, last = full.rpartition(".")
-    if module == HVD and _is_hvd_operation(last):
-        return None if joins(script) else written(call)
-    if module == "torch.distributed" and last in _TORCH:
-        return written(call)
-    if isinstance(call.func, ast.Attribute):
-        owner = call.func.value
-        if last_name(call) in _ACCELERATOR and _is_made_by(script, owner, "Accelerator"):
-            return written(call)
-        if last_name(call) == "save_checkpoint" and _is_lightning_trainer(script, owner):
-            return written(call)
-    return None
+    module, _, last = script.full(call).rpartition(".")
+    base = last.removesuffix("_").removesuffix("_async")
+    if module == HVD and (base in _HVD_OPERATIONS or last in _HVD_OTHERS):
+        return None if script.joins else written(call)
+    found = module == "torch.distributed" and last in _TORCH
+    if isinstance(call.func, ast.Attribute) and not found:
+        if name == "save_checkpoint" and script.imports("lightning", "pytorch_lightning"):
+            found = script.is_made_by(call.func.value, "Trainer")
+        elif name in _ACCELERATOR:
+            found = script.is_made_by(call.func.value, "Accelerator")
+    return written(call) if found else None
 
 
-def joins(script: Script) -> bool:
-    """Return whether ranks join(), after which others may continue without them."""
-    return any(script.names.full(call) == f"{HVD}.join" for call in script.tree.calls)
+def collective_inside(script: Script, call: ast.Call) -> str | None:
+    """Return the collective that a called function of the script makes whatever it is given."""
+    called = script.called(call)
+    own = script.own(called[0]) if len(called) == 1 else ()
+    calls = (each for each in own if isinstance(each, ast.Call) and collective(script, each))
+    sure = (c for c in calls if not _is_conditional(script, c) and script.sure(c) is None)
+    return next((last_name(call) for call in sure), None)
 
 
 def averages_by_hvd(script: Script) -> bool:
     """Return whether an optimizer or a tape of Horovod's interface averages gradients."""
-    wanted = ("DistributedOptimizer", "DistributedGradientTape")
-    return any((script.names.full(c) or "").startswith(HVD) for c in script.named(*wanted))
-
-
-def collectives_of(script: Script, function: Function) -> list[ast.Call]:
-    """Return the collective calls that a function makes whatever it is given."""
-    return [
-        node
-        for node in script.tree.own(function)
-        if isinstance(node, ast.Call)
-        and collective(script, node)
-        and not _is_conditional(script, node)
-    ]
+    wrappers = script.named("DistributedOptimizer", "DistributedGradientTape")
+    return any(script.full(call).startswith(HVD) for call in wrappers)
 
 
 def _is_conditional(script: Script, node: ast.AST) -> bool:
-    around = (holder for holder, _ in script.tree.within(node))
-    if any(isinstance(holder, (ast.If, ast.IfExp, ast.Try, ast.BoolOp)) for holder in around):
-        return True
-    return any(
+    kinds = (ast.If, ast.IfExp, ast.Try, ast.BoolOp)
+    return any(isinstance(holder, kinds) for holder, _ in script.within(node)) or any(
         isinstance(each, ast.Return)
-        for statement in script.tree.before(node)
+        for statement in script.before(node)
         for each in ast.walk(statement)
     )
-
-
-def _is_hvd_operation(last: str) -> bool:
-    base = last.removesuffix("_").removesuffix("_async")
-    return base in _HVD_OPERATIONS or last in _HVD_OTHERS
-
-
-def _is_made_by(script: Script, owner: ast.expr, maker: str) -> bool:
-    origins = script.values.origins(owner)
-    return any(isinstance(each, ast.Call) and script.names.last(each) == maker for each in origins)
-
-
-def _is_lightning_trainer(script: Script, owner: ast.expr) -> bool:
-    is_lightning = script.names.imports("lightning", "pytorch_lightning")
-    return is_lightning and _is_made_by(script, owner, "Trainer")

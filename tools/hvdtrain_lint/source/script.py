@@ -4,80 +4,60 @@ from __future__ import annotations
 
 import ast
 import tokenize
-from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain_lint.source.calls import Calls
 from hvdtrain_lint.source.guards import Guards
-from hvdtrain_lint.source.names import HVD, Names, modules_of
-from hvdtrain_lint.source.ranks import Ranks
-from hvdtrain_lint.source.tree import Tree, last_name
-from hvdtrain_lint.source.values import Values
+from hvdtrain_lint.source.tree import last_name
+from hvdtrain_lint.source.values import HVD, modules_of
 
 _MOST_MODULES = 20
-_TRAINERS = {"Trainer", "Fabric", "Seq2SeqTrainer", "Engine"}
+_TRAINER_LIBRARIES = ("lightning", "pytorch_lightning", "transformers", "ignite", "composer")
+_TRAINERS = ("Trainer", "Fabric", "Seq2SeqTrainer", "Engine")
 
 
-class Script:
+class Script(Guards):
     """What is known of a script."""
 
-    def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module] | None = None) -> None:
-        self.tree = Tree(module, beside or {})
-        self.names = Names(self.tree)
-        self.values = Values(self.tree, self.names)
-        self.methods = self.values.methods
-        self.ranks = Ranks(self.tree, self.names, self.values, self.methods)
-        self.calls = Calls(self.tree, self.names, self.methods)
-        self.guards = Guards(self.tree, self.ranks, self.calls)
-        # The loops that read what a call has made; see data.py, which fills it when it is asked.
-        self.readings: dict[ast.expr, list[ast.AST]] | None = None
+    # The loops that read what a call has made; see data.py, which fills it when it is asked.
+    readings: dict[ast.expr, list[ast.AST]] | None = None
 
     @cached_property
     def uses_hvd(self) -> bool:
         """Whether it starts ranks through Horovod's interface."""
-        return any(self.names.full(call) == f"{HVD}.init" for call in self.tree.calls)
+        return any(self.full(call) == f"{HVD}.init" for call in self.calls)
 
     @cached_property
-    def uses_accelerate(self) -> bool:
-        """Whether Accelerate divides its data among ranks."""
-        return bool(self.named("Accelerator"))
+    def uses_hvd_keras(self) -> bool:
+        """Whether it does so for Keras."""
+        return self.uses_hvd and "keras" in self.frameworks
+
+    @cached_property
+    def is_managed(self) -> bool:
+        """Whether a library divides its data, or runs its loops, and knows of ranks itself."""
+        return bool(self.named("Accelerator")) or self.has_trainer
 
     @cached_property
     def has_trainer(self) -> bool:
         """Whether a library's trainer runs its loops and knows of ranks itself."""
-        libraries = ("lightning", "pytorch_lightning", "transformers", "ignite", "composer")
-        return self.names.imports(*libraries) and any(
-            self.names.last(call) in _TRAINERS for call in self.tree.calls
-        )
+        return self.imports(*_TRAINER_LIBRARIES) and bool(self.named(*_TRAINERS))
+
+    @cached_property
+    def joins(self) -> bool:
+        """Whether ranks join(), after which others may continue without them."""
+        return any(self.full(call) == f"{HVD}.join" for call in self.calls)
 
     @cached_property
     def words(self) -> frozenset[str]:
         """All names and attributes in it, and what it imports."""
-        names = (node for node in self.tree.nodes if isinstance(node, (ast.Name, ast.Attribute)))
-        imported = (module.rpartition(".")[2] for module in self.names.modules)
-        return frozenset({last_name(node) for node in names} | set(imported))
+        imported = (module.rpartition(".")[2] for module in self.modules)
+        kinds = (ast.Name, ast.Attribute)
+        return frozenset((*(last_name(n) for n in self.nodes if isinstance(n, kinds)), *imported))
 
     def named(self, *names: str) -> list[ast.Call]:
-        """Return the calls whose last word is one of these."""
-        return [call for call in self.tree.calls if self.names.last(call) in names]
-
-    def everywhere(self, calls: list[ast.Call]) -> Iterator[ast.Call]:
-        """Yield those calls that every rank surely makes."""
-        for call in calls:
-            if self.calls.runs_on_ranks(call) and not self.guards.perhaps(call):
-                yield call
-
-
-def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """Return an argument by its name, or by its position; None if it is not given."""
-    for each in call.keywords:
-        if each.arg == name:
-            return each.value
-    if position is not None and position < len(call.args):
-        return call.args[position]
-    return None
+        """Return the calls whose last word is one of these, in the order of the text."""
+        return [call for call in self.calls if self.last(call) in names]
 
 
 def parse_script(path: Path) -> tuple[Script, str]:

@@ -3,51 +3,41 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+SCOPES = (*FUNCTIONS, ast.Module)
 
 
 class Tree:
     """The nodes of a script, and of the modules beside it that it imports, by their names.
 
-    `nodes`, `calls` and `functions` are the script's own; `known` are those of all modules.
+    `nodes` and `calls` are the script's own, in the order of the text; `known` are the nodes of all
+    modules.
     """
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         self.module = module
         self.beside = beside
         self.nodes = list(_in_order(module))
+        self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         self.known = self.nodes + [node for each in beside.values() for node in _in_order(each)]
         self._parents: dict[ast.AST, ast.AST] = {}
         self._scopes: dict[ast.AST, Scope] = {each: each for each in (module, *beside.values())}
-        self._returns: dict[Function, list[ast.Return]] = {}
         # What holds a node, and its child that leads there, as within() yields them.
         self._places: dict[ast.AST, tuple[ast.AST, ast.AST]] = {}
         for node in self.known:
-            scope = node if isinstance(node, _SCOPES) else self._scopes[node]
+            scope = node if isinstance(node, SCOPES) else self._scopes[node]
             # The terms of a long sum are as deep inside one another as there are terms.
             outside = self._places.get(node) if isinstance(node, ast.BinOp) else None
             for child in ast.iter_child_nodes(node):
                 self._parents[child] = node
                 self._scopes[child] = scope
                 self._places[child] = outside or (node, child)
-
-    @cached_property
-    def calls(self) -> list[ast.Call]:
-        """All calls, in the order of the text."""
-        return [node for node in self.nodes if isinstance(node, ast.Call)]
-
-    @cached_property
-    def functions(self) -> list[Function]:
-        """All functions and methods."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return [node for node in self.nodes if isinstance(node, kinds)]
 
     def root(self, node: ast.AST) -> ast.AST:
         """Return the module that holds `node`."""
@@ -71,6 +61,10 @@ class Tree:
         """Return the function whose body holds `node`, or the module."""
         return self._scopes[node]
 
+    def own(self, scope: Scope) -> Iterator[ast.AST]:
+        """Yield the nodes of a scope without those of functions inside it."""
+        return (node for node in ast.walk(scope) if self.scope(node) is scope)
+
     def within(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Yield pairs of what holds `node` and which of its children leads there, in its scope.
 
@@ -80,7 +74,7 @@ class Tree:
         while place is not None:
             yield place
             holder = place[0]
-            place = None if isinstance(holder, _SCOPES) else self._places.get(holder)
+            place = None if isinstance(holder, SCOPES) else self._places.get(holder)
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
         """Return the loops of its own scope that repeat `node`, innermost first."""
@@ -92,29 +86,12 @@ class Tree:
             and child is not getattr(found, "iter", None)
         ]
 
-    def statement(self, node: ast.AST) -> ast.stmt | None:
-        """Return the statement that `node` is, or is part of."""
-        if isinstance(node, ast.stmt):
-            return node
-        return next((found for found, _ in self.within(node) if isinstance(found, ast.stmt)), None)
-
     def before(self, node: ast.AST) -> Iterator[ast.stmt]:
         """Yield the statements of the blocks around `node` that come before it, in its scope."""
         for holder, child in self.within(node):
             for block in blocks(holder):
                 if child in block:
                     yield from block[: block.index(child)]
-
-    def returns(self, function: Function) -> list[ast.Return]:
-        """Return the statements with which a function returns."""
-        if function not in self._returns:
-            own = self.own(function)
-            self._returns[function] = [node for node in own if isinstance(node, ast.Return)]
-        return self._returns[function]
-
-    def own(self, scope: Scope) -> Iterator[ast.AST]:
-        """Yield the nodes of a scope without those of functions inside it."""
-        return (node for node in ast.walk(scope) if self.scope(node) is scope)
 
 
 def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -125,14 +102,17 @@ def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield block
 
 
-def path_of(node: ast.AST) -> str | None:
+def calls_in(*nodes: ast.AST) -> list[ast.Call]:
+    """Return the calls in nodes."""
+    return [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Call)]
+
+
+def path_of(node: ast.AST | None) -> str | None:
     """Return the text of a name or of attributes of a name, such as "self.rank"; else None."""
-    if isinstance(node, ast.Name):
-        return node.id
     if isinstance(node, ast.Attribute):
         base = path_of(node.value)
         return None if base is None else f"{base}.{node.attr}"
-    return None
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def last_name(node: ast.AST) -> str:
@@ -144,20 +124,56 @@ def last_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def is_none(node: ast.expr) -> bool:
-    """Return whether an expression is the word None."""
-    return isinstance(node, ast.Constant) and node.value is None
-
-
 def written(call: ast.Call) -> str:
     """Return how a call is written, without its arguments."""
     return f"{path_of(call.func) or last_name(call)}()"
 
 
-def words_in(node: ast.AST) -> set[str]:
-    """Return all names, attributes and names of arguments in an expression."""
+def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """Return an argument by its name, or by its position; None if it is not given."""
+    for each in call.keywords:
+        if each.arg == name:
+            return each.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
+
+
+def arguments(call: ast.Call) -> list[ast.expr]:
+    """Return all arguments of a call."""
+    return [*call.args, *(each.value for each in call.keywords)]
+
+
+def gives(call: ast.Call, *names: str | None) -> bool:
+    """Return whether one of these arguments is given by name; None stands for **arguments."""
+    return any(each.arg in names for each in call.keywords)
+
+
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a constant; "" for what is none."""
+    return node.value if isinstance(node, ast.Constant) else ""
+
+
+def is_in(node: ast.AST | None, values: Collection[object]) -> bool:
+    """Return whether an expression is one of these constants."""
+    return isinstance(node, ast.Constant) and node.value in values
+
+
+def is_word(node: ast.AST | None, word: bool | None) -> bool:
+    """Return whether an expression is the word None, True or False."""
+    return isinstance(node, ast.Constant) and node.value is word
+
+
+def is_division(node: ast.AST) -> bool:
+    """Return whether a node divides, x = x / y included."""
+    divides = isinstance(node, (ast.BinOp, ast.AugAssign))
+    return divides and isinstance(node.op, (ast.Div, ast.FloorDiv))  # type: ignore[attr-defined]
+
+
+def words_in(*nodes: ast.AST) -> set[str]:
+    """Return all names, attributes and names of arguments in expressions."""
     found = set()
-    for each in ast.walk(node):
+    for each in (each for node in nodes for each in ast.walk(node)):
         if isinstance(each, (ast.Name, ast.Attribute)):
             found.add(last_name(each))
         elif isinstance(each, ast.keyword) and each.arg:
