@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, UsageError
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ def promised_world(environ: Mapping[str, str]) -> PromisedWorld | None:
                 launcher = SRUN
             return PromisedWorld(launcher, int(rank), int(size), size_variable)
     return None
+
+
+def refuse_on_ranks(command: str) -> None:
+    """Check that no launcher has started this process, for a command that starts ranks itself."""
+    promised = promised_world(os.environ)
+    if promised is not None and promised.size > 1:
+        raise UsageError(f"{command} starts ranks itself: call it without {promised.launcher}")
 
 
 def _srun_speaks_pmi(environ: Mapping[str, str]) -> bool:

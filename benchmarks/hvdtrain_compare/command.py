@@ -12,7 +12,7 @@ import click
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
 from hvdtrain.train.options import BACKENDS, DTYPES, FRAMEWORKS
-from hvdtrain.world import promised_world
+from hvdtrain.world import refuse_on_ranks
 
 _DEFAULTS = {"torch": ("hvdtrain,ddp",), "keras": ("hvdtrain,mirrored",)}
 _PYTHON_HELP = "Interpreter of another environment for a strategy; may be given several times."
@@ -76,9 +76,7 @@ def command(
     from hvdtrain_compare.contenders import parse_contenders
     from hvdtrain_compare.session import Request, compare
 
-    promised = promised_world(os.environ)
-    if promised is not None and promised.size > 1:
-        raise UsageError(f"'compare' starts ranks itself: call it without {promised.launcher}")
+    refuse_on_ranks("'compare'")
     options = read_options({name: value for name, value in given.items() if value != ()})
     request = Request(
         contenders=parse_contenders(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 import click
@@ -12,8 +11,8 @@ from hvdtrain import __version__
 from hvdtrain.check.checks import all_sections
 from hvdtrain.check.probe import Section
 from hvdtrain.engines.registry import ENGINES
-from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
-from hvdtrain.world import promised_world
+from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED
+from hvdtrain.world import refuse_on_ranks
 
 _MARGIN = 12
 _PAGE = "the page 'Something went wrong' of the documentation lists messages, with what to do"
@@ -27,9 +26,7 @@ def command(as_json: bool) -> int:
     Ends with exit code 0 if hvdtrain works here; else with 1, and one line for each thing that is
     wrong and how to fix it.
     """
-    promised = promised_world(os.environ)
-    if promised is not None and promised.size > 1:
-        raise UsageError(f"'check' starts ranks itself: call it without {promised.launcher}")
+    refuse_on_ranks("'check'")
     try:
         return _check(as_json)
     except KeyboardInterrupt:

@@ -22,7 +22,7 @@ from hvdtrain.launch.jobs import (
     mpi_job,
     parse_seconds,
 )
-from hvdtrain.launch.program import is_script, rank_words, require_program
+from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.train.options import TrainOptions
 
 _KINDS = {**SCHEDULERS, "k8s": KUBERNETES}

@@ -25,11 +25,11 @@ from hvdtrain.launch.launchers.options import (
     with_hosts,
 )
 from hvdtrain.launch.launchers.request import BINDINGS, LaunchRequest, Site
-from hvdtrain.launch.program import is_script, rank_words, require_program
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob, Saved, run_elastic
+from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
-from hvdtrain.world import promised_world
+from hvdtrain.world import refuse_on_ranks
 
 
 # Everything after the first positional argument belongs to the ranks.
@@ -78,10 +78,12 @@ def command(
     run -np 4 -- train.py --lr 0.1, which may be written for Horovod. Without -np, one rank for
     each slot of the hosts.
     """
+    if discovery is not None and named is None and hostfile is None:
+        named = discovered_hosts(discovery)
     request = LaunchRequest(
         (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod)),
         ranks=ranks,
-        hosts=parse_hosts(_named_hosts(named, hostfile, discovery)),
+        hosts=parse_hosts(named),
         hostfile=hostfile,
         per_node=per_node,
         exports={
@@ -117,17 +119,8 @@ def command(
     return _run(ElasticJob(request, launcher.build, site, min_np or 1, saved))
 
 
-def _named_hosts(named: str | None, hostfile: str | None, discovery: str | None) -> str | None:
-    """Return the hosts of -H, or else those of the discovery script."""
-    if discovery is None or named is not None or hostfile is not None:
-        return named
-    return discovered_hosts(discovery)
-
-
 def _require_sense(request: LaunchRequest) -> None:
-    promised = promised_world(os.environ)
-    if promised is not None and promised.size > 1:
-        raise UsageError(f"'run' starts ranks itself: call it without {promised.launcher}")
+    refuse_on_ranks("'run'")
     if request.ranks is None and request.per_node is None and not request.names_hosts:
         raise UsageError("how many ranks? Pass -np N, or name a hostfile with -hostfile FILE")
     if request.ranks is not None and request.ranks < 1:

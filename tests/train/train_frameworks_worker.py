@@ -34,7 +34,7 @@ from hvdtrain.errors import TrainingError
 from hvdtrain.topology import Topology
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
-from hvdtrain.train.keras.state import KerasTrainingState
+from hvdtrain.train.keras.loop import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin import digits_keras
 from hvdtrain.train.recipes.recipe import Recipe

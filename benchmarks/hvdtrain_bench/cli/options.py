@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageEr
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.train.options import RUNS
 from hvdtrain.train.records import new_directory, prepare_directory
-from hvdtrain.world import promised_world
+from hvdtrain.world import refuse_on_ranks
 from hvdtrain_bench.analysis.machine import largest_power_of_two
 from hvdtrain_bench.harness.jobs import RankLauncher
 from hvdtrain_bench.harness.settings import DEFAULT, QUICK
@@ -117,9 +116,7 @@ def run_suite(
 
 
 def _ranks(options: BenchOptions) -> int:
-    promised = promised_world(os.environ)
-    if promised is not None and promised.size > 1:
-        raise UsageError(f"'bench' starts ranks itself: call it without {promised.launcher}")
+    refuse_on_ranks("'bench'")
     ranks, hostfile = options.ranks, options.hostfile
     if hostfile is not None:
         read_file(hostfile)

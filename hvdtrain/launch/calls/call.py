@@ -23,7 +23,7 @@ from hvdtrain.launch.launchers.mpi_library import MpiLibrary, loaded_library
 from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
 from hvdtrain.launch.launchers.request import LaunchRequest, Site, without_allocation
 from hvdtrain.launch.supervise import SESSION, Session, bound_to_this_process, session_folder
-from hvdtrain.world import TORCHRUN_MARKER, promised_world
+from hvdtrain.world import TORCHRUN_MARKER, refuse_on_ranks
 
 __all__ = ["run"]
 
@@ -101,9 +101,7 @@ def run(
 
 
 def _require_sense(request: LaunchRequest) -> None:
-    promised = promised_world(os.environ)
-    if promised is not None and promised.size > 1:
-        raise UsageError(f"run() starts ranks itself: call it without {promised.launcher}")
+    refuse_on_ranks("run()")
     if request.ranks is not None and request.ranks < 1:
         raise UsageError(f"np={request.ranks} must be at least 1")
     if request.hostfile is not None and request.hosts:

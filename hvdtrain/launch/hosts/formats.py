@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.launch.hosts import hostfiles, schedulers
+from hvdtrain.launch.hosts import lists
 from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, check_name, mixed_names
 
 
@@ -26,16 +26,16 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format(hostfiles.read_open_mpi, hostfiles.write_open_mpi, users=True, ipv6=True),
-    "mpich": Format(hostfiles.read_hydra, hostfiles.write_hydra, users=True),
-    "intelmpi": Format(hostfiles.read_hydra, hostfiles.write_hydra, users=True),
-    "slurm": Format(schedulers.read_slurm, schedulers.write_slurm),
-    "pbs": Format(schedulers.read_lines, schedulers.write_lines),
-    "sge": Format(schedulers.read_sge, schedulers.write_sge),
-    "lsf": Format(schedulers.read_lsf, schedulers.write_lsf),
-    "pjm": Format(hostfiles.read_open_mpi, schedulers.write_names, slots=False),
-    "flux": Format(schedulers.read_flux, schedulers.write_flux, slots=False),
-    "k8s": Format(hostfiles.read_open_mpi, hostfiles.write_open_mpi, users=True, ipv6=True),
+    "openmpi": Format(lists.read_open_mpi, lists.write_open_mpi, users=True, ipv6=True),
+    "mpich": Format(lists.read_hydra, lists.write_hydra, users=True),
+    "intelmpi": Format(lists.read_hydra, lists.write_hydra, users=True),
+    "slurm": Format(lists.read_slurm, lists.write_slurm),
+    "pbs": Format(lists.read_lines, lists.write_lines),
+    "sge": Format(lists.read_sge, lists.write_sge),
+    "lsf": Format(lists.read_lsf, lists.write_lsf),
+    "pjm": Format(lists.read_open_mpi, lists.write_names, slots=False),
+    "flux": Format(lists.read_flux, lists.write_flux, slots=False),
+    "k8s": Format(lists.read_open_mpi, lists.write_open_mpi, users=True, ipv6=True),
 }
 
 # Variables with the path of a job's hostfile.

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.launch.hosts import schedulers
 from hvdtrain.launch.hosts.formats import (
     FORMATS,
     guess_format,
@@ -30,6 +29,7 @@ from hvdtrain.launch.hosts.host import (
     require_slots,
     with_slots,
 )
+from hvdtrain.launch.hosts.lists import compress, compress_counts, expand
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
 lists = st.lists(
@@ -167,13 +167,13 @@ def test_refused(form: str, text: str, message: str) -> None:
     ],
 )
 def test_ranges(text: str, found: str) -> None:
-    assert schedulers.expand(text, "x") == found.split()
+    assert expand(text, "x") == found.split()
 
 
 def test_ranges_are_written_short() -> None:
-    assert schedulers.compress(["n08", "n09", "n10", "n12", "n99", "m"]) == "n[08-10],n12,n99,m"
-    assert schedulers.compress(["n9", "n10"]) == "n9,n10"
-    assert schedulers.compress_counts([2, 2, 2, 1]) == "2(x3),1"
+    assert compress(["n08", "n09", "n10", "n12", "n99", "m"]) == "n[08-10],n12,n99,m"
+    assert compress(["n9", "n10"]) == "n9,n10"
+    assert compress_counts([2, 2, 2, 1]) == "2(x3),1"
 
 
 def test_what_schedulers_tell(tmp_path: Path) -> None:
