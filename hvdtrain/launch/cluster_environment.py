@@ -8,11 +8,11 @@ import random
 import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from hvdtrain.errors import UsageError
 
@@ -83,18 +83,6 @@ _COUNT = re.compile("[0-9]{1,7}")
 _ROLES = ("chief", "worker", "ps", "evaluator")
 
 
-class RankFacts(TypedDict):
-    """The JSON object that a rank prints about itself: the fields of ClusterRank."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node: int
-    addresses: list[str]
-    control_addresses: list[str]
-
-
 @dataclass(frozen=True)
 class ClusterRank:
     """The place of this rank in the job."""
@@ -108,17 +96,10 @@ class ClusterRank:
     control_addresses: tuple[str, ...] = ()
 
     @classmethod
-    def from_facts(cls, facts: RankFacts) -> ClusterRank:
-        """Return the information that a rank has printed as JSON."""
-        return cls(
-            facts["rank"],
-            facts["size"],
-            facts["local_rank"],
-            facts["local_size"],
-            facts["node"],
-            tuple(facts["addresses"]),
-            tuple(facts["control_addresses"]),
-        )
+    def from_facts(cls, facts: Mapping[str, Any]) -> ClusterRank:
+        """Return the place of a rank that has printed these fields as JSON, with lists."""
+        lists = {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+        return cls(**{**facts, **lists})
 
 
 def torch_variables(place: ClusterRank) -> dict[str, str]:

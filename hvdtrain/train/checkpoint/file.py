@@ -101,10 +101,9 @@ def load_checkpoint(path: Path, library: TensorLibrary) -> dict[str, Any]:
     except Exception as error:  # damaged files raise a dozen types of errors
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UsageError(f"checkpoint {path} is damaged: {reason}") from error
-    if not _is_checkpoint(content):
-        raise UsageError(f"{path} is not a checkpoint of hvdtrain")
-    checkpoint: dict[str, Any] = content
-    return checkpoint
+    if isinstance(content, dict) and "epoch" in content and isinstance(content.get("model"), dict):
+        return content
+    raise UsageError(f"{path} is not a checkpoint of hvdtrain")
 
 
 def _content(path: Path, library: TensorLibrary) -> Any:
@@ -118,12 +117,6 @@ def _content(path: Path, library: TensorLibrary) -> Any:
             f"version {_VERSION}: use the hvdtrain that wrote it"
         )
     return unflatten(about["content"], tensors)
-
-
-def _is_checkpoint(content: object) -> bool:
-    return (
-        isinstance(content, dict) and "epoch" in content and isinstance(content.get("model"), dict)
-    )
 
 
 def _digest(path: Path) -> str:

@@ -46,37 +46,6 @@ class ExchangeRecord(TypedDict):
     ranks: list[RankState]
 
 
-class HasExchange(Protocol):
-    """A DistributedOptimizer of any framework."""
-
-    @property
-    def exchanges_weights(self) -> bool:
-        """Whether ranks step on their own gradients, and exchange weights afterwards."""
-
-    def exchange_state(self) -> SavedExchange:
-        """Return the state of the exchange."""
-
-    def load_exchange_state(self, state: SavedExchange) -> None:
-        """Restore the state of the exchange."""
-
-
-@collective
-def exchange_record(
-    exchange: Exchange | None, optimizer: HasExchange, state: Callable[[], OptimizerState]
-) -> ExchangeRecord | None:
-    """Return the state of an exchange on all ranks."""
-    if exchange is None:
-        return None
-    saved = optimizer.exchange_state()
-    own = state() if optimizer.exchanges_weights else {}
-    ranks = gather_object(RankState(own=saved["own"], optimizer=own), name="exchange")
-    if ranks is None:
-        return None
-    return ExchangeRecord(
-        spec=saved["spec"], steps=saved["steps"], shared=saved["shared"], ranks=ranks
-    )
-
-
 @dataclass(frozen=True)
 class RecordHeader:
     """A record without the states of the ranks."""
@@ -90,7 +59,7 @@ class RecordHeader:
 def restore_exchange(
     record: ExchangeRecord | None,
     exchange: Exchange | None,
-    optimizer: HasExchange,
+    optimizer: Any,
     load: Callable[[OptimizerState], None],
 ) -> str:
     """Restore the state of an exchange."""
@@ -234,8 +203,16 @@ class TrainingLoop(ABC):
     @collective
     def exchange_record(self) -> ExchangeRecord | None:
         """Return the state of the exchange on all ranks, on rank 0, after synchronize()."""
-        exchange = self._step_plan.options.make_exchange()
-        return exchange_record(exchange, self._optimizer, self.state.optimizer_state)
+        if self._step_plan.options.make_exchange() is None:
+            return None
+        saved: SavedExchange = self._optimizer.exchange_state()
+        own = self.state.optimizer_state() if self._optimizer.exchanges_weights else {}
+        ranks = gather_object(RankState(own=saved["own"], optimizer=own), name="exchange")
+        if ranks is None:
+            return None
+        return ExchangeRecord(
+            spec=saved["spec"], steps=saved["steps"], shared=saved["shared"], ranks=ranks
+        )
 
     @collective
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
