@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from hvdtrain_lint.check import check_script
-from hvdtrain_lint.running.compare import compare
-from hvdtrain_lint.running.record import read_record
+from hvdtrain_lint.running.compare import compare, read_record
 from lint_cases import DDP
 
 MISTAKE = DDP + "torch.save(model.state_dict(), 'model.pt'){}\n"

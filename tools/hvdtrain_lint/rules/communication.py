@@ -14,7 +14,7 @@ from hvdtrain_lint.source.tree import (
     FUNCTIONS,
     blocks,
     calls_in,
-    is_word,
+    constant,
     keyword,
     last_name,
     path_of,
@@ -167,6 +167,6 @@ def _is_gathered_state(script: Script, call: ast.Call) -> bool:
     return "consolidate_state_dict" not in script.words and any(
         isinstance(maker, ast.Call)
         and script.full(maker) == f"{HVD}.DistributedOptimizer"
-        and is_word(keyword(maker, "sharded"), True)
+        and constant(keyword(maker, "sharded")) is True
         for maker in script.origins(owner)
     )

@@ -12,9 +12,8 @@ from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
     arguments,
     calls_in,
+    constant,
     gives,
-    is_in,
-    is_word,
     keyword,
     last_name,
     path_of,
@@ -56,7 +55,7 @@ def hvd201(script: Script) -> Places:
         return
     for call, for_evaluation in rank_samplers(script, *_SAMPLERS):
         shuffle = keyword(call, "shuffle", _SHUFFLE_POSITION)
-        shuffles = shuffle is None or is_word(shuffle, True)
+        shuffles = shuffle is None or constant(shuffle) is True
         if shuffles and not for_evaluation and is_read_again(script, call):
             name = script.last(call)
             yield call, f"the script repeats epochs and never calls set_epoch() of {name}"
@@ -126,7 +125,7 @@ def hvd206(script: Script) -> Places:
     for call in script.everywhere(script.named("DataLoader")):
         data = keyword(call, "dataset", 0)
         own = gives(call, "sampler", "batch_sampler", "generator", None) or len(call.args) > 2
-        if data is None or own or not is_word(keyword(call, "shuffle"), True):
+        if data is None or own or constant(keyword(call, "shuffle")) is not True:
             continue
         origins = script.origins(data)
         divided = any(_DIVIDED.search(word) for word in words_in(data, *origins))
@@ -149,7 +148,7 @@ def hvd207(script: Script) -> Places:
             is_seeded = keyword(call, "generator", 2) is not None
         else:
             shuffle = keyword(call, "shuffle")
-            is_ordered = shuffle is not None and not is_word(shuffle, True)
+            is_ordered = shuffle is not None and constant(shuffle) is not True
             is_seeded = is_ordered or gives(call, "random_state", None)
         if not is_seeded:
             yield call, f"{script.last(call)}() has no seed"
@@ -174,7 +173,7 @@ def hvd406(script: Script) -> Places:
 
 def _downloads(script: Script, call: ast.Call) -> bool:
     asked = keyword(call, "download")
-    if asked is not None and all(is_word(each, True) for each in script.origins(asked)):
+    if asked is not None and all(constant(each) is True for each in script.origins(asked)):
         return True
     full = script.full(call).split(".")
     of_keras = full[-1] == "load_data" and len(full) > 1 and full[-2] in _KERAS_SETS
@@ -195,7 +194,7 @@ def hvd202(script: Script) -> Places:
     if any(isinstance(end, ast.Call) and last_name(end) == "len" for end in ends):
         return
     for call, for_evaluation in rank_samplers(script, _PADDING):
-        if for_evaluation and not is_word(keyword(call, "drop_last", _DROP_POSITION), True):
+        if for_evaluation and constant(keyword(call, "drop_last", _DROP_POSITION)) is not True:
             yield call, "DistributedSampler repeats some of the samples for evaluation"
 
 
@@ -231,7 +230,7 @@ def hvd205(script: Script) -> Places:
     lists = [node.elts for node in script.nodes if isinstance(node, ast.List)]
     for call in script.named(*_MONITORING):
         late = any(_is_before_averages(script, call, each) for each in lists)
-        if late or (absent and is_in(keyword(call, "monitor", 0), _OWN_METRICS)):
+        if late or (absent and constant(keyword(call, "monitor", 0)) in _OWN_METRICS):
             yield call, f"{last_name(call)} sees the metric of its own rank"
 
 

@@ -14,8 +14,7 @@ from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain_lint.rules.rule import Finding
-from hvdtrain_lint.running.compare import compare
-from hvdtrain_lint.running.record import read_record
+from hvdtrain_lint.running.compare import compare, read_record
 from hvdtrain_lint.source.script import parse_script
 
 _TIMEOUT_SECONDS = 600.0

@@ -7,15 +7,7 @@ import re
 from collections.abc import Iterator
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import (
-    arguments,
-    calls_in,
-    constant,
-    is_word,
-    keyword,
-    last_name,
-    words_in,
-)
+from hvdtrain_lint.source.tree import arguments, calls_in, constant, keyword, last_name, words_in
 
 _EVALUATION = re.compile(
     r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
@@ -152,4 +144,4 @@ def _is_for_evaluation(node: ast.expr) -> bool:
     if not isinstance(node, ast.Call):
         return bool(_EVALUATION.search(last_name(node)))
     split = constant(keyword(node, "split"))
-    return is_word(keyword(node, "train"), False) or bool(_EVALUATION.search(str(split)))
+    return constant(keyword(node, "train")) is False or bool(_EVALUATION.search(str(split)))

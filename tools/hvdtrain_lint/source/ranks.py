@@ -7,15 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hvdtrain_lint.source.tree import (
-    Function,
-    constant,
-    is_in,
-    is_word,
-    last_name,
-    path_of,
-    words_in,
-)
+from hvdtrain_lint.source.tree import Function, constant, last_name, path_of, words_in
 from hvdtrain_lint.source.values import HVD, Values
 
 
@@ -128,7 +120,7 @@ class Ranks(Values):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return number is _RANK and holds(node.left)
         if isinstance(node, ast.Subscript):
-            return is_in(node.slice, number.variables)
+            return constant(node.slice) in number.variables
         if isinstance(node, (ast.Name, ast.Attribute)):
             if last_name(node) in number.names:
                 return number is _SIZE or not self._is_other_number(node)
@@ -139,7 +131,7 @@ class Ranks(Values):
         if last in ("int", "float") and node.args:
             return holds(node.args[0])
         if last in ("get", "getenv") and node.args:
-            return is_in(node.args[0], number.variables)
+            return constant(node.args[0]) in number.variables
         if last == "size" and number is _SIZE:
             return self.full(node) == f"{HVD}.size"
         return last in number.calls or self._every_value(number, node, holds)
@@ -171,8 +163,8 @@ class Ranks(Values):
             return isinstance(right, (ast.List, ast.Tuple, ast.Set))
         if isinstance(operator, (ast.Eq, ast.NotEq)):
             is_minus_one = isinstance(right, ast.UnaryOp) and isinstance(right.op, ast.USub)
-            return not is_minus_one and not is_word(right, None)
-        if isinstance(operator, (ast.Lt, ast.GtE)) and is_in(right, (0,)):
+            return not is_minus_one and constant(right) is not None
+        if isinstance(operator, (ast.Lt, ast.GtE)) and constant(right) == 0:
             return False
         return isinstance(right, ast.Constant) and not isinstance(operator, (ast.Is, ast.IsNot))
 

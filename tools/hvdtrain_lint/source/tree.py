@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -152,16 +152,6 @@ def gives(call: ast.Call, *names: str | None) -> bool:
 def constant(node: ast.AST | None) -> object:
     """Return the value of a constant; "" for what is none."""
     return node.value if isinstance(node, ast.Constant) else ""
-
-
-def is_in(node: ast.AST | None, values: Collection[object]) -> bool:
-    """Return whether an expression is one of these constants."""
-    return isinstance(node, ast.Constant) and node.value in values
-
-
-def is_word(node: ast.AST | None, word: bool | None) -> bool:
-    """Return whether an expression is the word None, True or False."""
-    return isinstance(node, ast.Constant) and node.value is word
 
 
 def is_division(node: ast.AST) -> bool:

@@ -12,7 +12,7 @@ from hvdtrain_lint.source.tree import (
     SCOPES,
     Function,
     Tree,
-    is_word,
+    constant,
     last_name,
     path_of,
 )
@@ -224,7 +224,7 @@ class Values(Tree):
             known = self._class_of(origin.func) if isinstance(origin, ast.Call) else None
             if known is not None:
                 found += self._method(known, name)
-            elif not is_word(origin, None):
+            elif constant(origin) is not None:
                 return []
         return list(dict.fromkeys(found))
 
@@ -300,7 +300,7 @@ class Values(Tree):
         self._asked.remove(call)
         found: list[ast.expr] = []
         for function in called:
-            own = [value for value in self.returned(function) if not is_word(value, None)]
+            own = [value for value in self.returned(function) if constant(value) is not None]
             if not own or function.name == "__init__":
                 return []
             found += own
