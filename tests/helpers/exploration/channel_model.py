@@ -20,12 +20,10 @@ from hvdtrain.core.agreement.lifecycle import transition
 
 
 class World(NamedTuple):
-    """All ranks, whether something has happened that ends the job, and whether one is lost."""
+    """All ranks, and whether something has happened that ends the job."""
 
     ranks: tuple[Rank, ...]
-    faults_left: int
     job_ends: bool = False
-    lost: bool = False
 
 
 class ChannelModel:
@@ -36,32 +34,27 @@ class ChannelModel:
         *programs: str,
         threads: bool = True,
         failing: int | None = None,
-        dying: int | None = None,
-        survives: bool = False,
         deserts: bool = False,
         rules: Transition = transition,
     ) -> None:
         self._programs = [program.split() for program in programs]
-        self._failing, self._dying = failing, dying
-        self._survives, self._deserts = survives, deserts
+        self._failing, self._deserts = failing, deserts
         self._one = RankModel(threads, rules)
         self._late = late_names(self._programs)
 
     def first(self) -> World:
         """Return the ranks before they have done anything."""
         life = ChannelState(len(self._programs))
-        may_fail = self._failing is not None or self._dying is not None
-        return World(tuple(Rank(life=life) for _ in self._programs), int(may_fail))
+        return World(tuple(Rank(life=life) for _ in self._programs))
 
     def is_end(self, world: World) -> bool:
         """Return whether every process has ended; see that nothing is left."""
         if not all(rank.over for rank in world.ranks):
-            return not (world.job_ends or world.lost) and is_stalled(self._programs, world.ranks)
-        for number, rank in enumerate(world.ranks):
-            dead = world.lost and number == self._dying
-            if rank.pending and not (world.job_ends or dead):
-                raise Fault(f"rank {number} ends with {names_of(rank.pending)} pending")
-        if not (world.job_ends or world.lost):
+            return not world.job_ends and is_stalled(self._programs, world.ranks)
+        if not world.job_ends:
+            for number, rank in enumerate(world.ranks):
+                if rank.pending:
+                    raise Fault(f"rank {number} ends with {names_of(rank.pending)} pending")
             compare_ends(world.ranks, {"leave", *self._late})
         return True
 
@@ -77,13 +70,12 @@ class ChannelModel:
             words = self._programs[number]
             for move, after in (*self._one.program(words, rank), *self._one.driver(words, rank)):
                 yield f"{number}: {move}", self._put(world, number, after)
-            if world.faults_left:
-                yield from self._misfortunes(world, number, rank)
-            if world.lost and _is_inside(rank):
-                after = self._one.fail(words, rank, Failed("a rank has ended", lost=True))
-                self._one.see_that_it_tells(after)
-                yield f"{number}: notices", self._put(world, number, after)
-        yield from self._meetings(world)
+            # In an engine call, or where it waits in one for its program.
+            if number == self._failing and rank.actions and is_call(rank.actions[0]):
+                failed = self._put(world, number, self._one.fail(words, rank, Failed("the engine")))
+                yield f"{number}: engine fails", failed._replace(job_ends=True)
+        for move, ranks in self._one.meet(world.ranks):
+            yield move, world._replace(ranks=ranks)
 
     def _put(self, world: World, number: int, rank: Rank) -> World:
         ranks = (*world.ranks[:number], rank, *world.ranks[number + 1 :])
@@ -91,28 +83,3 @@ class ChannelModel:
         if deserted and not self._deserts:
             raise Fault(f"rank {number} is told of a rank that left, and nobody waits in vain")
         return world._replace(ranks=ranks, job_ends=world.job_ends or (rank.over and deserted))
-
-    # Where members meet.
-
-    def _meetings(self, world: World) -> Iterator[tuple[str, World]]:
-        for move, ranks in self._one.meet(world.ranks):
-            yield move, world._replace(ranks=ranks)
-
-    # What can go wrong.
-
-    def _misfortunes(self, world: World, number: int, rank: Rank) -> Iterator[tuple[str, World]]:
-        if number == self._failing and _is_inside(rank):
-            failed = self._one.fail(self._programs[number], rank, Failed("the engine"))
-            after = self._put(world, number, failed)
-            yield f"{number}: engine fails", after._replace(faults_left=0, job_ends=True)
-        if number == self._dying:
-            dead = self._put(world, number, rank._replace(over=True, actions=()))
-            yield (
-                f"{number}: dies",
-                dead._replace(faults_left=0, job_ends=not self._survives, lost=self._survives),
-            )
-
-
-def _is_inside(rank: Rank) -> bool:
-    """Return whether a rank is in an engine call, or waits in one for its program."""
-    return bool(rank.actions) and is_call(rank.actions[0])

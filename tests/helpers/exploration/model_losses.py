@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
@@ -20,11 +20,8 @@ from model_program import (
 from model_rank import DONE, FAILED, REFUSED, Call, Fault, Heard, Ran, Rank, names_of, progress_of
 
 from hvdtrain.core.agreement.decision import (
-    Action,
     ChannelState,
-    Event,
     Failed,
-    Phase,
     ReportsExchanged,
     Voted,
 )
@@ -125,7 +122,7 @@ _IN_WORLD = (Stage.RUNNING, Stage.ABANDONING)
 
 
 class LossModel:
-    """Ranks of which some die; see the top of this file. Subclasses do something wrong."""
+    """Ranks of which some die; see the top of this file."""
 
     def __init__(
         self, *programs: str, deaths: int = 1, threads: bool = True, rules: Transition = transition
@@ -334,151 +331,55 @@ class LossModel:
                 raise Fault(f"{process.group} go on without {number}, which is left")
 
 
-class KeepsWhatIsPending(LossModel):
-    """Abandon the channel without failing what is pending."""
-
-    def _end_pending(self, rank: Rank) -> Rank:
-        return rank
+def _waiting(state: Processes, members: Sequence[int]) -> list[int]:
+    return [number for number in members if state.all[number].stage is Stage.WAITING]
 
 
-class LeavesItsDriver(LossModel):
-    """Go on to the next world while the driver is in an engine call of this one."""
-
-    def _is_at_rest(self, process: Process) -> bool:
-        return True
+def _fills_nothing(self: LossModel, process: Process) -> Process:
+    after = ABANDON(self, process)
+    return after._replace(rank=after.rank._replace(steps=process.rank.steps))
 
 
-class FillsNothing(LossModel):
-    """Abandon the channel without completing steps for whose buckets the driver waits."""
-
-    def _abandon(self, process: Process) -> Process:
-        after = super()._abandon(process)
-        return after._replace(rank=after.rank._replace(steps=process.rank.steps))
-
-
-class LeavesOthersInCalls(LossModel):
-    """Abandon the channel without having calls of others fail."""
-
-    def _abandon(self, process: Process) -> Process:
-        return super()._abandon(process)._replace(broken=process.broken)
+def _leaves_with_all_only(self: LossModel, state: Processes, process: Process) -> bool:
+    members = [state.all[number] for number in process.group]
+    return all(
+        member.stage is Stage.OVER or dict(member.rank.ended).get("leave") == DONE
+        for member in members
+    )
 
 
-class TakesOverTheChannel(LossModel):
-    """Open the channel of the next world as this one was closed."""
-
-    def _next_life(self, life: ChannelState, size: int) -> ChannelState:
-        return replace(life, size=size)
-
-
-class TakesOverWhoIsBehind(LossModel):
-    """Open it with the members that were behind."""
-
-    def _next_life(self, life: ChannelState, size: int) -> ChannelState:
-        return ChannelState(size, behind=life.behind)
+def _tells_who_has_left(
+    self: LossModel, state: Processes, number: int, process: Process
+) -> Iterator[tuple[str, Process]]:
+    if process.broken and dict(process.rank.ended).get("leave") == DONE:
+        yield "is told", self._abandon(process)
+    yield from PROGRAM(self, state, number, process)
 
 
-class KeepsItsSize(LossModel):
-    """Open it with as many members as before."""
-
-    def _next_life(self, life: ChannelState, size: int) -> ChannelState:
-        return ChannelState(life.size)
-
-
-class WaitsForTheDead(LossModel):
-    """Go on when all members are there."""
-
-    def _goes_on(self, state: Processes, members: Sequence[int]) -> Sequence[int]:
-        there = all(state.all[number].stage is Stage.WAITING for number in members)
-        return members if there else ()
-
-
-class WaitsForNobody(LossModel):
-    """Go on with those that are there."""
-
-    def _goes_on(self, state: Processes, members: Sequence[int]) -> Sequence[int]:
-        return [number for number in members if state.all[number].stage is Stage.WAITING]
-
-
-class WaitsForNobodyUnseen(WaitsForNobody):
-    """The same, found by what comes of it: calls in two worlds at once."""
-
-    def _see_that_it_is_new(self, state: Processes, process: Process) -> None:
-        pass
-
-
-class LeavesWithAllOnly(LossModel):
-    """End in order only when all members have left, though some die or go on without this one."""
-
-    def _all_are_through(self, state: Processes, process: Process) -> bool:
-        members = [state.all[number] for number in process.group]
-        return all(
-            member.stage is Stage.OVER or dict(member.rank.ended).get("leave") == DONE
-            for member in members
+ABANDON, PROGRAM = LossModel._abandon, LossModel._program
+# What processes may do wrong: the method, and what it does instead.
+WRONG_MODELS: Mapping[str, Mapping[str, Callable[..., object]]] = {
+    "keeps what is pending": {"_end_pending": lambda self, rank: rank},
+    "leaves its driver in a call": {"_is_at_rest": lambda self, process: True},
+    "fills nothing for which the driver waits": {"_abandon": _fills_nothing},
+    "leaves others in calls": {
+        "_abandon": lambda self, process: ABANDON(self, process)._replace(broken=process.broken)
+    },
+    "takes over the channel": {"_next_life": lambda self, life, size: replace(life, size=size)},
+    "takes over who is behind": {
+        "_next_life": lambda self, life, size: ChannelState(size, behind=life.behind)
+    },
+    "keeps its size": {"_next_life": lambda self, life, size: ChannelState(life.size)},
+    "waits for the dead": {
+        "_goes_on": lambda self, state, members: (
+            members if _waiting(state, members) == list(members) else ()
         )
-
-
-class TellsWhoHasLeft(LossModel):
-    """Tell a program of a loss after it has left in order."""
-
-    def _program(
-        self, state: Processes, number: int, process: Process
-    ) -> Iterator[tuple[str, Process]]:
-        if process.broken and dict(process.rank.ended).get("leave") == DONE:
-            yield "is told", self._abandon(process)
-        yield from super()._program(state, number, process)
-
-
-WRONG_MODELS: Sequence[type[LossModel]] = (
-    KeepsWhatIsPending,
-    LeavesItsDriver,
-    FillsNothing,
-    LeavesOthersInCalls,
-    TakesOverTheChannel,
-    TakesOverWhoIsBehind,
-    KeepsItsSize,
-    WaitsForTheDead,
-    WaitsForNobody,
-    WaitsForNobodyUnseen,
-    LeavesWithAllOnly,
-    TellsWhoHasLeft,
-)
-
-
-def forgets_that_ranks_are_lost(
-    state: ChannelState, event: Event
-) -> tuple[ChannelState, tuple[Action, ...]]:
-    """Close as after any other failure."""
-    return transition(state, replace(event, lost=False) if isinstance(event, Failed) else event)
-
-
-def goes_on_after_a_loss(
-    state: ChannelState, event: Event
-) -> tuple[ChannelState, tuple[Action, ...]]:
-    """Fail what is pending, and stay open."""
-    after, actions = transition(state, event)
-    return (replace(after, phase=state.phase) if isinstance(event, Failed) else after), actions
-
-
-def keeps_what_is_pending(
-    state: ChannelState, event: Event
-) -> tuple[ChannelState, tuple[Action, ...]]:
-    """Close without failing what is pending."""
-    after, actions = transition(state, event)
-    return after, () if isinstance(event, Failed) else actions
-
-
-def obeys_votes_when_closed(
-    state: ChannelState, event: Event
-) -> tuple[ChannelState, tuple[Action, ...]]:
-    """Run what was agreed in a call that ended after the channel was abandoned."""
-    if state.phase is Phase.CLOSED and isinstance(event, Voted):
-        return state, transition(replace(state, phase=Phase.OPEN), event)[1]
-    return transition(state, event)
-
-
-WRONG_RULES: Sequence[Transition] = (
-    forgets_that_ranks_are_lost,
-    goes_on_after_a_loss,
-    keeps_what_is_pending,
-    obeys_votes_when_closed,
-)
+    },
+    "waits for nobody": {"_goes_on": lambda self, state, members: _waiting(state, members)},
+    "waits for nobody, seen by calls in two worlds": {
+        "_goes_on": lambda self, state, members: _waiting(state, members),
+        "_see_that_it_is_new": lambda self, state, process: None,
+    },
+    "leaves with all only": {"_all_are_through": _leaves_with_all_only},
+    "tells who has left": {"_program": _tells_who_has_left},
+}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations_with_replacement, product
 
 import pytest
-from model_losses import WRONG_MODELS, WRONG_RULES, LossModel, Processes, Stage
+from model_losses import WRONG_MODELS, LossModel, Processes, Stage
 from model_program import Transition
 from model_rank import explore
 from program_lists import END, may_desert, short
+from wrong_rules import OF_LOSSES
 
 from hvdtrain.core.agreement.lifecycle import transition
 
@@ -113,20 +114,24 @@ def test_what_can_happen_does() -> None:
     }
 
 
-def is_found(model: type[LossModel], rules: Transition = transition) -> bool:
+def is_found(rules: Transition = transition) -> bool:
     programs = *ASKED, (END,) * 3, *LONG
     return any(
-        explore(model(*ranks, deaths=deaths, rules=rules)).fault
+        explore(LossModel(*ranks, deaths=deaths, rules=rules)).fault
         for ranks in programs
         for deaths in range(len(ranks))
     )
 
 
-@pytest.mark.parametrize("model", WRONG_MODELS)
-def test_a_wrong_model_is_found(model: type[LossModel]) -> None:
-    assert is_found(model)
+@pytest.mark.parametrize("wrong", WRONG_MODELS.values(), ids=WRONG_MODELS)
+def test_a_wrong_model_is_found(
+    wrong: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, instead in wrong.items():
+        monkeypatch.setattr(LossModel, name, instead)
+    assert is_found()
 
 
-@pytest.mark.parametrize("rules", WRONG_RULES)
+@pytest.mark.parametrize("rules", OF_LOSSES)
 def test_a_wrong_rule_is_found(rules: Transition) -> None:
-    assert is_found(LossModel, rules)
+    assert is_found(rules)
