@@ -15,25 +15,15 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce, PreparedAllreduce, Tensors
 from hvdtrain.core.collectives.gathers import (
     Allgather,
-    Alltoall,
     Barrier,
     Broadcast,
-    ReduceScatter,
     Split,
 )
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.sharding.exchange import (
-    GatherSlices,
-    PutSegments,
-    ScatteredSlices,
-    SpreadSlices,
-    SumSlices,
-)
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.local import LocalCommunicator
 
 Array = npt.NDArray[np.generic]
 Value = list[list[float]]
@@ -99,14 +89,6 @@ def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
     return Made(operation, lambda _: [array.tolist() for array in arrays], prepare=alone)
 
 
-def _reducescatter(planned: Planned, rank: int, size: int, name: str) -> Made:
-    arrays = _arrays(planned, rank)
-    buffers = [Buffer.from_array(array) for array in arrays]
-    shapes = [array.shape for array in arrays]
-    operation = ReduceScatter(buffers, shapes, planned.op, name, planned.prescale)
-    return Made(operation, lambda result: [part.array().tolist() for part in result])
-
-
 def _broadcast(planned: Planned, rank: int, size: int, name: str) -> Made:
     (array, *_) = _arrays(planned, rank)
     root = planned.number % size
@@ -125,14 +107,6 @@ def _allgather(planned: Planned, rank: int, size: int, name: str) -> Made:
     own = Buffer.from_array(data(planned, rank, 0, own_rows * width))
     operation = Allgather([own], [(own_rows, width)], name)
     return Made(operation, lambda result: [result[0][0].array().tolist(), result[0][1]])
-
-
-def _alltoall(planned: Planned, rank: int, size: int, name: str) -> Made:
-    width = planned.counts[0] + _longer(planned, rank)
-    splits = [rows(planned, rank, other) for other in range(size)]
-    own = Buffer.from_array(data(planned, rank, 0, sum(splits) * width))
-    operation = Alltoall(own, (sum(splits), width), splits, name)
-    return Made(operation, lambda result: [result[0].array().tolist(), result[1]])
 
 
 def _barrier(planned: Planned, rank: int, size: int, name: str) -> Made:
@@ -154,59 +128,6 @@ def _memory(planned: Planned, rank: int, size: int, name: str) -> Made:
     return Made(AllocateMemory(nbytes, name), lambda memory: [[memory.size]])
 
 
-def long(planned: Planned, rank: int, size: int, part: int) -> Array:
-    """Return elements of which every rank owns some: 64 for each rank, and a few less."""
-    return data(planned, rank, part, 64 * size - planned.counts[0])
-
-
-def _sliced(arrays: list[Array]) -> list[tuple[Buffer, None]]:
-    return [(Buffer.from_array(array), None) for array in arrays]
-
-
-def _spread(planned: Planned, rank: int, size: int, name: str) -> Made:
-    arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
-    operation = LateSlices(lambda slices: SpreadSlices(_sliced(arrays), slices, name))
-    return Made(operation, lambda _: [array.tolist() for array in arrays])
-
-
-def _sum(planned: Planned, rank: int, size: int, name: str) -> Made:
-    arrays = [long(planned, rank, size, part) for part in range(1 + _longer(planned, rank))]
-    operation = LateSlices(lambda slices: SumSlices(_sliced(arrays), slices, name, (1.0, 2.0)))
-    return Made(operation, lambda _: [array.tolist() for array in arrays])
-
-
-def _gather(planned: Planned, rank: int, size: int, name: str) -> Made:
-    counts = planned.counts * (1 + _longer(planned, rank))
-    arrays = [data(planned, rank, part, count) for part, count in enumerate(counts)]
-    found: list[list[float]] = []
-
-    def receive(number: int, whole: Buffer) -> None:
-        found.append(whole.array().tolist())
-
-    parts = [Buffer.from_array(array) for array in arrays]
-    operation = LateSlices(lambda slices: GatherSlices(slices, parts, receive, name))
-    return Made(operation, lambda _: found)
-
-
-class LateSlices(Operation):
-    """An operation with the slices of the communicator that runs it."""
-
-    def __init__(self, make: Callable[[ScatteredSlices], Operation]) -> None:
-        super().__init__()
-        self._make = make
-        self.request = make(ScatteredSlices(LocalCommunicator())).request
-
-    def execute(self, communicator: Communicator) -> Any:
-        return self._make(ScatteredSlices(communicator)).execute(communicator)
-
-
-def _put(planned: Planned, rank: int, size: int, name: str) -> Made:
-    array = data(planned, rank, 0, planned.counts[0])
-    place = np.zeros_like(array)
-    pair = Buffer.from_array(array), Buffer.from_array(place)
-    return Made(PutSegments([pair], None, name), lambda _: [place.tolist()])
-
-
 def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
     arrays = [
         data(planned, rank, part, count).astype(np.float64)
@@ -225,16 +146,10 @@ def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
 
 _MAKERS: Mapping[str, Callable[[Planned, int, int, str], Made]] = {
     "allreduce": _allreduce,
-    "reducescatter": _reducescatter,
     "broadcast": _broadcast,
     "allgather": _allgather,
-    "alltoall": _alltoall,
     "barrier": _barrier,
     "split": _split,
     "memory": _memory,
-    "spread": _spread,
-    "sum slices": _sum,
-    "gather": _gather,
-    "put": _put,
     "step": _step,
 }

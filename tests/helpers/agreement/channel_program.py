@@ -59,11 +59,10 @@ class Program:
 _KINDS = (
     *("allreduce",) * 6,
     *("step",) * 3,
-    *("broadcast", "allgather", "alltoall", "reducescatter", "barrier", "spread"),
-    *("sum slices", "put"),
+    *("broadcast", "allgather", "barrier") * 2,
 )
-_RUN_KINDS = (*_KINDS, "split", "memory", "gather")
-_NAMED = ("split", "memory", "spread", "sum slices", "gather", "put")
+_RUN_KINDS = (*_KINDS, "split", "memory")
+_NAMED = ("split", "memory")
 
 
 def make_program(seed: int) -> Program:
@@ -191,11 +190,7 @@ class _Section:
     def _vary(self, planned: Planned, ranks: Sequence[int], kinds: Sequence[int]) -> None:
         """Have all ranks submit the same, or some of them something else."""
         planned.variants = dict.fromkeys(ranks, 0)
-        if (
-            ranks
-            and planned.kind not in ("barrier", "split", "put")
-            and self._chance.random() < 0.12
-        ):
+        if ranks and planned.kind not in ("barrier", "split") and self._chance.random() < 0.12:
             variant = self._chance.choice(kinds)
             for rank in self._chance.sample(list(ranks), self._chance.randint(1, len(ranks))):
                 planned.variants[rank] = variant

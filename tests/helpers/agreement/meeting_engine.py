@@ -6,15 +6,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator, Pieces
-from hvdtrain.engines.features import Pending, Slices, Verdict, VotedReduction
+from hvdtrain.engines.features import Pending, Verdict, VotedReduction
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
@@ -88,17 +87,6 @@ def _allreduce(calls: Sequence[Call]) -> None:
         call.own[0].scale(postscale)
 
 
-def _reduce_scatter(calls: Sequence[Call]) -> None:
-    op, postscale, counts = calls[0].equal[:3]
-    assert isinstance(op, ReduceOp)
-    assert isinstance(counts, tuple)
-    result = _reduced(calls, op)
-    for call, count, end in zip(calls, counts, accumulate(counts), strict=True):
-        receive = call.own[2]
-        receive.array()[:] = result[end - count : end]
-        receive.scale(postscale)
-
-
 def _broadcast(calls: Sequence[Call]) -> None:
     root = calls[0].equal[0]
     assert isinstance(root, int)
@@ -113,22 +101,6 @@ def _allgather(calls: Sequence[Call]) -> None:
         call.own[1].array()[:] = content
 
 
-def _alltoall(calls: Sequence[Call]) -> None:
-    parts = []
-    for call in calls:
-        send, _, send_counts, _ = call.own
-        parts.append(np.split(send.array().copy(), list(accumulate(send_counts))[:-1]))
-    for rank, call in enumerate(calls):
-        _, receive, _, receive_counts = call.own
-        received = [theirs[rank] for theirs in parts]
-        if [part.size for part in received] != list(receive_counts):
-            raise ValueError(
-                f"rank {rank} expects parts of {list(receive_counts)} elements in alltoall, and "
-                f"was sent {[part.size for part in received]}"
-            )
-        receive.array()[:] = np.concatenate(received)
-
-
 def _nothing(calls: Sequence[Call]) -> None:
     pass
 
@@ -136,10 +108,8 @@ def _nothing(calls: Sequence[Call]) -> None:
 COMBINE: Mapping[str, Callable[[Sequence[Call]], None]] = {
     "start_max": _max,
     "allreduce": _allreduce,
-    "reduce_scatter": _reduce_scatter,
     "broadcast": _broadcast,
     "allgather": _allgather,
-    "alltoall": _alltoall,
     "barrier": _nothing,
     "split": _nothing,
     "empty": _nothing,
@@ -410,29 +380,11 @@ class MeetingCommunicator(Communicator):
         assert (send.count, receive.count) == (counts[self.rank], sum(counts))
         self._call(Call("allgather", equal, (send, receive)), [send, receive])
 
-    def alltoall(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        send_counts: Sequence[int],
-        receive_counts: Sequence[int],
-    ) -> None:
-        own = (send, receive, tuple(send_counts), tuple(receive_counts))
-        assert (send.count, receive.count) == (sum(send_counts), sum(receive_counts))
-        self._call(Call("alltoall", (send.dtype.value,), own), [send, receive])
+    def alltoall(self, *_: object) -> None:
+        raise NotImplementedError
 
-    def reduce_scatter(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        equal = (op, postscale, tuple(counts), send.dtype.value)
-        assert (send.count, receive.count) == (sum(counts), counts[self.rank])
-        self._call(Call("reduce_scatter", equal, (send, prescale, receive)), [send, receive])
+    def reduce_scatter(self, *_: object) -> None:
+        raise NotImplementedError
 
     def barrier(self) -> None:
         self._call(Call("barrier"))
@@ -449,9 +401,6 @@ class MeetingCommunicator(Communicator):
         memory = np.empty(nbytes, np.uint8)
         self._memory.append(memory)
         return memory
-
-    def slices(self) -> MeetingSlices:
-        return MeetingSlices(self)
 
     def close(self) -> None:
         if not self._closed:
@@ -505,32 +454,6 @@ class MeetingCommunicator(Communicator):
         if self._fault.interrupted and threading.current_thread().name == PROGRAM:
             raise KeyboardInterrupt
         raise EngineFaultError(f"rank {self.rank}: an engine call failed")
-
-
-class MeetingSlices(Slices):
-    """Slices in memory that all members have, as threads of one process."""
-
-    nodes = 1
-    adds_placed = False
-
-    def __init__(self, communicator: MeetingCommunicator) -> None:
-        self._communicator = communicator
-        self.owners, self.number = communicator.size, communicator.rank
-
-    def copies(self, memory: Elements) -> None:
-        """Return None: only meetings are tried here."""
-
-    def reduce(self, buffer: Buffer, prescale: float, postscale: float) -> None:
-        self._communicator.allreduce(buffer, ReduceOp.SUM, prescale, postscale)
-
-    def add_placed(self, *_: object, **__: object) -> None:
-        raise NotImplementedError
-
-    def spread(self, buffer: Buffer) -> None:
-        raise NotImplementedError
-
-    def meet(self) -> None:
-        self._communicator.barrier()
 
 
 class _MeetingVote(VotedReduction):
