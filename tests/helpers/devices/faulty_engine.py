@@ -19,15 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.buffer import Buffer
 from hvdtrain.config import Config
 from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.features import Pending
-from hvdtrain.types import ReduceOp
 
 T = TypeVar("T")
 
@@ -104,6 +99,16 @@ def install(fault: EngineFault) -> None:
     registry.open_world = open_world
 
 
+def _meeting(name: str, primitive: str = "") -> Any:
+    """Return a method that meets the fault, and calls the real one."""
+
+    def call(self: _FaultyCommunicator, *arguments: Any, **named: Any) -> Any:
+        self._fault.meet(primitive or name, self._world_rank)
+        return getattr(self._inner, name)(*arguments, **named)
+
+    return call
+
+
 class _FaultyCommunicator(Communicator):
     """A communicator whose calls go to a real one, but for a fault; its children are alike."""
 
@@ -111,48 +116,21 @@ class _FaultyCommunicator(Communicator):
         self.rank, self.size, self.capabilities = inner.rank, inner.size, inner.capabilities
         self._inner, self._fault, self._world_rank = inner, fault, world_rank
 
-    def _meet(self, primitive: str) -> Communicator:
-        self._fault.meet(primitive, self._world_rank)
-        return self._inner
-
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        return self._meet("start_max").start_max(values)
-
-    def allreduce(
-        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
-    ) -> None:
-        self._meet("allreduce").allreduce(buffer, op, prescale, postscale)
-
-    def allreduce_from(self, source: Buffer, buffer: Buffer, *how: Any) -> None:
-        self._meet("allreduce").allreduce_from(source, buffer, *how)
-
-    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        self._meet("broadcast").broadcast(buffer, root_rank)
-
-    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        self._meet("allgather").allgather(send, receive, counts)
-
-    def alltoall(self, send: Buffer, receive: Buffer, *counts: Sequence[int]) -> None:
-        self._meet("alltoall").alltoall(send, receive, *counts)
-
-    def reduce_scatter(self, send: Buffer, receive: Buffer, *how: Any) -> None:
-        self._meet("reduce_scatter").reduce_scatter(send, receive, *how)
-
-    def barrier(self) -> None:
-        self._meet("barrier").barrier()
+    start_max, allreduce, broadcast, allgather, alltoall = map(
+        _meeting, ("start_max", "allreduce", "broadcast", "allgather", "alltoall")
+    )
+    reduce_scatter, barrier, empty, close = map(
+        _meeting, ("reduce_scatter", "barrier", "empty", "close")
+    )
+    allreduce_from = _meeting("allreduce_from", "allreduce")
 
     def split(self, ranks: Sequence[int]) -> Communicator | None:
-        child = self._meet("split").split(ranks)
+        self._fault.meet("split", self._world_rank)
+        child = self._inner.split(ranks)
         return child and _FaultyCommunicator(child, self._fault, self._world_rank)
-
-    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
-        return self._meet("empty").empty(nbytes, device)
 
     def put(self, source: Buffer, buffer: Buffer) -> None:
         self._inner.put(source, buffer)
-
-    def close(self) -> None:
-        self._meet("close").close()
 
     def abort(self, code: int) -> None:
         self._inner.abort(code)

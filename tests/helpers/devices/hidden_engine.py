@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from hidden_device import install
 from hidden_memory import DEVICE, elements_behind
@@ -22,10 +20,8 @@ from hidden_memory import DEVICE, elements_behind
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator, EngineWorld
-from hvdtrain.engines.features import Pending
 from hvdtrain.engines.registry import ENGINES
 from hvdtrain.engines.torch_distributed.engine import open_gloo
-from hvdtrain.types import ReduceOp
 
 ENGINE = "hidden"
 
@@ -42,6 +38,16 @@ def open_hidden(config: Config, environ: Mapping[str, str]) -> EngineWorld:
     return replace(world, engine=ENGINE, communicator=HiddenCommunicator(world.communicator))
 
 
+def _forwarded(name: str) -> Any:
+    """Return a method that calls the inner communicator's with what lies behind buffers."""
+
+    def call(self: HiddenCommunicator, *arguments: Any, **named: Any) -> Any:
+        behind = [_behind(each) if isinstance(each, Buffer) else each for each in arguments]
+        return getattr(self._inner, name)(*behind, **named)
+
+    return call
+
+
 class HiddenCommunicator(Communicator):
     """A communicator of memory on the device and on the host."""
 
@@ -51,42 +57,12 @@ class HiddenCommunicator(Communicator):
         devices = inner.capabilities.devices | {DEVICE}
         self.capabilities = replace(inner.capabilities, devices=devices)
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        return self._inner.start_max(values)
-
-    def allreduce(
-        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
-    ) -> None:
-        self._inner.allreduce(_behind(buffer), op, prescale, postscale)
-
-    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        self._inner.broadcast(_behind(buffer), root_rank)
-
-    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        self._inner.allgather(_behind(send), _behind(receive), counts)
-
-    def alltoall(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        send_counts: Sequence[int],
-        receive_counts: Sequence[int],
-    ) -> None:
-        self._inner.alltoall(_behind(send), _behind(receive), send_counts, receive_counts)
-
-    def reduce_scatter(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        self._inner.reduce_scatter(_behind(send), _behind(receive), counts, op, prescale, postscale)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
+    start_max, allreduce, broadcast, allgather = map(
+        _forwarded, ("start_max", "allreduce", "broadcast", "allgather")
+    )
+    alltoall, reduce_scatter, barrier, close, abort = map(
+        _forwarded, ("alltoall", "reduce_scatter", "barrier", "close", "abort")
+    )
 
     def split(self, ranks: Sequence[int]) -> HiddenCommunicator | None:
         part = self._inner.split(ranks)
@@ -97,12 +73,6 @@ class HiddenCommunicator(Communicator):
         if device == "cpu":
             return self._inner.empty(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def abort(self, code: int) -> None:
-        self._inner.abort(code)
 
 
 class _OfTensor(Buffer):

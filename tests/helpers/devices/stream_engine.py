@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from ctypes import memmove
 from dataclasses import replace
+from typing import Any
 
 import stream_record
 from hidden_memory import DEVICE
@@ -15,7 +16,16 @@ from hvdtrain.core.collectives import allreduce
 from hvdtrain.engines import registry
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.local import LocalCommunicator
-from hvdtrain.types import ReduceOp
+
+
+def _recorded(name: str) -> Any:
+    """Return a method that does what a world of one does, and records it."""
+
+    def call(self: RecordingCommunicator, send: Buffer, receive: Buffer, *how: Any) -> None:
+        getattr(LocalCommunicator, name)(self, send, receive, *how)
+        _record(name, reads=send, writes=receive)
+
+    return call
 
 
 class RecordingCommunicator(LocalCommunicator):
@@ -29,49 +39,18 @@ class RecordingCommunicator(LocalCommunicator):
             LocalCommunicator.capabilities, devices=devices, concurrent=True
         )
 
-    def allreduce(
-        self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
-    ) -> None:
+    def allreduce(self, buffer: Buffer, *_: object, **__: object) -> None:
         _record("allreduce", reads=buffer, writes=buffer)
 
-    def allreduce_from(
-        self,
-        source: Buffer,
-        buffer: Buffer,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
+    def allreduce_from(self, source: Buffer, buffer: Buffer, *_: object) -> None:
         _record("allreduce", reads=source, writes=buffer)
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         _record("broadcast", reads=buffer, writes=buffer)
 
-    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        super().allgather(send, receive, counts)
-        _record("allgather", reads=send, writes=receive)
-
-    def alltoall(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        send_counts: Sequence[int],
-        receive_counts: Sequence[int],
-    ) -> None:
-        super().alltoall(send, receive, send_counts, receive_counts)
-        _record("alltoall", reads=send, writes=receive)
-
-    def reduce_scatter(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        counts: Sequence[int],
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> None:
-        super().reduce_scatter(send, receive, counts, op)
-        _record("reduce_scatter", reads=send, writes=receive)
+    allgather, alltoall, reduce_scatter = map(
+        _recorded, ("allgather", "alltoall", "reduce_scatter")
+    )
 
     def split(self, ranks: Sequence[int]) -> RecordingCommunicator | None:
         return RecordingCommunicator(self._device) if 0 in ranks else None

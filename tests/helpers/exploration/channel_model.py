@@ -1,10 +1,12 @@
-"""A model of one channel on all its ranks: programs, drivers, and an engine where they meet.
+"""A model of channels on all ranks: programs, drivers, and an engine where they meet.
 
 The rules are those of production: `transition`, with `decide` inside it, and `unanimous`. What is
 modelled is around them: programs that submit and wait, threads that take their turns in any order,
 and primitives that end when all members have entered the same one.
 
-model_program.py has the words of programs.
+model_program.py has the words of programs. Where ranks have several channels, of which each has its
+own driver, the letter of a channel stands before each word: "As( As+ As^". At the end of a backward
+pass, a rank takes part in the rounds of its other channels meanwhile.
 """
 
 from __future__ import annotations
@@ -13,73 +15,119 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from model_program import RankModel, Transition, compare_ends, is_call, is_stalled, late_names
-from model_rank import DESERTED, Fault, Rank, names_of
+from model_rank import DESERTED, Fault, Rank, end_pass, names_of
 
 from hvdtrain.core.agreement.decision import ChannelState, Failed
 from hvdtrain.core.agreement.lifecycle import transition
+
+_OF_ANOTHER = "another channel's"
+
+# What there is on a rank, in each channel; its program is at the same word in all.
+Own = tuple[Rank, ...]
 
 
 class World(NamedTuple):
     """All ranks, and whether something has happened that ends the job."""
 
-    ranks: tuple[Rank, ...]
+    ranks: tuple[Own, ...]
     job_ends: bool = False
 
 
 class ChannelModel:
-    """The ranks of a channel, each with a program."""
+    """Ranks, each with a program."""
 
     def __init__(
         self,
         *programs: str,
+        channels: str = "",
         threads: bool = True,
         failing: int | None = None,
         deserts: bool = False,
         rules: Transition = transition,
     ) -> None:
-        self._programs = [program.split() for program in programs]
+        words, self._letters = [program.split() for program in programs], tuple(channels) or ("",)
+        self._of = [
+            [[w[len(c) :] if w.startswith(c) else _OF_ANOTHER for w in own] for c in self._letters]
+            for own in words
+        ]
+        self._alone = len(self._letters) == 1
         self._failing, self._deserts = failing, deserts
-        self._one = RankModel(threads, rules)
-        self._late = late_names(self._programs)
+        self._one, self._late = RankModel(threads, rules), late_names(words)
 
     def first(self) -> World:
         """Return the ranks before they have done anything."""
-        life = ChannelState(len(self._programs))
-        return World(tuple(Rank(life=life) for _ in self._programs))
+        rank = Rank(life=ChannelState(len(self._of)))
+        return World(((rank,) * len(self._letters),) * len(self._of))
 
     def is_end(self, world: World) -> bool:
         """Return whether every process has ended; see that nothing is left."""
-        if not all(rank.over for rank in world.ranks):
-            return not world.job_ends and is_stalled(self._programs, world.ranks)
+        if not all(own[0].over for own in world.ranks):
+            first = [own[0] for own in world.ranks]
+            stalls = self._alone and not world.job_ends
+            return stalls and is_stalled([of[0] for of in self._of], first)
         if not world.job_ends:
-            for number, rank in enumerate(world.ranks):
-                if rank.pending:
-                    raise Fault(f"rank {number} ends with {names_of(rank.pending)} pending")
-            compare_ends(world.ranks, {"leave", *self._late})
+            for number, own in enumerate(world.ranks):
+                if left := [names_of(rank.pending) for rank in own if rank.pending]:
+                    raise Fault(f"rank {number} ends with {', '.join(left)} pending")
+            for ranks in zip(*world.ranks, strict=True):
+                compare_ends(ranks, {"leave", *self._late})
         return True
 
     def moves(self, world: World) -> Iterator[tuple[str, World]]:
         """Return what programs, drivers and the engine can do, and what can go wrong."""
         if world.job_ends:
             # An abort ends every process, whatever it does.
-            yield "abort", world._replace(ranks=tuple(r._replace(over=True) for r in world.ranks))
+            over = tuple(tuple(r._replace(over=True) for r in own) for own in world.ranks)
+            yield "abort", world._replace(ranks=over)
             return
-        for number, rank in enumerate(world.ranks):
-            if rank.over:
+        for number, own in enumerate(world.ranks):
+            # Programs of several channels leave none of them: others may wait for their drivers.
+            if own[0].over and self._alone:
                 continue
-            words = self._programs[number]
-            for move, after in (*self._one.program(words, rank), *self._one.driver(words, rank)):
-                yield f"{number}: {move}", self._put(world, number, after)
-            # In an engine call, or where it waits in one for its program.
-            if number == self._failing and rank.actions and is_call(rank.actions[0]):
-                failed = self._put(world, number, self._one.fail(words, rank, Failed("the engine")))
-                yield f"{number}: engine fails", failed._replace(job_ends=True)
-        for move, ranks in self._one.meet(world.ranks):
-            yield move, world._replace(ranks=ranks)
+            for move, changed in self._program(number, own):
+                yield f"{number}: {move}", self._put(world, number, changed)
+            for channel, rank in enumerate(own):
+                words, letter = self._of[number][channel], self._letters[channel]
+                for move, after in self._one.driver(words, rank):
+                    changed = (*own[:channel], after, *own[channel + 1 :])
+                    yield f"{number}: {letter} {move}", self._put(world, number, changed)
+                # In an engine call, or where it waits in one for its program.
+                if number == self._failing and rank.actions and is_call(rank.actions[0]):
+                    failed = (self._one.fail(words, rank, Failed("the engine")),)
+                    after_it = self._put(world, number, failed)
+                    yield f"{number}: engine fails", after_it._replace(job_ends=True)
+        for channel, letter in enumerate(self._letters):
+            for move, ranks in self._one.meet([own[channel] for own in world.ranks]):
+                pairs = zip(world.ranks, ranks, strict=True)
+                met = tuple((*own[:channel], r, *own[channel + 1 :]) for own, r in pairs)
+                yield f"{letter} {move}", world._replace(ranks=met)
 
-    def _put(self, world: World, number: int, rank: Rank) -> World:
-        ranks = (*world.ranks[:number], rank, *world.ranks[number + 1 :])
-        deserted = any(end == DESERTED for _, end in rank.ended)
+    def _program(self, number: int, own: Own) -> Iterator[tuple[str, Own]]:
+        place = own[0].place
+        if own[0].over:
+            return
+        channel, words = next(
+            (channel, words)
+            for channel, words in enumerate(self._of[number])
+            if place == len(words) or words[place] != _OF_ANOTHER
+        )
+        rank = own[channel]._replace(called=any(rank.called for rank in own))
+        for move, after in self._one.program(words, rank):
+            ends = after.at_end and not rank.at_end
+            others = [
+                (end_pass(other) if ends else other)._replace(
+                    place=after.place, listening=after.at_end, called=after.called, over=after.over
+                )
+                for other in own
+            ]
+            yield (
+                f"{self._letters[channel]} {move}",
+                (*others[:channel], after, *others[channel + 1 :]),
+            )
+
+    def _put(self, world: World, number: int, own: Own) -> World:
+        ranks = (*world.ranks[:number], own, *world.ranks[number + 1 :])
+        deserted = any(end == DESERTED for rank in own for _, end in rank.ended)
         if deserted and not self._deserts:
             raise Fault(f"rank {number} is told of a rank that left, and nobody waits in vain")
-        return world._replace(ranks=ranks, job_ends=world.job_ends or (rank.over and deserted))
+        return World(ranks, world.job_ends or (own[0].over and deserted))

@@ -1,10 +1,98 @@
-"""What benchmarks say of made measurements."""
+"""When benchmarks call a difference a difference, and what they say of measurements."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import comb
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
+from hvdtrain_bench.analysis.kills import (
+    NEW_STEP,
+    UnfinishedJobError,
+    failure_of,
+    figures_of_kills,
+    summary_of,
+)
+from hvdtrain_bench.analysis.losses import Curve, compare_losses
+from hvdtrain_bench.analysis.statistics import compare, median_interval
+from hvdtrain_bench.cases.models import MODELS
+from hvdtrain_bench.cases.sums import (
+    WrongResultError,
+    fill,
+    most_calls,
+    require_factor,
+    sum_contender,
+    sum_factor,
+)
+from hvdtrain_bench.harness.notes import Note
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
+from hvdtrain_bench.harness.settings import period_of, turn_steps
+from hypothesis import given
+from hypothesis import strategies as st
+
+times = st.floats(1e-6, 1e3)
+enough = st.lists(times, min_size=8, max_size=30)
+
+
+@given(enough)
+def test_the_same_times_do_not_differ(values: list[float]) -> None:
+    found = compare(values, values)
+    assert (found.ratio, found.low, found.high, found.differs) == (1.0, 1.0, 1.0, False)
+
+
+@given(enough, st.floats(1.05, 100.0))
+def test_a_constant_factor_differs_whatever_the_spread(values: list[float], factor: float) -> None:
+    slower = [factor * value for value in values]
+    found = compare(values, slower)
+    assert found.differs
+    assert found.ratio == pytest.approx(factor)
+    assert compare(slower, values).ratio == pytest.approx(1 / factor)
+    assert compare(slower, values).size == pytest.approx(factor)
+
+
+@given(st.lists(st.tuples(times, times), min_size=8, max_size=30))
+def test_numbers_are_in_order_and_turn_round(pairs: list[tuple[float, float]]) -> None:
+    base, other = zip(*pairs, strict=True)
+    there, back = compare(base, other), compare(other, base)
+    assert there.low <= there.ratio * (1 + 1e-12)
+    assert there.ratio <= there.high * (1 + 1e-12)
+    assert there.interval is not None
+    assert back.interval is not None
+    assert there.interval[0] == pytest.approx(1 / back.interval[1])
+
+
+def test_what_the_same_code_shows_is_noise() -> None:
+    base, other = [1.0] * 9, [1.10, 1.12, 1.11, 1.13, 1.09, 1.10, 1.12, 1.11, 1.10]
+    assert compare(base, other).differs
+    assert compare(base, other, noise=1.09).differs
+    assert not compare(base, other, noise=1.15).differs
+
+
+@pytest.mark.parametrize("count", range(1, 41))
+def test_the_interval_is_the_tightest_with_its_confidence(count: int) -> None:
+    def confidence(left_out: int) -> float:
+        return 1 - 2 * sum(comb(count, below) for below in range(left_out)) / 2**count
+
+    interval = median_interval(list(range(count)))
+    if interval is None:
+        assert confidence(1) < 0.99
+    else:
+        left_out = int(interval[0]) + 1
+        assert interval[1] == count - left_out
+        assert confidence(left_out) >= 0.99
+        assert confidence(left_out + 1) < 0.99
+
+
+def test_repeats_come_in_pairs() -> None:
+    with pytest.raises(ValueError, match="got 2 and 1"):
+        compare([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="got 0 and 0"):
+        compare([], [])
+
 
 REPEATS = 9
 NOISE = [1.01, 0.99, 1.02, 0.98, 1.0, 1.03, 0.97, 1.01, 0.99]
@@ -79,3 +167,187 @@ def test_the_target_of_a_named_sum(seconds: float, met: bool) -> None:
     assert (named.unit, named.met) == ("us", met)
     assert horovod.number == pytest.approx(1e-3 / seconds)
     assert horovod.label == "1 KiB: Horovod allreduce / hvd.allreduce"
+
+
+@pytest.mark.parametrize(
+    ("exchange", "period", "of_at_least_ten"),
+    [
+        ("average", 1, 10),
+        ("nbit:bits=1", 1, 10),
+        ("local:steps=8", 8, 16),
+        ("local:state=reset,steps=5", 5, 10),
+        ("postlocal:after=3,steps=4", 4, 12),
+        ("blockmomentum:block=4096", 1, 10),
+        ("diloco:rate=0.5", 500, 500),
+    ],
+)
+def test_turns_are_whole_periods(exchange: str, period: int, of_at_least_ten: int) -> None:
+    assert period_of(exchange) == period
+    assert turn_steps(exchange, 10) == of_at_least_ten
+
+
+def curve(seconds: float, *losses: float) -> Curve:
+    return [(10 * number, seconds * number, loss) for number, loss in enumerate(losses)]
+
+
+def test_losses_are_compared_with_those_of_the_base() -> None:
+    curves = {
+        "average": [curve(2.0, 5.0, 3.0, 1.0), curve(2.0, 5.0, 3.0, 2.0)],
+        "alike": [curve(1.0, 5.0, 4.0, 1.2), curve(1.0, 5.0, 4.0, 2.2)],
+        "worse": [curve(4.0, 5.0, 4.0, 2.5), curve(4.0, 5.0, 4.0, 1.9)],
+        "better": [curve(4.0, 5.0, 4.0, 0.5), curve(4.0, 5.0, 4.0, 1.0)],
+    }
+    shortest, found = compare_losses(curves, "average")
+    assert shortest == 2.0
+    assert [summary.name for summary in found] == list(curves)
+    assert [summary.verdict for summary in found] == ["", "within the seeds", "higher", "lower"]
+    assert [summary.mean for summary in found] == pytest.approx([1.5, 1.7, 2.2, 0.75])
+    assert [summary.difference for summary in found] == pytest.approx([0.0, 0.2, 0.7, -0.75])
+    assert [summary.equal_time for summary in found] == pytest.approx([3.0, 1.7, 4.5, 4.5])
+    assert [summary.seconds for summary in found] == [4.0, 2.0, 8.0, 8.0]
+    assert (found[1].low, found[1].high) == (1.2, 2.2)
+
+
+STAGES = {"noticed": "noticing", "agreed": "agreeing", "": "retaking"}
+
+
+def world(generation: int, done: int | None) -> Note:
+    return {"event": "world", "at": 0.0, "generation": generation, "done": done}
+
+
+def step(samples: Sequence[int], ended: float | None) -> list[Note]:
+    begun: Note = {"event": "begin", "at": 0.0, "samples": list(samples)}
+    return [begun] if ended is None else [begun, {"event": "end", "at": ended}]
+
+
+def at(event: str, seconds: float) -> Note:
+    return {"event": event, "at": seconds}
+
+
+def test_a_broken_step_is_taken_by_those_that_are_left() -> None:
+    """The victim ends in its third step; the first rank is through with its own."""
+    victim = [world(0, 0), *step([1], 1.0), *step([3], 2.0), *step([5], None)]
+    left = [
+        *(world(0, 0), *step([0], 1.1), *step([2], 2.2), *step([4], None)),
+        *(at("noticed", 2.7), at("agreed", 2.9), world(1, None), *step([4, 5], 3.5)),
+    ]
+    found = failure_of({1: left, 2: victim}, 2.5, 6, STAGES, {1: 4})
+    assert (found.seconds, found.next_seconds) == (1.0, 1.0)
+    assert found.stages == pytest.approx({"noticing": 0.2, "agreeing": 0.2, "retaking": 0.6})
+    assert found.step_seconds == pytest.approx(1.1)
+    assert (found.again, found.twice, found.lost) == (0, 0, 0)
+
+
+def test_steps_since_a_checkpoint_are_taken_again() -> None:
+    before = [world(0, 0), *step([0], 1.0), *step([1], 2.0), *step([2], None)]
+    after = [world(1, 1), *step([1], 5.0), *step([2], 6.0)]
+    found = failure_of({1: before, 2: after}, 2.5, 3, {}, {})
+    assert (found.next_seconds, found.seconds, found.stages) == (2.5, 3.5, {})
+    assert (found.again, found.twice, found.lost) == (1, 0, 0)
+
+
+def test_samples_are_counted_twice_or_left_out() -> None:
+    before = [world(0, 0), *step([0], 1.0), *step([1], 2.0)]
+    after = [world(1, 2), *step([1], 5.0)]
+    found = failure_of({1: before, 2: after}, 2.5, 3, {}, {})
+    assert (found.again, found.twice, found.lost) == (0, 1, 1)
+
+
+def test_several_backward_passes_are_one_step() -> None:
+    before = [world(0, 0), *step([0], 1.0), *step([1], 2.0)]
+    after = [world(1, 2), *step([2], None), *step([3], 5.0)]
+    found = failure_of({1: before, 2: after}, 2.5, 4, {}, {})
+    assert (found.seconds, found.lost) == (2.5, 0)
+
+
+@pytest.mark.parametrize("after", [[], [world(1, 2), *step([2], 4.0)]])
+def test_a_job_does_not_reach_its_end(after: list[Note]) -> None:
+    before = [world(0, 0), *step([0], 1.0), *step([1], 2.0)]
+    with pytest.raises(UnfinishedJobError, match="did not go on to its end"):
+        failure_of({1: before, 2: after}, 2.5, 4, {}, {})
+
+
+def test_figures_of_kills() -> None:
+    costs = {"again": 0, "twice": 0, "lost": 0}
+    seconds = [float(n) for n in range(1, 41)]
+    about = {"failures": [costs] * 40, "failed": ["it ended"], "needs": ""}
+    cases = [Case(name, about, "seconds", {NEW_STEP: seconds}) for name in ("hvdtrain", "other")]
+    summary = summary_of(cases[0])
+    times = summary.times[NEW_STEP]
+    assert (summary.survived, summary.kills) == (40, 41)
+    assert (times.median, times.late, times.least, times.most) == (20.5, 38.0, 1.0, 40.0)
+    usual, late = figures_of_kills(Result("kills", 3, 1, [], {}, cases))
+    assert (usual.number, usual.met, late.number, late.met) == (20.5, False, 38.0, False)
+
+
+COUNT = 70_001
+RANKS: Any = SimpleNamespace(rank=1, size=3, title="[rank 1/3]")
+
+
+def right(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum as three ranks do: the first time 1 + 2 + 3 from 2, and then of three equal parts."""
+    return tensor.mul_(3)
+
+
+def nothing(tensor: torch.Tensor) -> torch.Tensor:
+    """Leave all as it is."""
+    return tensor
+
+
+def all_but_the_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Forget one element."""
+    tensor[:-1].mul_(3)
+    return tensor
+
+
+def too_much(tensor: torch.Tensor) -> torch.Tensor:
+    """Count a rank twice."""
+    return tensor.mul_(4)
+
+
+def run(reduce: Any, calls: int) -> None:
+    """Call it so often, and check."""
+    peer: Any = SimpleNamespace(name="made", library="none", reduce=reduce, turn=None)
+    contender = sum_contender(RANKS, peer, torch.empty(COUNT))
+    contender.prepare()
+    for _ in range(calls):
+        contender.call()
+    contender.check(calls)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 7, most_calls(3)])
+def test_a_right_sum_passes(calls: int) -> None:
+    run(right, calls)
+
+
+@pytest.mark.parametrize("reduce", [nothing, all_but_the_last, too_much])
+@pytest.mark.parametrize("calls", [1, 7])
+def test_a_wrong_sum_is_found(reduce: Any, calls: int) -> None:
+    with pytest.raises(WrongResultError, match=r"rank 1/3.* made: element \d+ is .*, but must be"):
+        run(reduce, calls)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 4096])
+def test_sums_stay_within_a_float32(ranks: int) -> None:
+    calls = most_calls(ranks)
+    assert calls >= 5
+    assert 8 * sum_factor(ranks, calls) < torch.finfo(torch.float32).max
+    tensor = torch.empty(9)
+    fill(tensor, sum_factor(ranks, calls))
+    require_factor(tensor, sum_factor(ranks, calls), "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("mlp", 25.2), ("transformer", 27.3), ("resnet50", 25.6), ("mnist-cnn", 1.2)],
+)
+def test_models_have_the_size_that_they_say(name: str, millions: float) -> None:
+    model = MODELS[name]
+    torch.manual_seed(0)
+    module = model.build()
+    count = sum(parameter.numel() for parameter in module.parameters())
+    assert round(count / 1e6, 1) == millions
+    assert f"{millions} M" in model.title
+    inputs, targets = model.make_batch(2, seed=0)
+    loss = model.loss(module.eval()(inputs), targets)
+    assert 0 < float(loss.detach()) < 20

@@ -1,21 +1,214 @@
-"""Predicted intervals, from measurements that are made up, and how they are checked."""
+"""Scaling on paper: known limits, predicted intervals, and how they are checked."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 from random import Random
 from typing import Any
 
 import pytest
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.paper import Work, interval_of, seconds_on
+from hvdtrain_bench.scaling.paper import (
+    Prediction,
+    Work,
+    even_work,
+    interval_of,
+    jitter_seconds,
+    predict,
+    seconds_on,
+    step_seconds,
+)
 from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
 from hvdtrain_bench.scaling.report import check_line
-from hvdtrain_bench.scaling.scheme import Cluster, Link, allreduce_seconds
+from hvdtrain_bench.scaling.scheme import (
+    AVERAGE,
+    PRESETS,
+    Cluster,
+    Link,
+    Scheme,
+    allreduce_seconds,
+    backward_seconds,
+    fit_link,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvdtrain.errors import HvdtrainError
 
+RANKS = tuple(1 << power for power in range(13))
+LINK = Link("10 GB/s", 5e-6, 10e9)
 MB = 10**6
+
+counts = st.integers(1, 5000)
+sizes = st.integers(0, 10**10)
+links = st.builds(
+    Link,
+    st.just("any"),
+    st.floats(1e-7, 1e-3),
+    st.floats(1e6, 1e12),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
+
+
+def predicted(work: Work, ranks: Sequence[int], link: Link) -> list[Prediction]:
+    return predict([work], [work], ranks, [Cluster(link)])
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    phases = draw(st.tuples(*[st.floats(1e-4, 10.0)] * 3))
+    work = even_work("any", phases, draw(st.integers(1, 10**9)), 25 << 20, 1 << 20)
+    few = st.sampled_from([0.0, 1e-3])
+    return replace(work, jitter_seconds=draw(few), copy_seconds=draw(few))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "milliseconds"),
+    # 2 lg n 5 us + 2 (n-1)/n 10 ms; with 6 ranks as with 4, and 3 * 5 us + 20 ms more, or in a
+    # ring 2 * 5 * 5 us + 2 * 5/6 * 10 ms
+    [(1, 0.0), (2, 10.010), (4, 15.020), (8, 17.530), (6, 0.050 + 100 / 6)],
+)
+def test_an_allreduce_of_100_mb(ranks: int, milliseconds: float) -> None:
+    assert 1e3 * allreduce_seconds(ranks, 100 * MB, LINK) == pytest.approx(milliseconds)
+
+
+@given(counts, sizes, links)
+def test_no_allreduce_beats_its_lower_bounds(ranks: int, nbytes: int, link: Link) -> None:
+    found = allreduce_seconds(ranks, nbytes, link)
+    assert found >= 2 * (ranks - 1) / ranks * nbytes / link.bytes_per_second * (1 - 1e-9)
+    assert found >= (ranks - 1).bit_length() * link.latency_seconds * (1 - 1e-9)
+    assert allreduce_seconds(ranks, nbytes + 1000, link) >= found
+
+
+@given(works(), links)
+def test_one_rank_is_perfectly_efficient(work: Work, link: Link) -> None:
+    (found,) = predicted(work, [1], link)
+    assert found.seconds.middle == pytest.approx(work.compute_seconds)
+    assert (found.efficiency.middle, found.exposed_seconds.middle) == (1.0, 0.0)
+
+
+@given(works())
+def test_with_a_perfect_link_a_step_is_its_computation(work: Work) -> None:
+    quiet = replace(work, jitter_seconds=0.0)
+    alone, *others = predicted(quiet, RANKS, Link("perfect", 0.0, inf))
+    for found in others:
+        seconds = found.seconds.middle
+        assert seconds == pytest.approx(work.compute_seconds + work.copy_seconds)
+        assert found.efficiency.middle == pytest.approx(alone.seconds.middle / seconds)
+        assert found.exposed_seconds.middle == pytest.approx(0.0)
+
+
+@given(works(), links)
+def test_more_ranks_never_help_a_rank(work: Work, link: Link) -> None:
+    efficiencies = [found.efficiency.middle for found in predicted(work, RANKS, link)]
+    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(efficiencies))
+
+
+def test_early_buckets_are_hidden_behind_backward() -> None:
+    work = Work("two", 0.03, 0.06, 0.01, ((1, 0.01), (2, 0.06)))
+    # The first is done 0.01 + 0.02 after the start of backward, the second 0.06 + 0.02.
+    assert step_seconds(work, 4, lambda _: 0.02) == pytest.approx(0.03 + 0.08 + 0.01)
+    # A channel that is still busy holds the second one up: 0.01 + 2 * 0.07.
+    assert step_seconds(work, 4, lambda _: 0.07) == pytest.approx(0.03 + 0.15 + 0.01)
+
+
+@pytest.mark.parametrize(("ranks", "deviations"), [(1, 0.0), (8, 1.42), (64, 2.34)])
+def test_a_step_waits_for_its_slowest_rank(ranks: int, deviations: float) -> None:
+    work = Work("noise", 0.0, 0.0, 0.0, (), jitter_seconds=1.0)
+    assert step_seconds(work, ranks, lambda _: 0.0) == pytest.approx(deviations, rel=0.02)
+
+
+def test_jitter_is_what_ranks_do_not_share() -> None:
+    assert jitter_seconds([[1.0, 5.0, 2.0], [1.0, 5.0, 2.0]]) == 0.0
+    assert jitter_seconds([[1.0, 2.0]]) == 0.0
+    # Of two ranks the slower is 0.56 standard deviations above their mean.
+    assert jitter_seconds([[1.0, 7.0], [3.0, 5.0]]) == pytest.approx(1 / 0.564, rel=0.05)
+
+
+@given(st.integers(2, 64), links)
+def test_a_fit_finds_the_link_that_made_the_times(ranks: int, link: Link) -> None:
+    points = [(size, allreduce_seconds(ranks, size, link)) for size in (0, MB, 64 * MB)]
+    if ranks & (ranks - 1) == 0:  # for other numbers the best algorithm depends on the size
+        found = fit_link("fit", ranks, points)
+        assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=1e-3)
+        assert found.bytes_per_second == pytest.approx(link.bytes_per_second, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "points", "reason"),
+    [
+        (1, [(1, 1.0), (2, 2.0)], "two ranks or more"),
+        (2, [(1, 1.0), (1, 2.0)], "two sizes"),
+        (2, [(1, 2.0), (10, 1.0)], "do not grow"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(
+    ranks: int, points: list[tuple[int, float]], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        fit_link("fit", ranks, points)
+
+
+def test_ranks_of_a_node_share_its_card() -> None:
+    node, network = Link("node", 1e-6, 100e9), PRESETS["hdr"]
+    cluster = Cluster(network, node, 8)
+    one_node = backward_seconds(cluster, AVERAGE, 8, 100 * MB)
+    assert one_node == allreduce_seconds(8, 100 * MB, node)
+    # Between 4 nodes: 2 lg 4 latencies, and 2 * 3/4 of 100 MB through each card.
+    between = 4 * 1.5e-6 + 1.5 * 100 * MB / 25e9
+    four_nodes = backward_seconds(cluster, AVERAGE, 32, 100 * MB)
+    assert four_nodes == pytest.approx(one_node + between)
+    alone = Cluster(network, node, 1)
+    assert backward_seconds(alone, AVERAGE, 4, MB) == allreduce_seconds(4, MB, network)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "milliseconds"),
+    # 2 lg n 5 us + 2 * 10 ms, or in a ring 2 (n-1) 5 us + 2 (n-1)/n 10 ms; lg 6 is rounded up
+    [(2, 10.010), (4, 15.030), (6, 0.050 + 100 / 6), (64, 0.060 + 20)],
+)
+def test_trees_have_no_powers_of_two_to_prefer(ranks: int, milliseconds: float) -> None:
+    trees = replace(LINK, trees=True)
+    assert 1e3 * allreduce_seconds(ranks, 100 * MB, trees) == pytest.approx(milliseconds)
+
+
+def test_an_exchange_sends_less_and_computes_more() -> None:
+    scheme = Scheme("made", 0.1, 0.05, calls=2, bucket_seconds=1e-3, seconds_per_byte=1e-9)
+    found = backward_seconds(Cluster(LINK), scheme, 4, 100 * MB)
+    sent = allreduce_seconds(4, 30 * MB, LINK) + allreduce_seconds(4, 0, LINK)
+    assert found == pytest.approx(sent + 1e-3 + 0.1)
+    # Two owners of a node share the computations; within a node nothing is compressed.
+    node = Link("node", 1e-6, 100e9)
+    found = backward_seconds(Cluster(LINK, node, 2), scheme, 8, 100 * MB)
+    assert found == pytest.approx(allreduce_seconds(2, 100 * MB, node) + sent + 1e-3 + 0.05)
+    assert backward_seconds(Cluster(LINK, node, 2), scheme, 2, MB) == allreduce_seconds(2, MB, node)
+
+
+def test_weights_that_are_averaged_every_few_steps_cost_a_part_of_each() -> None:
+    work = Work("two", 0.03, 0.06, 0.01, ((MB, 0.01), (2 * MB, 0.06)), copy_seconds=0.08)
+    cluster, scheme = Cluster(LINK), Scheme("local", period=8)
+    spent = allreduce_seconds(4, MB, LINK) + allreduce_seconds(4, 2 * MB, LINK)
+    assert seconds_on(work, 4, cluster, scheme) == pytest.approx(0.1 + 0.01 + spent / 8)
+
+
+def test_ranks_that_share_the_optimizer_gather_weights_after_it() -> None:
+    """All ranks without nodes, else those of a node, in half the time of an all-reduce."""
+    work = Work("one", 0.03, 0.06, 0.08, ((100 * MB, 0.06),))
+    scheme, node = Scheme("sharded", sharded=True), Link("node", 1e-6, 100e9)
+    spent = allreduce_seconds(4, 100 * MB, LINK)
+    assert seconds_on(work, 4, Cluster(LINK), scheme) == pytest.approx(0.09 + 0.02 + spent)
+    nodes = Cluster(LINK, node, 2)
+    spent = backward_seconds(nodes, AVERAGE, 8, 100 * MB)
+    assert seconds_on(work, 8, nodes, scheme) == pytest.approx(0.09 + 0.04 + spent)
+    # Gathering hides nothing: with spare cores half of an early bucket is exposed.
+    early = Work("early", 0.0, 10.0, 0.0, ((100 * MB, 0.0),))
+    spent = allreduce_seconds(4, 100 * MB, LINK)
+    assert seconds_on(early, 4, Cluster(LINK), scheme) == pytest.approx(10 + spent / 2)
+
+
 BUCKETS = ((100_000_000, 0.06),)
 NODE, NETWORK = Link("node", 5e-6, 10e9), Link("network", 5e-5, 125e6)
 SPENT = allreduce_seconds(2, 100 * MB, NODE)  # by two ranks of a node

@@ -1,4 +1,4 @@
-"""The bucket plan."""
+"""The bucket plan, the size of its buckets, and the segments of owners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdtrain.config import DEFAULT_BUCKET_BYTES
+from hvdtrain.core.gradients.bucket_size import choose_bucket_size, fit_cost
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
+from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of
+from hvdtrain.engines.features import aligned_bounds
 from hvdtrain.types import DType
 
 MIB = 1 << 20
@@ -101,3 +105,105 @@ def test_the_first_difference_is_named() -> None:
     other = [ours[0], spec("b", 8, DType.FLOAT64)]
     assert first_difference(other, ours, 3) == ("parameter 'b': shape (1,), but rank 3 has (2,)")
     assert first_difference(ours[:1], ours) == "1 parameters, but rank 0 has 2"
+
+
+def measured(latency_us: float, gigabytes: float) -> list[tuple[int, float]]:
+    return [(n, latency_us * 1e-6 + n / gigabytes / 1e9) for n in (0, MIB, 4 * MIB)]
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "gigabytes", "mib"),
+    # 19 x latency x bandwidth is 2.7 MB, 0.04 MB, 9.5 MB, 190 MB and 5.7 MB.
+    [(7, 20, 4), (20, 0.1, 1), (100, 5, 16), (1000, 10, 64), (300, 1, 8)],
+)
+def test_latency_is_a_twentieth(latency_us: float, gigabytes: float, mib: int) -> None:
+    size = choose_bucket_size(measured(latency_us, gigabytes))
+    assert size.nbytes == mib * MIB
+    expected = f"measured: an all-reduce starts in {latency_us} us and runs at {gigabytes} GB/s"
+    assert size.reason == expected
+
+
+@given(st.floats(0.1, 1e5), st.floats(0.001, 1000))
+def test_latency_is_at_most_a_twentieth_within_the_bounds(
+    latency_us: float, gigabytes: float
+) -> None:
+    nbytes = choose_bucket_size(measured(latency_us, gigabytes)).nbytes
+    latency, moving = latency_us * 1e-6, nbytes / gigabytes / 1e9
+    assert nbytes.bit_count() == 1
+    assert MIB <= nbytes <= 64 * MIB
+    assert nbytes == 64 * MIB or latency / (latency + moving) <= 0.05 * (1 + 1e-6)
+    assert nbytes == MIB or latency / (latency + moving / 2) >= 0.05 * (1 - 1e-6)
+
+
+def test_noise_gives_the_default() -> None:
+    size = choose_bucket_size([(4096, 3e-3), (65536, 2e-3)])
+    assert size.nbytes == DEFAULT_BUCKET_BYTES
+    assert "too noisy" in size.reason
+
+
+def test_a_fit_follows_the_largest_sizes() -> None:
+    cost = fit_cost([(1000, 1e-5), (10**6, 1e-3 + 1e-5), (10**7, 5e-3 + 1e-5)])
+    assert cost.latency_seconds == 1e-5
+    assert cost.bytes_per_second == pytest.approx(2e9, rel=0.02)
+
+
+SHAPES = [(3, 5), (0,), (1000,), (64, 64), (7,), (), (129, 3)]
+SPECS = [
+    ParameterSpec(f"p{number}", shape, (1,) * len(shape), DType.FLOAT32, "float32", "cpu")
+    for number, shape in enumerate(SHAPES)
+]
+
+
+@pytest.mark.parametrize("owners", [1, 2, 3, 8])
+@pytest.mark.parametrize("bucket_bytes", [100, 5000, 1 << 20])
+def test_every_element_has_one_owner(owners: int, bucket_bytes: int) -> None:
+    plan = make_plan(SPECS, bucket_bytes, 100)
+    found = segments_of(plan, owners)
+    assert len(found) == owners
+    elements = [
+        (segment.parameter, element)
+        for segments in found
+        for segment in segments
+        for element in range(segment.first, segment.first + segment.count)
+    ]
+    assert sorted(elements) == [(i, e) for i, spec in enumerate(SPECS) for e in range(spec.count)]
+    for owner, segments in enumerate(found):
+        assert len({segment.parameter for segment in segments}) == len(segments)
+        for segment in segments:
+            bucket = plan.buckets[segment.bucket]
+            position = bucket.starts[bucket.parameters.index(segment.parameter)]
+            assert segment.start == position + segment.first
+            low, high = aligned_bounds(bucket.count, owners)[owner : owner + 2]
+            inside = low <= segment.start < segment.start + segment.count <= high
+            assert inside if segment.count else owner == 0
+
+
+@pytest.mark.parametrize(("count", "owners"), [(0, 2), (1, 3), (64, 2), (65, 2), (1_000_003, 7)])
+def test_slices_are_whole_cache_lines(count: int, owners: int) -> None:
+    bounds = aligned_bounds(count, owners)
+    assert (len(bounds), bounds[0], bounds[-1]) == (owners + 1, 0, count)
+    assert bounds == sorted(bounds)
+    assert all(bound % 64 == 0 or bound == count for bound in bounds)
+
+
+@pytest.mark.parametrize("owners", [2, 3, 4, 8])
+def test_no_owner_has_more_than_its_share(owners: int) -> None:
+    """Of a transformer's parameters, and of Adam's state with what aligns it."""
+    shapes: list[tuple[int, ...]] = [(5000, 512)]
+    for _ in range(6):
+        shapes += [(1536, 512), (1536,), (512, 512), (512,), (2048, 512), (2048,), (512, 2048)]
+        shapes += [(512,)] * 5
+    specs = [
+        ParameterSpec(f"p{number}", shape, (1,) * len(shape), DType.FLOAT32, "float32", "cpu")
+        for number, shape in enumerate(shapes)
+    ]
+    plan = make_plan(specs, 8 << 20, 1 << 20)
+    adam = {
+        "step": Quantity("step", DType.FLOAT32, elementwise=False),
+        "exp_avg": Quantity("exp_avg", DType.FLOAT32, elementwise=True),
+        "exp_avg_sq": Quantity("exp_avg_sq", DType.FLOAT32, elementwise=True),
+    }
+    whole = 2 * sum(spec.nbytes for spec in specs)
+    for segments in segments_of(plan, owners):
+        own = StateLayout(segments, [adam] * len(specs)).nbytes
+        assert own < whole * (1 / owners + 0.02)

@@ -1,18 +1,31 @@
-"""The parts of a timeline that need no other rank."""
+"""A timeline: clocks, phases, the file that grows, and the pieces of ranks."""
 
 from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.timeline.events import bucket_phases, operation_phases
-from hvdtrain.core.timeline.file import TimelineError, usable_path, write
-from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
+from hvdtrain.core.timeline.file import TimelineError, merge_pieces, usable_path, write
+from hvdtrain.core.timeline.piece import (
+    GrowingFile,
+    PieceWriter,
+    earlier_path,
+    find_pieces,
+    piece_path,
+    read_events,
+    remove_pieces,
+)
+from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
     JoinTimes,
@@ -173,3 +186,127 @@ def test_losses_and_joinings_of_ranks_are_marked(tmp_path: Path) -> None:
         ("ranks 1, 2 of 4 lost", 0, 1e6, {"lost": [1, 2], "ranks before": 4, "seconds": 0.5}),
         ("rank 2 joined", 0, 3e6, {"joined": [2], "ranks": 3, "seconds": 0.25}),
     ]
+
+
+NAMES = st.lists(st.text(max_size=30), max_size=4)
+
+
+def events(names: list[str], kind: str = "X") -> list[dict[str, Any]]:
+    return [{"name": name, "ph": kind} for name in names]
+
+
+def names_in(path: Path) -> list[str]:
+    return [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=5))
+def test_it_is_whole_after_each_write(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[list[str], list[str]]]
+) -> None:
+    path = tmp_path_factory.mktemp("growing") / "it.json"
+    file = GrowingFile(str(path), {"a note": "[]"})
+    lasting: list[str] = []
+    for stay, pass_ in writes:
+        file.write(events(stay), events([*pass_, "last"]))
+        lasting += stay
+        assert names_in(path) == [*lasting, *pass_, "last"]
+        with open(path, encoding="utf-8") as lines:
+            assert list(read_events(lines)) == events([*lasting, *pass_, "last"])
+    file.close()
+    assert json.loads(path.read_text())["otherData"] == {"a note": "[]"}
+
+
+def test_a_file_whose_last_write_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = Path(piece_path(str(tmp_path / "it.json"), 0))
+    file = GrowingFile(str(path), {})
+    file.write(events(["a", "b" * 100]), events(["passing"]))
+    file.close()
+    path.write_text(path.read_text()[:150])
+    merge_pieces(str(tmp_path / "it.json"), str(tmp_path / "out.json"))
+    assert names_in(tmp_path / "out.json") == ["a"]
+
+
+def test_one_that_grows_too_large_keeps_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "it.json"
+    first, second = (piece_path(str(path), rank) for rank in (0, 10))
+    file = GrowingFile(first, {}, most_bytes=200)
+    for number in range(7):
+        file.write(events([f"{number}" * 60]), [*events(["open"]), *events(["name"], "M")])
+    file.close()
+    other = GrowingFile(second, {})
+    other.write([], events(["other"]))
+    other.close()
+    assert find_pieces(str(path)) == [Path(earlier_path(first)), Path(first), Path(second)]
+    merge_pieces(str(path), str(path))
+    earlier = ["4" * 60, "5" * 60, "name"]
+    assert names_in(path) == [*earlier, "6" * 60, "open", "name", "other"]
+    remove_pieces(str(path))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+TITLE = "[rank 1/2]"
+
+
+def begun(file: GrowingFile) -> PieceWriter:
+    times = RankRecords(CLOCK, CLOCK, 0.0)
+    return PieceWriter(file, times, lambda: times, TITLE, 1, "host")
+
+
+def write_piece(path: str) -> None:
+    file = GrowingFile(path, {})
+    file.write([], [{"name": "old", "ph": "X"}])
+    file.close()
+
+
+class SecondCommunicator(LocalCommunicator):
+    """Rank 1, as if alone."""
+
+    rank = 1
+
+
+@pytest.fixture
+def beginning() -> Iterator[Any]:
+    """Begin to record as a rank, and end it."""
+    recordings = []
+
+    def start(communicator: LocalCommunicator, path: Path) -> None:
+        recordings.append(begin(communicator, str(path), False, "host"))
+
+    yield start
+    for recording in recordings:
+        recording.finish()
+
+
+def test_whatever_a_write_raises_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = GrowingFile(str(tmp_path / "piece"), {})
+    piece = begun(file)
+    file.close()
+    piece.save()
+    piece.save()
+    piece.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{TITLE} timeline: {tmp_path}/piece ends here: ValueError(")
+    piece.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_each_rank_removes_its_own_old_pieces(tmp_path: Path, beginning: Any) -> None:
+    path = tmp_path / "it.json"
+    own, other = (piece_path(str(path), rank) for rank in (1, 2))
+    for each in (own, earlier_path(own), other):
+        write_piece(each)
+    beginning(SecondCommunicator(), path)
+    assert {str(each) for each in tmp_path.iterdir()} == {own, other}
+    assert '"old"' not in Path(own).read_text()
+
+
+def test_files_that_others_write_stay(tmp_path: Path, beginning: Any) -> None:
+    path = tmp_path / "it.json"
+    old, profile = (piece_path(str(path), rank) for rank in (6, 7))
+    write_piece(old)
+    Path(profile).write_text('{\n  "schemaVersion": 1, "displayTimeUnit": "ms"}')
+    beginning(LocalCommunicator(), path)
+    assert {str(each) for each in tmp_path.iterdir()} == {piece_path(str(path), 0), profile}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.core.collectives.allreduce import combine, divide_truncating
+from hvdtrain.core.collectives.allreduce import divide_truncating
 from hvdtrain.engines.torch_distributed.backend import bytes_of
 from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType
@@ -155,23 +152,3 @@ def test_tensors_are_scaled_as_arrays_are(dtype: str) -> None:
     Buffer.of(tensor).scale(0.7)
     Buffer.of(array).scale(0.7)
     assert tensor.numpy().tobytes() == array.tobytes()
-
-
-@pytest.mark.parametrize("make", [np.array, torch.tensor])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_adasum_of_two(make: Callable[..., Any], dtype: str) -> None:
-    kind = getattr(np if make is np.array else torch, dtype)
-    a, b = make([1.0, 0.0], dtype=kind), make([0.0, 2.0], dtype=kind)
-
-    def combined(first: Any, second: Any) -> list[float]:
-        result: Any = combine(first, second)
-        assert result.dtype == kind
-        values: list[float] = result.tolist()
-        return values
-
-    assert combined(a, b) == [1.0, 2.0]
-    assert combined(a, a) == [1.0, 0.0]
-    assert combined(0 * a, b) == [0.0, 2.0]
-    assert combined(b, 0 * a) == [0.0, 2.0]
-    three = [3 * value for value in combined(a + b / 3, a / 3)]
-    assert np.allclose(combined(3 * a + b, a), three)

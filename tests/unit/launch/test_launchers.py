@@ -1,23 +1,43 @@
-"""The command line for each launcher, with all that a person can ask for."""
+"""The command line for each launcher, from what a person asks for."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvdtrain.cli.run import command
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.choice import (
+    Launcher,
+    choose_launcher,
     intel_mpi,
     jsrun,
     mpich,
+    mpirun_command,
     open_mpi_4,
     open_mpi_5,
+    own_builder,
     pals,
     srun,
+)
+from hvdtrain.launch.launchers.mpi_library import MpiLibrary
+from hvdtrain.launch.launchers.options import (
+    check_interface,
+    discovered_hosts,
+    max_ranks_variables,
+    min_ranks_variable,
+    parse_exports,
+    parse_folder,
+    parse_hosts,
+    require_tolerance,
+    with_hosts,
 )
 from hvdtrain.launch.launchers.request import Builder, LaunchCommand, LaunchRequest, Site
 
@@ -274,3 +294,213 @@ def test_what_a_launcher_cannot_do(name: str, wanted: dict[str, Any], message: s
     with pytest.raises(UsageError, match=message) as caught:
         build(name, **wanted)
     assert "\n" not in str(caught.value)
+
+
+PROGRAM = ["python", "-m", "hvdtrain"]
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def mpirun(
+    vendor: str = "openmpi",
+    ranks: int | None = 4,
+    hostfile: str | None = None,
+    environ: dict[str, str] | None = None,
+    root: bool = False,
+) -> LaunchCommand:
+    """Build a command line with these and otherwise plain arguments."""
+    return mpirun_command(
+        "/bin/mpirun",
+        vendor,
+        PROGRAM,
+        ranks=ranks,
+        hostfile=hostfile,
+        environ=environ or {},
+        root=root,
+    )
+
+
+def test_open_mpi_with_a_hostfile_keeps_slots_and_network() -> None:
+    line = mpirun(hostfile="hosts")
+    assert shlex.join(line.argv) == (
+        "/bin/mpirun --bind-to none -hostfile hosts -np 4 python -m hvdtrain"
+    )
+    assert line.variables == {}
+
+
+def test_open_mpi_forwards_what_decides_about_results() -> None:
+    environ = {
+        "HVDTRAIN_BUCKET_BYTES": "1",
+        "HOROVOD_FUSION_THRESHOLD": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": "/lib",
+        "NCCL_DEBUG": "INFO",
+        "AWS_SECRET_ACCESS_KEY": "hidden",
+        "HOME": "/root",
+    }
+    argv = mpirun(hostfile="hosts", environ=environ).argv
+    forwarded = {argv[at + 1] for at, word in enumerate(argv) if word == "-x"}
+    assert forwarded == set(environ) - {"AWS_SECRET_ACCESS_KEY", "HOME"}
+    assert "-x" not in mpirun(environ=environ).argv
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID"])
+def test_open_mpi_in_an_allocation_may_span_hosts(variable: str) -> None:
+    line = mpirun(environ={variable: "1"})
+    assert "--oversubscribe" not in line.argv
+    assert line.variables == {}
+
+
+def test_open_mpi_lets_root_run_only_when_it_is_root() -> None:
+    assert mpirun(root=True, hostfile="hosts").variables == ROOT
+    assert mpirun(root=True).variables == ROOT | QUICK
+
+
+def test_variables_of_the_user_stay() -> None:
+    assert mpirun(environ={"OMPI_MCA_btl": "self,tcp"}).variables == {"OMPI_MCA_mtl": "^ofi"}
+
+
+def test_the_line_can_be_pasted() -> None:
+    line = LaunchCommand(("mpirun", "python", "a b.py", "$HOME"), {"A": "^x", "B": "1 2"})
+    assert shlex.split(line.shell()) == ["env", "A=^x", "B=1 2", *line.argv]
+    assert LaunchCommand(("mpirun", "python")).shell() == "mpirun python"
+
+
+def test_what_a_person_writes() -> None:
+    assert parse_hosts("a:2,b") == (Host("a", 2), Host("b", 1))
+    assert parse_exports(["A", "B=1=2", "C="], {"A": ""}) == {"A": None, "B": "1=2", "C": ""}
+    assert parse_folder(None) is None
+    assert parse_folder("logs") == str(Path("logs").absolute())
+    for wrong in ("a:x", "a b", "a slots=2", "a:2 user=me", "", ",", "name_of_node1:2"):
+        with pytest.raises(UsageError, match="-H"):
+            parse_hosts(wrong)
+    for wrong in ("1A=2", "", "=1", "UNSET"):
+        with pytest.raises(UsageError, match="-x "):
+            parse_exports([wrong], {})
+    for wrong in ("", "a%b"):
+        with pytest.raises(UsageError, match="--output-dir"):
+            parse_folder(wrong)
+    check_interface("lo")
+    with pytest.raises(UsageError, match="--interface nowhere0: this host has lo"):
+        check_interface("lo,nowhere0")
+
+
+def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
+    own, two = Launcher("mpirun", "L", open_mpi_5), LaunchRequest(("PROGRAM",), ranks=4)
+    (tmp_path / "pe").write_text("a 2 all.q@a UNDEFINED\nb 2 all.q@b UNDEFINED\n")
+    jobs = [{"PE_HOSTFILE": str(tmp_path / "pe")}, {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 2"}]
+    for environ in jobs:
+        assert with_hosts(two, own, "openmpi", environ).hosts == TWO
+        assert with_hosts(two, own, "mpich", environ).hosts == ()
+        named = replace(two, hosts=TWO[:1], ranks=2)
+        assert with_hosts(named, own, "openmpi", environ).hosts == TWO[:1]
+    with pytest.raises(UsageError, match="this is not a job of lsf"):
+        with_hosts(two, own, "openmpi", {"LSB_JOBID": "7"})
+
+
+def test_more_ranks_than_slots(tmp_path: Path) -> None:
+    own = Launcher("mpirun", "L", open_mpi_5)
+    many = LaunchRequest(("PROGRAM",), ranks=5, hosts=TWO)
+    with pytest.raises(UsageError, match="-H: 5 ranks need more than the 4 slots of a 2, b 2"):
+        with_hosts(many, own, "openmpi", {})
+    assert with_hosts(many, own, "mpich", {}) == many
+    assert with_hosts(many, own, "openmpi", {"OMPI_MCA_rmaps_base_oversubscribe": "1"}) == many
+    with pytest.raises(UsageError, match="-np 5 is more than --per-node 2 allows: 4"):
+        with_hosts(LaunchRequest(("P",), ranks=5, hosts=TWO, per_node=2), own, "openmpi", {})
+    (tmp_path / "few").write_text("a slots=2\nb slots=1\n")
+    few = LaunchRequest(("P",), hostfile=str(tmp_path / "few"), per_node=2)
+    with pytest.raises(UsageError, match="few: 'b': --per-node 2 needs slots=2 there"):
+        with_hosts(few, own, "openmpi", {})
+    more = LaunchRequest(("P",), ranks=5, per_node=2)
+    with pytest.raises(UsageError, match="allows: 2"):
+        with_hosts(more, own, "openmpi", {})
+    assert with_hosts(more, own, "openmpi", {"SLURM_JOB_ID": "1"}) == more
+    assert with_hosts(more, Launcher("srun", "L", srun), "openmpi", {}) == more
+    (tmp_path / "hosts").write_text("a:2\nb:2\n")
+    file = LaunchRequest(("P",), ranks=4, hostfile=str(tmp_path / "hosts"))
+    assert with_hosts(file, Launcher("srun", "L", srun), "openmpi", {}).hosts == TWO
+
+
+def test_the_page_tells_of_every_option() -> None:
+    page = Path(__file__).parents[3] / "docs" / "cluster.md"
+    described = re.findall(r"^\| `(-[\w-]+)", page.read_text(), re.MULTILINE)
+    offered = [parameter.opts[0] for parameter in command.params if parameter.name != "arguments"]
+    assert set(offered) == set(described)
+
+
+def test_the_launcher_of_the_mpi_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    nowhere = MpiLibrary("Cray MPI", "8.0", None)
+    with pytest.raises(UsageError, match="does not know how to start ranks with Cray MPI"):
+        choose_launcher(None, nowhere, {"SLURM_JOB_ID": "1"})
+    with pytest.raises(UsageError, match="there is no srun on PATH"):
+        choose_launcher("srun", nowhere, {})
+    assert choose_launcher("srun", nowhere, {}, missing_ok=True).path == "srun"
+    for program in ("srun", "mpiexec"):
+        (tmp_path / program).write_text("#!/bin/sh\necho nothing\n")
+        (tmp_path / program).chmod(0o755)
+    found = choose_launcher(None, nowhere, {"SLURM_JOB_ID": "1"})
+    assert (found.name, found.path, found.build) == ("srun", str(tmp_path / "srun"), srun)
+    with pytest.raises(UsageError, match="no mpiexec on PATH that belongs to pals"):
+        choose_launcher("pals", nowhere, {})
+    for vendor, version, builder in (
+        ("openmpi", "4.1.4", open_mpi_4),
+        ("openmpi", "5.0.11", open_mpi_5),
+        ("mpich", "4.0", mpich),
+        ("intelmpi", "2021.9", intel_mpi),
+    ):
+        assert own_builder(MpiLibrary(vendor, version, None)) is builder
+
+
+@pytest.mark.parametrize(
+    ("vendor", "version", "launcher", "message"),
+    [
+        ("mpich", "4.3.2", "mpirun", "has ULFM, but this is MPICH 4.3.2"),
+        ("openmpi", "4.1.4", "mpirun", "needs Open MPI 5, which has ULFM"),
+        ("openmpi", "5.0.11", "srun", "srun ends the job with the first rank that is killed"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(
+    vendor: str, version: str, launcher: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        require_tolerance(MpiLibrary(vendor, version, None), launcher)
+    require_tolerance(MpiLibrary("openmpi", "5.0.11", None), "mpirun")
+
+
+def test_the_least_number_of_ranks() -> None:
+    assert min_ranks_variable(None, 4, False) == {}
+    assert min_ranks_variable(2, None, True) == {"HVDTRAIN_MIN_RANKS": "2"}
+    with pytest.raises(UsageError, match="--min-np 2 goes with --elastic"):
+        min_ranks_variable(2, 4, False)
+    with pytest.raises(UsageError, match="--min-np 5 is more than -np 4"):
+        min_ranks_variable(5, 4, True)
+
+
+def test_the_greatest_number_of_ranks(tmp_path: Path) -> None:
+    assert max_ranks_variables(None, None, 4, False) == {}
+    assert max_ranks_variables(4, None, 4, True) == {"HVDTRAIN_MAX_RANKS": "4"}
+    assert max_ranks_variables(4, str(tmp_path / "hosts"), None, True) == {
+        "HVDTRAIN_MAX_RANKS": "4",
+        "HVDTRAIN_HOST_DISCOVERY": str(tmp_path / "hosts"),
+    }
+    with pytest.raises(UsageError, match="--max-np 4 goes with --elastic"):
+        max_ranks_variables(4, None, 4, False)
+    with pytest.raises(UsageError, match="--max-np 3 is less than -np 4"):
+        max_ranks_variables(3, None, 4, True)
+    with pytest.raises(UsageError, match=r"hosts\.sh: give --max-np M as well"):
+        max_ranks_variables(None, "hosts.sh", 4, True)
+
+
+def test_hosts_come_from_a_discovery_script(tmp_path: Path) -> None:
+    program = tmp_path / "hosts"
+    program.write_text("#!/bin/sh\necho node1:2\necho node2\necho node3:0\n")
+    program.chmod(0o755)
+    assert discovered_hosts(str(program)) == "node1:2,node2:1"
+    program.write_text("#!/bin/sh\necho no >&2\nexit 3\n")
+    with pytest.raises(UsageError, match="failed with exit code 3: no"):
+        discovered_hosts(str(program))
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(UsageError, match="names no host"):
+        discovered_hosts(str(program))

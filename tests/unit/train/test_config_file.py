@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -246,21 +245,6 @@ def test_bad_arguments_of_recipes(words: list[str], reason: str) -> None:
     with pytest.raises(UsageError) as refusal:
         printed(*words)
     assert str(refusal.value) == reason
-
-
-def test_the_command_line_refuses_in_one_line(tmp_path: Path) -> None:
-    path = written(tmp_path, "epochs: 1\nepoch: 3")
-    done = subprocess.run(
-        [sys.executable, "-m", "hvdtrain", "--config", path],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"hvdtrain: {path}:2: no option 'epoch': did you mean epochs? "
-        "(train --print-config writes all)"
-    ]
 
 
 def test_without_pyyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

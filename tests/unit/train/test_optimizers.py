@@ -310,13 +310,6 @@ def test_sequences_and_maps_have_a_target_at_each_place() -> None:
         assert value(metric, (outputs, targets)) == value(metric, (SCORES, TARGETS))
 
 
-def test_uneven_parts_weigh_as_many_samples_as_they_have() -> None:
-    """Two of three and one of one are 0.75, not the mean 0.8333 of both."""
-    first = (SCORES[[0, 1, 3]], TARGETS[[0, 1, 3]])
-    second = (SCORES[:1], TARGETS[:1])
-    assert value(Accuracy(), first, second) == 0.75
-
-
 @given(st.integers(1, 30), st.lists(st.integers(0, 30), max_size=4), st.integers(0, 2**32))
 def test_any_cut_gives_the_same(samples: int, cuts: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

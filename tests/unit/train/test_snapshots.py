@@ -114,13 +114,6 @@ def test_steps_and_epochs_are_counted_from_the_very_first_start() -> None:
     assert not any(steps.after_epoch(n) or epochs.after_step(n) for n in range(1, 10))
 
 
-def test_only_an_interval_of_time_has_seconds() -> None:
-    assert Interval.parse("10 minutes").seconds == 600.0
-    assert Interval.parse("10 steps").seconds is None
-    assert not Interval.parse("1 second").after_step(1)
-    assert not Interval.parse("1 second").after_epoch(1)
-
-
 OF_OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
 OF_HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "2"}
 

@@ -30,7 +30,7 @@ from hvdtrain.train.records import (
     prepare_directory,
 )
 from hvdtrain.train.setup import choose_framework
-from hvdtrain.train.terminal import Terminal, decay_text, device_text, failure_tags, on_terminal
+from hvdtrain.train.terminal import Terminal, device_text, failure_tags, on_terminal
 
 
 def test_published_in_one_step(tmp_path: Path) -> None:
@@ -194,31 +194,6 @@ def test_devices(devices: list[str], text: str) -> None:
     assert device_text(devices) == text
 
 
-@pytest.mark.parametrize(
-    ("schedule", "warmup", "text"),
-    [
-        ("constant", 5, ""),
-        ("cosine", 0, ", cosine"),
-        ("cosine", 2, ", cosine from epoch 2 on"),
-        ("step", 2, ", step after epochs 3,6"),
-        ("cosine", 9, ", no cosine: the warm-up (9 epochs) takes the whole run"),
-    ],
-)
-def test_how_the_rate_falls(schedule: str, warmup: float, text: str) -> None:
-    milestones = "3,6" if schedule == "step" else ""
-    options = TrainOptions(epochs=9, schedule=schedule, warmup_epochs=warmup, milestones=milestones)
-    assert decay_text(options, options.warmup_epochs) == text
-
-
-def test_only_the_rank_that_speaks_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    for speaks in (True, False):
-        with Terminal(speaks, bar=False) as terminal:
-            terminal.begin("epoch 1/1", 2)
-            terminal.advance()
-            terminal.print([f"speaks {speaks}"])
-    assert capsys.readouterr().out == "speaks True\n"
-
-
 def test_bar_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stdout", shown)
@@ -246,14 +221,6 @@ def test_mpirun_passes_on_all_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
         terminal.end(["the last line"])
         assert "epoch 2/2" not in shown.getvalue().rpartition("\x1b[2K")[2]
         assert shown.getvalue().endswith("\x1b[2Kthe last line\n")
-
-
-def test_a_pipe_is_no_terminal() -> None:
-    script = "from hvdtrain.train.terminal import on_terminal; print(on_terminal())"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
-    )
-    assert done.stdout == "False\n"
 
 
 def test_below_a_launcher_its_output_decides(

@@ -212,11 +212,6 @@ def test_batch_sizes() -> None:
     assert TrainOptions().samples_per_step(3) == 3 * TrainOptions().samples_per_step(1)
 
 
-def test_resume_from_a_path_needs_no_directory() -> None:
-    assert TrainOptions(resume="some.pt").out is None
-    assert TrainOptions(resume="auto", out=Path("here")).resume == "auto"
-
-
 def test_a_quiet_run_does_not_tell_what_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet in (False, True):
         exchange = TrainOptions(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations_with_replacement
 
 import pytest
-from channels_model import ChannelsModel
+from channel_model import ChannelModel
 from model_rank import explore
 
 from hvdtrain.core.gradients.step import BucketProgress, BucketVerdict
@@ -51,7 +51,7 @@ LONG = [
 
 @pytest.mark.parametrize("ranks", ALL if EXHAUSTIVE else SOME, ids=" / ".join)
 def test_steps_of_two_channels(ranks: Sequence[str]) -> None:
-    seen = explore(ChannelsModel(*ranks))
+    seen = explore(ChannelModel(*ranks, channels="AB"))
     assert not seen.fault
     print(seen.states, "states")
 
@@ -59,7 +59,7 @@ def test_steps_of_two_channels(ranks: Sequence[str]) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("ranks", LONG, ids=" / ".join)
 def test_longer_steps_of_two_channels(ranks: Sequence[str]) -> None:
-    assert not explore(ChannelsModel(*ranks)).fault
+    assert not explore(ChannelModel(*ranks, channels="AB")).fault
 
 
 def tells_nobody(own: BucketProgress, highest: Sequence[int]) -> BucketVerdict:
@@ -82,11 +82,11 @@ VERDICT = BucketProgress.verdict
 @pytest.mark.parametrize("wrong", [tells_nobody, calls_nobody, runs_what_one_has_filled])
 def test_a_wrong_verdict_is_found(wrong: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BucketProgress, "verdict", wrong)
-    assert any(explore(ChannelsModel(*ranks)).fault for ranks in SOME)
+    assert any(explore(ChannelModel(*ranks, channels="AB")).fault for ranks in SOME)
 
 
 def test_a_rank_that_votes_only_when_it_has_filled_a_bucket_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(BucketProgress, "end_pass", lambda own: own)
-    assert any(explore(ChannelsModel(*ranks)).fault for ranks in SOME)
+    assert any(explore(ChannelModel(*ranks, channels="AB")).fault for ranks in SOME)

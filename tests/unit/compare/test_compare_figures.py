@@ -1,0 +1,373 @@
+"""Contenders, their times and when they differ, rows and the page."""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import chromium, low_contrasts, open_page
+from hvdtrain_compare.contenders import parse_contenders, reference
+from hvdtrain_compare.figures import (
+    TOO_FEW_REPEATS,
+    WITHIN_THE_NOISE,
+    Ratio,
+    SampleCount,
+    Timing,
+    count_samples,
+    judge,
+    judge_same,
+    largest_difference,
+    noise_of,
+    noise_text,
+    ratio_text,
+    ratio_to,
+    time_steps,
+    without_start,
+)
+from hvdtrain_compare.jobs import JobEnd
+from hvdtrain_compare.protocol import Need, Place, RankResult, error_file, result_file, write_error
+from hvdtrain_compare.results.page import write_page
+from hvdtrain_compare.results.row import make_rows
+from hvdtrain_compare.results.tables import time_cells
+from hvdtrain_compare.strategies import strategies_of
+from hvdtrain_compare.torch.division import Division, ExactDivision, PaddedDivision
+from hvdtrain_compare.turns import Difference, Outcome, Turn, failure
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdtrain.cli.main import main
+from hvdtrain.errors import UsageError
+
+
+def test_commas_between_options_of_an_exchange() -> None:
+    found = parse_contenders(["hvdtrain:nbit:bits=1,warmup=10,ddp,hvdtrain:sharded"], {}, "torch")
+    assert [(one.strategy.name, one.variant) for one in found] == [
+        ("hvdtrain", "nbit:bits=1,warmup=10"),
+        ("ddp", ""),
+        ("hvdtrain", "sharded"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hvdtrian", "no such strategy: did you mean hvdtrain"),
+        ("ddp:fast", "ddp has no variants"),
+        ("", "no such strategy: with --framework torch choose from hvdtrain"),
+    ],
+)
+def test_wrong_names(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_contenders([text], {}, "torch")
+
+
+def test_an_environment_for_a_strategy_that_does_not_take_part() -> None:
+    with pytest.raises(UsageError, match="does not name ddp"):
+        parse_contenders(["hvdtrain"], {"ddp": sys.executable}, "torch")
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_the_lines_to_change_are_python(framework: str) -> None:
+    for name, strategy in strategies_of(framework).items():
+        assert strategy.name == name
+        ast.parse(strategy.code)
+        assert strategy.lines == len(strategy.code.splitlines())
+
+
+def test_a_missing_package_is_named_with_its_command() -> None:
+    with pytest.raises(UsageError, match="no_such_module is not installed: pip install it"):
+        Need("no_such_module.part", "pip install it").require()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--with", "none"], "--with 'none': no such strategy"),
+        (["--with", "hvdtrain", "--python", "hvdtrain=/no/such"], "with the path of an interp"),
+        (["nothing"], "unknown recipe 'nothing'"),
+        (["--framework", "keras", "--with", "ddp"], "no such strategy"),
+        (["--repeats", "0"], "Invalid value for '--repeats'"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *words])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_cause_of_a_failure_in_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("all went well\nSegmentation fault\n-----\n\n")
+
+    def said(processes: int, end: JobEnd) -> str:
+        return failure(tmp_path, processes, end, log, 5)
+
+    assert said(2, JobEnd(139)) == "it ended with exit code 139: Segmentation fault"
+    result_file(tmp_path, 0).touch()
+    assert said(1, JobEnd(0)) == ""
+    assert said(2, JobEnd(0)) == "rank 1 ended without a result: Segmentation fault"
+    write_error(tmp_path, 1, UsageError("torch is\nnot installed"))
+    assert said(2, JobEnd(0, late=True)).startswith("it did not end within 5 s")
+    assert said(2, JobEnd(1)) == "torch is not installed (rank 1 of 2)"
+    write_error(tmp_path, 1, ValueError("x"))
+    assert error_file(tmp_path, 1).read_text() == "ValueError: x"
+
+
+NO_NOISE = noise_of([])
+
+
+def measured(middle: float, seed: int, repeats: int = 5, drift: float = 0.0) -> Timing:
+    """Return a timing of 300 noisy steps a repeat, whose repeats drift apart by so much."""
+    noise = np.random.default_rng(seed)
+    return time_steps(
+        [
+            list(middle * noise.lognormal(0, drift) * noise.lognormal(0, 0.2, 300))
+            for _ in range(repeats)
+        ]
+    )
+
+
+def ratio(*repeats: float) -> Ratio:
+    return ratio_to(time_steps([[1.0]] * len(repeats)), time_steps([[one] for one in repeats]))
+
+
+def test_the_first_steps_do_not_count() -> None:
+    assert without_start([9.0, 1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+    assert without_start([9.0]) == [9.0]
+    assert len(without_start([1.0] * 100)) == 90
+
+
+def test_the_interval_holds_the_quartiles_and_the_median_of_each_repeat() -> None:
+    timing = time_steps([[1.0, 2.0, 3.0], [10.0, 10.0, 10.0], [2.0]])
+    assert timing.seconds == 2.0
+    assert timing.repeats == (2.0, 10.0, 2.0)
+    assert (timing.low, timing.high) == (2.0, 10.0)
+
+
+@pytest.mark.parametrize("repeats", [3, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clear_difference_is_seen_although_steps_vary(seed: int, repeats: int) -> None:
+    one, slow = measured(1e-3, seed, repeats), measured(1.27e-3, seed + 100, repeats)
+    assert one.high > slow.low  # single steps say nothing
+    assert judge(ratio_to(one, slow), NO_NOISE) == "slower"
+    assert judge(ratio_to(slow, one), NO_NOISE) == "faster"
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.02, 0.3])
+def test_equal_contenders_are_rarely_told_apart(drift: float) -> None:
+    pairs = [(measured(1, s, 3, drift), measured(1, s + 500, 3, drift)) for s in range(200)]
+    said = [judge(ratio_to(one, two), NO_NOISE) for one, two in pairs]
+    assert said.count(WITHIN_THE_NOISE) >= 180
+
+
+def test_the_same_code_never_differs() -> None:
+    assert judge_same(ratio(1.0, 1.01, 0.99)) == "same code, no difference"
+    assert judge_same(ratio(1.5, 1.51, 1.52)) == "same code, no difference"
+    assert judge_same(ratio(1.0, 1.0)) == f"same code, {TOO_FEW_REPEATS}"
+
+
+def test_what_the_same_code_shows_is_within_the_noise() -> None:
+    assert noise_of([ratio(1.0, 1.0, 1.0)]) == 1.02
+    noise = noise_of([ratio(0.8, 1.0, 1.1), ratio(1.0, 1.2, 1.0)])
+    assert noise == 1.25
+    assert judge(ratio(1.24, 1.25, 1.26), noise) == WITHIN_THE_NOISE
+    assert judge(ratio(1.26, 1.27, 1.26), noise) == "slower"
+    assert judge(ratio(0.81, 0.79, 0.79), noise) == WITHIN_THE_NOISE
+    assert judge(ratio(0.78, 0.79, 0.79), noise) == "faster"
+    assert noise_text(ratio(0.8, 1.0, 1.1), noise) == (
+        "the same code took 0.80 to 1.10 of its own time: ratios of 0.80 to 1.25 are noise"
+    )
+
+
+@pytest.mark.parametrize(
+    ("repeats", "said"),
+    [
+        ((9.0,), TOO_FEW_REPEATS),
+        ((9.0, 9.0), TOO_FEW_REPEATS),
+        ((9.0, 9.0, 9.0), "slower"),
+        ((1.015, 1.015, 1.015), WITHIN_THE_NOISE),
+        ((1.5, 1.5, 1.5, 1.5, 0.99), WITHIN_THE_NOISE),
+        ((1.03, 1.3, 1.9), WITHIN_THE_NOISE),  # three that vary as much
+        ((0.5, 0.27, 0.63, 0.4, 0.55), "faster"),
+    ],
+)
+def test_what_repeats_say(repeats: tuple[float, ...], said: str) -> None:
+    assert judge(ratio(*repeats), NO_NOISE) == said
+
+
+def test_ratios_are_those_of_the_same_repeat() -> None:
+    found = ratio_to(time_steps([[1.0], [2.0], [4.0]]), time_steps([[2.0], [2.0], [6.0]]))
+    assert found == Ratio(1.5, 1.0, 2.0, (2.0, 1.0, 1.5))
+    assert ratio_text(found) == "1.50 (1.00-2.00)"
+    assert ratio_text(Ratio(2.0, 2.0, 2.0, (2.0,))) == "2.00"
+
+
+def of(*parts: list[int]) -> list[np.ndarray]:
+    return [np.array(part, np.int64) for part in parts]
+
+
+def test_duplicates_and_losses() -> None:
+    assert count_samples(of([0, 2], [1, 3]), 4) == SampleCount(4, 4, 0, 0)
+    assert count_samples(of([0, 2, 0], [1, 0]), 4) == SampleCount(4, 5, 2, 1)
+    assert count_samples(of([], []), 2) == SampleCount(2, 0, 0, 2)
+    assert count_samples(of([0, 2, 0], [1, 0]), 4).text == "5, 2 twice, 1 never"
+    assert count_samples(of([1], [0]), 2).text == "2"
+    with pytest.raises(ValueError, match="from 0 to 1, got 2"):
+        count_samples(of([0], [2]), 2)
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    st.sampled_from([ExactDivision, PaddedDivision]),
+)
+def test_divisions(samples: int, size: int, each: int, kind: type) -> None:
+    """All processes together take in each step what one process would take."""
+    order = np.random.default_rng(samples).permutation(samples).astype(np.int64)
+    ranks: list[Division] = [kind(Place(rank, size), size * each) for rank in range(size)]
+    shares = [rank.train_shares(order) for rank in ranks]
+    alone = ExactDivision(Place(0, 1), size * each).train_shares(order)
+    assert {len(share) for share in shares} == {len(alone)}
+    for step, whole in enumerate(alone[:-1]):
+        together = np.concatenate([share[step] for share in shares])
+        assert sorted(together) == sorted(whole)
+    seen = count_samples([np.concatenate(share) for share in shares], samples)
+    tested = count_samples([rank.test_share(samples) for rank in ranks], samples)
+    padding = 0 if kind is ExactDivision else -samples % size
+    assert (seen.lost, seen.duplicates) == (0, padding)
+    assert (tested.lost, tested.duplicates) == (0, padding)
+
+
+def test_the_largest_difference() -> None:
+    one = {"a": np.array([1.0, 2.0]), "b": np.array([[3.0]])}
+    other = {"a": np.array([1.0, 2.5]), "b": np.array([[2.75]])}
+    assert largest_difference(one, other) == 0.5
+    assert largest_difference(one, one) == 0
+    assert math.isnan(largest_difference(one, {**other, "b": np.array([[np.nan]])}))
+    with pytest.raises(ValueError, match="differ in b"):
+        largest_difference(one, {**one, "b": np.zeros(2)})
+
+
+ABOUT = {"recipe": "</title><b>", "ranks": 2, "date": "today"}
+
+
+def result(rank: int, seconds: float, **changes: Any) -> RankResult:
+    made = RankResult(
+        library="library 1.0",
+        samples=4,
+        test_samples=3,
+        threads=1,
+        step_seconds=np.array([9.0, seconds, seconds, seconds * 1.1]),
+        epoch_seconds=np.array([4 * seconds]),
+        trained=[np.array([rank, rank + 2])],
+        evaluated=np.array([0, 1] if rank == 0 else [2, 0]),
+        scores={"loss": (4.0 - rank, 2.0)},
+        checked_after=2,
+        peak_memory_bytes=1000 + rank,
+        socket_bytes_per_step=10.0 if rank == 0 else None,
+        checked_weights={"a/b": np.array([1.0])},
+    )
+    return replace(made, **changes)
+
+
+def outcomes() -> list[Outcome]:
+    one, two, ddp = parse_contenders(["hvdtrain,hvdtrain,ddp"], {}, "torch")
+
+    def turns(seconds: float) -> tuple[Turn, ...]:
+        turn = Turn((result(0, seconds), result(1, seconds * 1.05)))
+        return turn, turn, turn
+
+    alone = Turn((result(0, 2.0, trained=[np.arange(4)], evaluated=np.arange(3)),))
+    return [
+        Outcome(one, turns(1.0), difference=Difference(1e-8, 2, 1e-3)),
+        Outcome(two, turns(1.01), difference=Difference(0.0, 2, float("nan"))),
+        Outcome(ddp, (), failure="ValueError: <no>"),
+        Outcome(reference("torch"), (alone, alone, alone), difference=Difference(0.0, 2, 0.0)),
+    ]
+
+
+def test_rows() -> None:
+    first, again, failed, alone = make_rows(outcomes(), 2)
+    assert first.step is not None
+    assert first.step.seconds == 1.05
+    assert (first.ratio, first.verdict) == (None, "")
+    assert first.trained is not None
+    assert first.trained.exact
+    assert first.evaluated is not None
+    assert (first.evaluated.seen, first.evaluated.duplicates) == (4, 1)
+    assert first.scores == {"loss": 1.75}
+    assert (first.memory_bytes, first.socket_bytes, first.processes) == (1001, 10.0, 2)
+    assert again.verdict == "same code, no difference"
+    assert again.notes == (
+        "the same code took 1.01 to 1.01 of its own time: ratios of 0.98 to 1.02 are noise",
+    )
+    assert (failed.step, failed.failure) == (None, "ValueError: <no>")
+    assert (alone.processes, alone.lines, alone.verdict) == (1, 0, "slower")
+
+
+def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None:
+    """The second ddp takes 1.25 of the time of the first, in each repeat."""
+    contenders = parse_contenders(["hvdtrain,fsdp2,ddp,ddp"], {}, "torch")
+    seconds = [1.0, 1.2, 2.0, 2.5]
+    found = [
+        Outcome(one, (Turn((result(0, each),)),) * 3)
+        for one, each in zip(contenders, seconds, strict=True)
+    ]
+    assert [row.verdict for row in make_rows(found[:3], 2)] == ["", "slower", "slower"]
+    rows = make_rows(found, 2)
+    assert [row.verdict for row in rows] == ["", WITHIN_THE_NOISE, "slower", "slower"]
+    assert rows[3].notes == (
+        "the same code took 1.25 to 1.25 of its own time: ratios of 0.80 to 1.25 are noise",
+    )
+    assert [row.notes for row in rows[:3]] == [()] * 3
+    # One that has failed says nothing of noise.
+    failed = make_rows([*found[:2], replace(found[2], failure="gone"), found[3]], 2)
+    assert [row.verdict for row in failed] == ["", "slower", "", "slower"]
+
+
+def test_without_the_first_contender_nothing_is_compared() -> None:
+    found = outcomes()
+    rows = make_rows([replace(found[0], failure="gone"), *found[1:]], 2)
+    assert [row.ratio for row in rows] == [None] * 4
+    assert rows[1].step is not None
+    ran = [row for row in rows if not row.failure]
+    assert [time_cells(row, rows[0])[3:5] for row in ran] == [["-", ""]] * 2
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    size = write_page(tmp_path / "compare.html", ABOUT, make_rows(outcomes(), 2))
+    page = (tmp_path / "compare.html").read_text()
+    assert size == len(page.encode())
+    assert page.count("<svg") == 5
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "<b>" not in page
+    assert "ValueError: &lt;no&gt;" in page
+    assert " style=" not in page  # the policy forbids them
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
+    write_page(tmp_path / "compare.html", ABOUT, make_rows(outcomes(), 2))
+    with (
+        chromium() as browser,
+        open_page(browser, tmp_path / "compare.html", width=375, color_scheme=scheme) as opened,
+    ):
+        assert (opened.faults, opened.requests) == ([], [])
+        assert low_contrasts(opened.page) == []
+        wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        assert not opened.page.evaluate(wide)
+        opened.page.get_by_text("ddp: 10 lines").click()
+        assert opened.page.get_by_text("DistributedDataParallel(model)").is_visible()
