@@ -105,25 +105,6 @@ def test_wrong_options_are_refused(text: str, message: str) -> None:
 TYPES = (np.float32, np.float64)
 
 
-@pytest.mark.parametrize(
-    ("column", "values"),
-    [
-        ([1, 3, -2, -4], [2, 2, -3, -3]),
-        ([0, 0, 0, 4], [1, 1, 1, 1]),
-        ([-1, -3, -1, -3], [-2, -2, -2, -2]),
-        ([0, 0, 0, 0], [0, 0, 0, 0]),
-    ],
-)
-def test_one_bit_stands_for_the_mean_of_a_sign(column: list[float], values: list[float]) -> None:
-    rows: Any = np.array([column], np.float32)
-    factors, packed = room(rows, 1)
-    codes.encode(rows, factors, packed, 1)
-    found = np.empty_like(rows)
-    codes.decode(found, factors, packed, 1)
-    assert found.tolist() == [values]
-    assert rows.tolist() == [[x - v for x, v in zip(column, values, strict=True)]]
-
-
 @pytest.mark.parametrize(("bits", "lost"), [(1, 1 - 2 / np.pi), (2, 0.195), (4, 0.0238), (8, 1e-4)])
 def test_what_normal_numbers_lose(bits: int, lost: float) -> None:
     rows = normal(200, 512, np.float32)

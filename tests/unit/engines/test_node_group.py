@@ -157,38 +157,6 @@ def test_half_types_are_added_in_float32() -> None:
     assert in_processes(4, work) == [0] * 4
 
 
-@pytest.mark.parametrize("offset", [0, 1, 15, 63])
-def test_a_copy_past_the_caches(offset: int) -> None:
-    assert KERNEL is not None
-    source = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
-    for nbytes in (0, 1, 63, 64, 127, 128, 200, 4096, 4099):
-        target = np.zeros(5000, np.uint8)
-        begin = offset - target.ctypes.data % 64 + 64
-        KERNEL.hvd_copy(target.ctypes.data + begin, source.ctypes.data + 7, nbytes)
-        assert target[begin : begin + nbytes].tobytes() == source[7 : 7 + nbytes].tobytes()
-        assert not target[:begin].any()
-        assert not target[begin + nbytes :].any()
-
-
-def test_threads_that_flush_small_numbers_to_zero_add_as_others_do() -> None:
-    """Whole, in shared memory and in chunks; the thread's own mode is left as it was."""
-
-    def work(team: NodeGroup, rank: int) -> None:
-        torch.set_flush_denormal(rank % 2 == 0)
-        memory = team.arena.empty(4 * 20_000)
-        assert memory is not None
-        for array in (np.empty(9), memory.view(np.float32), np.empty(20_000, np.float32)):
-            bits = array.view(np.uint64 if array.itemsize == 8 else np.uint32)
-            bits[:] = 1000 * (rank + 1)
-            buffer = Buffer.from_array(array)
-            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
-            assert (bits == 1000 * (1 + 2 + 3)).all()
-        flushes = (torch.tensor(1e-40) * 1.0).view(torch.int32).item() == 0
-        assert flushes == (rank % 2 == 0)
-
-    assert in_processes(3, work) == [0] * 3
-
-
 def test_a_dead_peer_is_noticed() -> None:
     def work(team: NodeGroup, rank: int) -> None:
         buffer = Buffer.from_array(np.ones(100_000, np.float32))

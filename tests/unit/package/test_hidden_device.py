@@ -24,7 +24,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_behaves_as_a_gpu() -> None:
     done = _run()
-    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 
 
 def test_a_read_at_an_address_ends_the_process() -> None:

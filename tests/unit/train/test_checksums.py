@@ -125,16 +125,3 @@ def test_a_difference_is_told_with_the_first_name_and_the_ranks() -> None:
     lacking = {"a": 1, "b": 2}
     text = difference_text([good, lacking, lacking, lacking, good])
     assert text.startswith("c on ranks 0, 4 is not that of the other 3 ranks (1 of 3")
-
-
-def test_blame_names_step_ranks_and_what_it_was() -> None:
-    fine, loss = NonFiniteValue(), NonFiniteValue("loss", value=float("nan"))
-    gradient = NonFiniteValue("gradient", "fc.weight")
-    text = non_finite_text(7, [fine, gradient, loss, gradient])
-    assert text == (
-        "step 7: the gradient of 'fc.weight' is not finite on ranks 1, 3; the loss is nan on rank 2"
-    )
-    assert "though each rank's own is" in non_finite_text(7, [fine, fine])
-    assert "the weight of 'w' is not finite on rank 0" in non_finite_text(
-        1, [NonFiniteValue("weight", "w")]
-    )

@@ -194,19 +194,6 @@ def test_devices(devices: list[str], text: str) -> None:
     assert device_text(devices) == text
 
 
-def test_bar_is_shown_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", shown)
-    monkeypatch.setenv("TERM", "xterm")
-    with Terminal(True, bar=True) as terminal:
-        terminal.begin("epoch 1/1", 2)
-        terminal.advance()
-        terminal.print(["a line with [brackets]"])
-    assert "epoch 1/1" in shown.getvalue()
-    assert "\x1b[?25l" not in shown.getvalue()  # never hides the cursor
-    assert "a line with [brackets]" in shown.getvalue()
-
-
 def test_mpirun_passes_on_all_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps a line back until its newline comes."""
     shown = io.StringIO()
@@ -218,9 +205,11 @@ def test_mpirun_passes_on_all_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
         terminal.begin("epoch 2/2", 2)  # draws at once
         values = "1000 samples/s  lr 0.02  loss 0.5000, accuracy 80.00%\n"
         assert shown.getvalue().endswith(values), shown.getvalue()
-        terminal.end(["the last line"])
+        assert "epoch 1/2" in shown.getvalue()
+        terminal.end(["the last line", "with [brackets]"])
         assert "epoch 2/2" not in shown.getvalue().rpartition("\x1b[2K")[2]
-        assert shown.getvalue().endswith("\x1b[2Kthe last line\n")
+        assert shown.getvalue().endswith("\x1b[2Kthe last line\nwith [brackets]\n")
+        assert "\x1b[?25l" not in shown.getvalue()  # never hides the cursor
 
 
 def test_below_a_launcher_its_output_decides(
