@@ -242,10 +242,6 @@ def _mark_before(self: CudaStreams, mark: object, work: Callable[[], object]) ->
         return work(), (before,)
 
 
-def _read_at_once(self: StagingStreams, mark: object, work: Callable[[], object]) -> object:
-    return work(), None
-
-
 def _fill_at_once(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
     with self._api.on(self._side):
         target.copy_(source, non_blocking=True)
@@ -254,20 +250,8 @@ def _fill_at_once(self: StagingStreams, source: torch.Tensor, target: torch.Tens
 
 def _fill_unkept(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
     torch_streams._follow(self._side, (self._api.current_stream().record_event(),))
-    _fill_at_once_unkept(self, source, target)
-
-
-def _fill_at_once_unkept(self: StagingStreams, source: torch.Tensor, target: torch.Tensor) -> None:
     with self._api.on(self._side):
         target.copy_(source, non_blocking=True)
-
-
-def _mark_one(self: CudaStreams, places: set[object] | None = None) -> object:
-    return (self._api.current_stream().record_event(),)
-
-
-def _clear_at_once(self: StagingStreams, target: torch.Tensor) -> None:
-    target.zero_()
 
 
 # What is left out: the engine, the class, its method, what is in its place, and what then may
@@ -297,7 +281,8 @@ MUTATIONS: dict[str, tuple[str, type, str, object, list[str]]] = {
         ],
     ),
     "only the last stream that fills a bucket is marked": (
-        *("device", CudaStreams, "mark", _mark_one),
+        *("device", CudaStreams, "mark"),
+        lambda self, places=None: (self._api.current_stream().record_event(),),
         ["buckets: allreduce on stream"],
     ),
     "buckets are filled again before they were read": (
@@ -320,7 +305,7 @@ MUTATIONS: dict[str, tuple[str, type, str, object, list[str]]] = {
         ],
     ),
     "the host reads before it is copied to": (
-        *("host", StagingStreams, "run_after", _read_at_once),
+        *("host", StagingStreams, "run_after", lambda self, mark, work: (work(), None)),
         [
             "training: allreduce on host may come before _copy_from",
             "named_operations: allreduce on host may come before _copy_from",
@@ -339,7 +324,7 @@ MUTATIONS: dict[str, tuple[str, type, str, object, list[str]]] = {
         ["training: next use on", "buckets: next use on"],
     ),
     "the host writes zeros before a result was read": (
-        *("host", StagingStreams, "clear", _clear_at_once),
+        *("host", StagingStreams, "clear", lambda self, target: target.zero_()),
         ["buckets: zero_ on host may come before _copy_from on default"],
     ),
 }

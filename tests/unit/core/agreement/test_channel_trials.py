@@ -16,9 +16,8 @@ from channel_trials import faulty_trial, sound_trial
 
 from hvdtrain.core.agreement import driver, lifecycle, queue
 from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, decide
-from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import LEAVE
-from hvdtrain.core.agreement.votes import Prepared, unanimous
+from hvdtrain.core.agreement.votes import unanimous
 from hvdtrain.engines.features import Verdict
 
 Trial = Callable[[int], list[str]]
@@ -55,66 +54,58 @@ def test_random_programs(trial: Trial, numbers: range) -> None:
 
 
 def _leave_early(*given: object) -> Decision:
-    """Have all leave as soon as one does."""
     decision = decide(*given)  # type: ignore[arg-type]
     left = any(LEAVE in report.requests for report in given[0])  # type: ignore[attr-defined]
     return replace(decision, ending=Ending.LEAVE) if left else decision
 
 
 def _leave_with_leftovers(self: driver.Driver, action: Leave) -> Left:
-    """Leave without failing what others did not submit."""
     operation = self._own.get(LEAVE.key)
     if operation is not None:
         self._queue.end(operation)
     return Left()
 
 
-def _close_with_leftovers(self: queue.Queue, actions: object) -> None:
-    """Close without failing what is pending."""
-
-
 def _agree_on_the_first(communicator: object, requests: object) -> list[int]:
-    """Take the hash of the first request for that of all of them."""
     agreed = unanimous(communicator, requests)  # type: ignore[arg-type]
     return list(range(len(requests))) if agreed else []  # type: ignore[arg-type]
 
 
 def _go_on(self: driver.Driving, error: BaseException) -> None:
-    """Fail what is pending, and go on after an engine call that has failed."""
     for operation in self._queue.operations():
         self._queue.end(operation, error)
 
 
-def _call_no_listener(self: queue.Queue) -> None:
-    """Have a rank that listens wait for ever."""
+FOLLOW = driver.Driver.follow
+# What may go wrong: the trials that find it, what is replaced, and by what.
+MUTATIONS: dict[str, tuple[Trial, object, str, object]] = {
+    "all leave as soon as one does": (sound_trial, lifecycle, "decide", _leave_early),
+    "a rank leaves without failing what others did not submit": (
+        *(sound_trial, driver.Driver, "_leave", _leave_with_leftovers),
+    ),
+    "the hash of the first request stands for all of them": (
+        *(sound_trial, driver, "unanimous", _agree_on_the_first),
+    ),
+    "a rank that listens waits for ever": (
+        *(sound_trial, queue.Queue, "call_listeners", lambda self: None),
+    ),
+    "a prepared operation runs that not all propose": (
+        *(sound_trial, driver.Driver, "follow"),
+        lambda self, operation, verdict: FOLLOW(self, operation, Verdict.AGREED),
+    ),
+    "a prepared operation stays pending that is done": (
+        *(sound_trial, queue.Queue, "settle", lambda self, prepared: None),
+    ),
+    "a channel closes without failing what is pending": (
+        *(faulty_trial, queue.Queue, "fail", lambda self, actions: None),
+    ),
+    "a rank goes on after an engine call that has failed": (
+        *(faulty_trial, driver.Driving, "_give_up", _go_on),
+    ),
+}
 
 
-def _follow_blindly(self: driver.Driver, operation: Operation, verdict: Verdict) -> None:
-    """Run a prepared operation that not all propose."""
-    follow(self, operation, Verdict.AGREED)
-
-
-def _keep_what_is_done(self: queue.Queue, prepared: Prepared) -> None:
-    """Leave a prepared operation pending that is done."""
-
-
-follow = driver.Driver.follow
-
-MUTATIONS: list[tuple[Trial, object, str, object]] = [
-    (sound_trial, lifecycle, "decide", _leave_early),
-    (sound_trial, driver.Driver, "_leave", _leave_with_leftovers),
-    (sound_trial, driver, "unanimous", _agree_on_the_first),
-    (sound_trial, queue.Queue, "call_listeners", _call_no_listener),
-    (sound_trial, driver.Driver, "follow", _follow_blindly),
-    (sound_trial, queue.Queue, "settle", _keep_what_is_done),
-    (faulty_trial, queue.Queue, "fail", _close_with_leftovers),
-    (faulty_trial, driver.Driving, "_give_up", _go_on),
-]
-
-
-@pytest.mark.parametrize(
-    ("trial", "owner", "name", "wrong"), MUTATIONS, ids=lambda value: getattr(value, "__name__", "")
-)
+@pytest.mark.parametrize(("trial", "owner", "name", "wrong"), MUTATIONS.values(), ids=MUTATIONS)
 def test_they_find(
     trial: Trial, owner: object, name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
