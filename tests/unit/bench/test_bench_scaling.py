@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
-from random import Random
 from typing import Any
 
 import pytest
@@ -308,18 +307,3 @@ def test_the_network_is_what_all_reduces_take_beyond_those_of_a_node() -> None:
     across = profile(4, 2, [expected], points(wide, 4, [1.0]))
     _, check = check_predictions([base, across])
     assert check.error == pytest.approx(0, abs=1e-6)
-
-
-def test_intervals_contain_what_follows_from_the_same_spread() -> None:
-    """Turns and links that vary as those from which intervals are made."""
-    random = Random(1)
-
-    def noisy(count: int) -> list[float]:
-        return [random.gauss(1.0, 0.02) for _ in range(count)]
-
-    spent = [factor * SPENT for factor in noisy(40)]
-    turns = [0.1 * a + b for a, b in zip(noisy(40), spent, strict=True)]
-    base = profile(2, 1, turns, points(Cluster(NODE), 2, noisy(40)))
-    (check,) = check_predictions([base])
-    assert check.predicted.contains(check.seconds)
-    assert 16 <= check.turns_inside <= 20

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from paths import ROOT
 
-from hvdtrain.advice import did_you_mean, nearest_name, require_version
+from hvdtrain.advice import require_version
 from hvdtrain.config import Config
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
 from hvdtrain.devices import (
@@ -164,13 +164,6 @@ def test_no_version_is_refused_that_setup_claims() -> None:
         assert claimed
         for version in claimed:
             require_version(need, package, version, oldest)
-
-
-def test_names() -> None:
-    known = ["train", "report", "check"]
-    assert did_you_mean("trian", known) == ": did you mean train?"
-    assert did_you_mean("xyz", known) == ""
-    assert nearest_name("trian", known, 0.9) is None
 
 
 def places(*nodes: int) -> list[Topology]:

@@ -21,38 +21,20 @@ OPEN_MPI = env(
     "OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_NODE_RANK=1 OMPI_UNIVERSE_SIZE=8 "
     "PMIX_NAMESPACE=prterun-host-5@1 PMIX_RANK=3"
 )
-HYDRA = env("PMI_FD=9 PMI_RANK=0 PMI_SIZE=4 PMI_HOSTNAME=host MPI_LOCALRANKID=0 MPI_LOCALNRANKS=4")
 BATCH = env(
     "SLURM_JOB_ID=7 SLURM_NTASKS=8 SLURM_NPROCS=8 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 "
     "SLURM_TASKS_PER_NODE=4(x2)"
 )
-STEP = BATCH | env(
-    "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_PROCID=5 SLURM_LOCALID=1 "
-    "SLURM_NODEID=1"
-)
-# mpirun starts one daemon for each node with srun, and ranks inherit what srun told the daemon.
-DAEMON = BATCH | env("SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 SLURM_NODEID=1")
 MVAPICH2 = env("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=1")
 JSRUN = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "5"}
 PALS = {"PALS_RANKID": "2", "PALS_NODEID": "0", "PMI_RANK": "2", "PMI_SIZE": "4"}
 FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
-TORCHRUN = BY_HAND | {"LOCAL_RANK": "1", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
 
 
 @pytest.mark.parametrize(
     ("environ", "promised"),
     [
-        pytest.param(
-            OPEN_MPI,
-            PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE"),
-            id="mpirun of Open MPI",
-        ),
-        pytest.param(
-            HYDRA,
-            PromisedWorld("MPICH's or Intel's mpiexec", 0, 4, "PMI_SIZE"),
-            id="mpiexec of MPICH",
-        ),
         pytest.param(
             MVAPICH2,
             PromisedWorld("MVAPICH2's mpirun", 1, 2, "MV2_COMM_WORLD_SIZE"),
@@ -61,24 +43,6 @@ TORCHRUN = BY_HAND | {"LOCAL_RANK": "1", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID
         pytest.param(JSRUN, PromisedWorld("jsrun", 5, 12, "JSM_NAMESPACE_SIZE"), id="jsrun"),
         pytest.param(PALS, PromisedWorld("PALS mpiexec", 2, 4, "PMI_SIZE"), id="PALS"),
         pytest.param(FLUX, PromisedWorld("flux run", 1, 2, "FLUX_JOB_SIZE"), id="flux"),
-        pytest.param(STEP, PromisedWorld("srun", 5, 8, "SLURM_STEP_NUM_TASKS"), id="srun"),
-        pytest.param(
-            DAEMON | OPEN_MPI,
-            PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE"),
-            id="mpirun in sbatch: not the daemon's SLURM_PROCID",
-        ),
-        pytest.param(
-            DAEMON | HYDRA,
-            PromisedWorld("MPICH's or Intel's mpiexec", 0, 4, "PMI_SIZE"),
-            id="mpiexec in sbatch",
-        ),
-        pytest.param(BATCH, None, id="batch shell: SLURM_NTASKS but no step"),
-        pytest.param(TORCHRUN, PromisedWorld("torchrun", 1, 2, "WORLD_SIZE"), id="torchrun"),
-        pytest.param(
-            DAEMON | TORCHRUN,
-            PromisedWorld("torchrun", 1, 2, "WORLD_SIZE"),
-            id="srun of one torchrun for each node",
-        ),
         pytest.param(
             BY_HAND,
             PromisedWorld("torchrun", 1, 2, "WORLD_SIZE"),
@@ -123,11 +87,6 @@ def test_no_tasks_are_idle_where_none_were_asked_for() -> None:
     assert idle_tasks({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}) == 0
     interactive = {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     assert idle_tasks(BATCH | interactive) == 0
-
-
-def test_srun_with_pmi2_promises_what_pmi_says() -> None:
-    promised = promised_world(STEP | {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "3"})
-    assert promised == PromisedWorld("srun", 5, 8, "PMI_SIZE")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from hvdtrain.train.loop.replica_check import (
     number_checksum,
 )
 from hvdtrain.train.torch.state import tensor_checksums, torch_checksums
-from hvdtrain.train.torch.update import NonFiniteValue, non_finite_text
 
 MASK = 2**64 - 1
 

@@ -106,19 +106,6 @@ def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
     assert_same(expected, snapshot.content())
 
 
-def test_what_only_a_step_changes_is_copied_later() -> None:
-    """So there is something that settle() waits for."""
-    training = Training()
-    training.step(0)
-    snapshot = training.state.snapshot()
-    with torch.no_grad():
-        for model in (training.model, training.averages.module):
-            model.get_parameter("head.weight").fill_(7)
-    content = snapshot.content()
-    assert content["model"]["head.weight"].eq(7).all()
-    assert content["extras"]["ema"]["module.head.weight"].eq(7).all()
-
-
 def test_the_memory_of_snapshots_is_used_again() -> None:
     training = Training()
     training.step(0)
