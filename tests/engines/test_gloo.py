@@ -91,7 +91,7 @@ def test_without_a_launcher_it_is_a_world_of_one() -> None:
 def test_ranks_find_the_network_that_joins_them() -> None:
     isolated = ["unshare", "--user", "--map-root-user", "--net"]
     try:
-        subprocess.run([*isolated, "ip", "link"], check=True, capture_output=True, timeout=120)
+        subprocess.run([*isolated, "ip", "link"], check=True, capture_output=True, timeout=600)
     except (OSError, subprocess.SubprocessError) as error:
         pytest.skip(f"no network namespaces here: {error}")
     with start(

@@ -25,7 +25,7 @@ def beside_horovod() -> dict[str, str]:
     """Return what has ranks of another environment find this Horovod, and use it as engine."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     asked = [str(horovod_python()), "-c", code]
-    found = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=True)
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=600, check=True)
     return {"HVDTRAIN_ENGINE": "horovod", **packages_of(found.stdout.strip())}
 
 

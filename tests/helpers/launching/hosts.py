@@ -22,7 +22,7 @@ AGENT_ARGS = {
 def require_hosts() -> None:
     """Skip the test where this user may not make namespaces, which the stand-in hosts are."""
     tried = subprocess.run(
-        [AGENT, "nodea", "true"], capture_output=True, text=True, timeout=120, check=False
+        [AGENT, "nodea", "true"], capture_output=True, text=True, timeout=600, check=False
     )
     if tried.returncode != 0:
         pytest.skip(f"no host names of its own for a process here: {tried.stderr.strip()}")

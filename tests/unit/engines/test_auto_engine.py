@@ -99,7 +99,7 @@ def test_libraries_without_gpus_say_so(mpi: str) -> None:
         env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     kinds, asked = json.loads(done.stdout.splitlines()[-1])

@@ -359,7 +359,7 @@ def test_the_command_line(tmp_path: Path) -> None:
             [sys.executable, "-m", "hvdtrain", "train", "mine.py", *words],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             cwd=tmp_path,
         )
 
