@@ -280,7 +280,9 @@ def layouts_that_differ_between_ranks() -> None:
                 if not traced:
                     sparse = set(want) <= {"sparse", "none"} and not as_dense
                     assert isinstance(got, tf.IndexedSlices) is sparse, (want, got)
-                np.testing.assert_allclose(tf.convert_to_tensor(got), mean_gradient(want), rtol=1e-6)
+                np.testing.assert_allclose(
+                    tf.convert_to_tensor(got), mean_gradient(want), rtol=1e-6
+                )
 
 
 def gradients_that_ranks_add_up_and_have_not_all() -> None:
