@@ -222,18 +222,24 @@ class Reducer:
 
     def _wait_or_listen(self, future: Future[Mark]) -> None:
         """Wait for a bucket, or until this rank must not wait for it any more."""
-        called = threading.Event()
+        step, called = self.step, threading.Event()
+
+        # A rank that is blocked may have its results already, and this one will have them, too.
+        def missed() -> None:
+            if step.begun < step.launched:
+                called.set()
+
         future.add_done_callback(lambda _: called.set())
-        self.step.released = called.set
+        step.released = called.set
         if not called.wait(_LISTEN_AFTER_SECONDS):
             others = [c for c in self._context.channels() if c is not self._channel]
             try:
                 for channel in others:
-                    channel.listen(called.set)
+                    channel.listen(missed)
                 called.wait()
             finally:  # also when a signal's handler raises
                 for channel in others:
-                    channel.unlisten(called.set)
+                    channel.unlisten(missed)
         if future.done():
             future.result()
 

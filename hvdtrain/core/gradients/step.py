@@ -127,6 +127,7 @@ class GradientStep(Operation):
         self.arrivals: list[int] = []
         self.passes: dict[int, int] = {}
         self.sparse: dict[int, Any] = {}
+        self.begun = 0  # number of buckets that all ranks have filled, and reduce or have reduced
         self.delivered = 0
         self.awaited = 0
         self.released: Callable[[], object] = bool
@@ -228,7 +229,7 @@ class GradientStep(Operation):
         for number in range(len(self._buffers)):
             free = time.perf_counter()
             filled = self._await_bucket(number, communicator)
-            began = time.perf_counter()
+            began, self.begun = time.perf_counter(), number + 1
             reduce = partial(self._reduce, self._bucket(number), info, communicators, needed)
             _, reduced = self._streams[number].run_after(filled, reduce)
             self._moves.append((free, began, time.perf_counter()))

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from job import RESULTS
@@ -20,6 +21,8 @@ from torch_training import Cases, ranks_sum, refused
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.agreement.request import JOIN
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.gradients.exchange import FilledBucket
 
 CASES = Cases()
 case = CASES.add
@@ -497,6 +500,38 @@ def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
     optimizer.step()
     for handle in handles:
         handle.wait()
+
+
+@case
+def backward_waits_for_results_that_others_have_already() -> None:
+    """Others are blocked in another operation before rank 0 notices that its buckets are done."""
+    if hvd.size() == 1 or not hvd.mpi_threads_supported():
+        return
+    weights, optimizer = two_buckets(hvd.global_process_set)
+    queue, told, returned = context.current().world.queue, threading.Event(), threading.Event()
+    call_listeners, reduce = queue.call_listeners, AllreduceExchange.reduce
+
+    def told_listeners() -> None:
+        call_listeners()
+        told.set()
+
+    def late_reduce(self: AllreduceExchange, bucket: FilledBucket, *others: Any) -> None:
+        reduce(self, bucket, *others)
+        if hvd.rank() == 0 and bucket.number == 1:
+            told.wait()
+            returned.wait(0.3)  # which must not happen
+
+    with (
+        patch.object(AllreduceExchange, "reduce", late_reduce),
+        patch.object(queue, "call_listeners", told_listeners),
+    ):
+        ((weights[0] + weights[1]).sum() * (hvd.rank() + 1)).backward()
+        reduced = optimizer._exchanged.gradients._reducer.step.progress.reduced
+        returned.set()
+        hvd.allreduce(torch.ones(1), name="after backward")
+    assert reduced == 2
+    optimizer.step()
+    torch.testing.assert_close(weights[1].detach(), torch.full((2,), -(hvd.size() + 1) / 2))
 
 
 @case
