@@ -1,7 +1,7 @@
 """Programs that test one part of an installation each, in a process that may crash or hang.
 
-`check` starts them as `python -m hvdtrain.probes NAME ARGUMENTS`. Each prints one JSON object, or
-ends with an error. Nothing imports them.
+`check` and `build-horovod` start them as `python -m hvdtrain.probes NAME ARGUMENTS`. Each ends with
+an error, or prints one JSON object (on rank 0; `horovod` prints none). Nothing imports them.
 """
 
 from __future__ import annotations

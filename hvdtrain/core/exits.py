@@ -303,7 +303,8 @@ def _has_ended_child(process: int) -> bool:
 
 def write_message(title: str, text: str) -> None:
     """Write a message to stderr, with a prefix before each line."""
-    lines = [line if line.startswith(title) else f"{title} {line}" for line in _lines(text)]
+    texts = text.rstrip("\n").split("\n")
+    lines = [line if line.startswith(title) else f"{title} {line}" for line in texts]
     with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         sys.stderr.write("\n".join(lines) + "\n")
 
@@ -326,10 +327,6 @@ def install_plain_excepthook(silent: bool = False) -> None:
         os._exit(error.exit_code if isinstance(error, HvdtrainError) else EXIT_CRASH)
 
     sys.excepthook = hook
-
-
-def _lines(text: str) -> list[str]:
-    return text.rstrip("\n").split("\n")
 
 
 def _die_of(number: int) -> None:

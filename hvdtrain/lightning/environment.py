@@ -1,4 +1,4 @@
-"""What Lightning asks of the ranks that a launcher has started."""
+"""The installed Lightning, and what it asks of ranks: their places, and metrics of them all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torchmetrics import Metric
 
 import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
@@ -50,6 +49,8 @@ ParallelStrategy: Any = PYTORCH.strategies.ParallelStrategy
 
 def synchronize_metrics(model: torch.nn.Module) -> None:
     """Have the metrics of a model combine the states of all ranks in `compute()`."""
+    from torchmetrics import Metric  # after Lightning, which has it, and whose absence is explained
+
     for metric in model.modules():
         if isinstance(metric, Metric) and metric.dist_sync_fn in (None, gather_states):
             metric.dist_sync_fn = gather_states

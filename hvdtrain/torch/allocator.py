@@ -1,4 +1,4 @@
-"""A trial of the allocator: where gradients come to lie, and which of them are shared (local)."""
+"""The allocator of gradients: how it is built and tried, and which gradients are shared (local)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The algorithms that combine filled buckets, one file for each, and their names."""
+"""The algorithms that combine filled buckets, their names, and what several of them use."""

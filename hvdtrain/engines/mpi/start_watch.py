@@ -35,7 +35,8 @@ def end_job_if_a_rank_ends(environ: Mapping[str, str]) -> Iterator[None]:
     """End the job if a rank of this host ends within the context; under Open MPI's mpirun only."""
     job, daemon = environ.get("PMIX_NAMESPACE", ""), os.getppid()
     count = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
-    if not job or count == "1" or _name(daemon) not in ("prterun", "prted"):
+    name = _read(Path(f"/proc/{daemon}/comm")).decode().strip()
+    if not job or count == "1" or name not in ("prterun", "prted"):
         yield
         return
     title = f"[rank {environ.get('OMPI_COMM_WORLD_RANK', '?')}]"
@@ -90,10 +91,6 @@ def _ranks(daemon: int, job: str) -> set[int]:
             if mark in _read(Path("/proc", child.decode(), "environ")).split(b"\0"):
                 found.add(int(child))
     return found
-
-
-def _name(process: int) -> str:
-    return _read(Path(f"/proc/{process}/comm")).decode().strip()
 
 
 def _read(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Handles of operations in progress."""
+"""Handles of operations in progress; barrier and join."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The parts that recipes with torch share: losses, residual networks, image files.
 
-They normalize groups of channels within each sample (Wu and He, arXiv:1803.08494), so that the
+The networks normalize groups of channels within each sample (Wu and He, arXiv:1803.08494): the
 gradient of a batch is the mean over its samples, however the batch is split between ranks.
 """
 
