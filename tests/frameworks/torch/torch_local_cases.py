@@ -123,6 +123,27 @@ def ranks_average_weights_every_few_steps() -> None:
 
 
 @case
+def a_rank_without_a_state_has_no_part_in_its_average() -> None:
+    """Rank 0 takes two steps and the others none, so the average is that of rank 0."""
+    model, alone = dense(), Alone(momentum)
+    optimizer = wrapped(model, make_exchange("local:steps=4,state=average"))
+    for step in range(2 if hvd.rank() == 0 else 0):
+        take_step(model, optimizer, step)
+    for step in range(2):
+        alone.step(step, [0])
+    optimizer.flush()
+    alone.average()
+    check_equal(model.parameters())
+    assert difference(model, alone.own) < 1e-12
+    if hvd.rank() == 0:
+        own, theirs = optimizer.state, alone.optimizers[0].state
+        for one, other in zip(own.values(), theirs.values(), strict=True):
+            assert float((one["momentum_buffer"] - other["momentum_buffer"]).abs().max()) < 1e-12
+    else:
+        assert not optimizer.state
+
+
+@case
 def a_flush_waits_for_ranks_that_take_more_steps() -> None:
     """Rank 0 takes five steps, the others two: they join in its second average."""
     model, alone = dense(), Alone(momentum)
