@@ -24,6 +24,7 @@ def gradients_are_averaged_before_weights() -> None:
     for after in ("4", "rate"):
         model, plain_model = dense(), dense()
         optimizer = wrapped(model, make_exchange(f"postlocal:after={after},steps=2"))
+        early = optimizer.exchange_state()
         plain = hvd.DistributedOptimizer(momentum(parameters(plain_model)))
         for step in range(4):
             assert not optimizer.exchanges_weights
@@ -48,6 +49,10 @@ def gradients_are_averaged_before_weights() -> None:
             kept = [gradient.clone() for gradient in gradients(model)]
         optimizer.flush()
         check_equal(model.parameters())
+        optimizer.load_exchange_state(early)
+        assert not optimizer.exchanges_weights
+        take_step(model, optimizer, 0)
+        check_equal(gradients(model))
 
 
 @case
