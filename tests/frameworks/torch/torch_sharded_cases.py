@@ -157,6 +157,9 @@ def the_state_of_all_ranks_needs_all_of_them() -> None:
 
     state = optimizer.state_dict()
     assert state_difference(optimizer.state_dict(), state) == 0.0
+    optimizer.consolidate_state_dict(hvd.size() - 1)
+    if hvd.rank() == hvd.size() - 1:
+        assert state_difference(optimizer.state_dict(), state) == 0.0
     assert "optimizer state for all members" in refused(MismatchError, ask)
 
 
