@@ -164,6 +164,26 @@ def the_state_of_all_ranks_needs_all_of_them() -> None:
 
 
 @case
+def shared_norms() -> None:
+    for kind in (1.0, float("inf")):
+        model, alone = build(), build()
+        optimizer, reference = wrapped(momentum, model), momentum(list(alone.parameters()))
+        for step in range(4):
+            inputs, labels = batch(step)
+            optimizer.sample_weight = len(own(inputs))
+            optimizer.zero_grad()
+            F.cross_entropy(model(own(inputs)), own(labels)).backward()
+            norm = optimizer.clip_grad_norm_(0.05, kind)
+            optimizer.step()
+            reference.zero_grad()
+            F.cross_entropy(alone(inputs), labels).backward()
+            expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05, kind)
+            reference.step()
+            assert abs(float(norm) - float(expected)) < 1e-6
+        assert difference(model, alone) < 1e-13
+
+
+@case
 def shared_norms_of_what_is_not_finite() -> None:
     """Wherever NaN is: whether a library loses it may depend on the rank that owns the element."""
     if not on_host():
