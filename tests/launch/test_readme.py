@@ -66,9 +66,6 @@ def test_the_table_of_horovods_names() -> None:
     start([tensorflow_python(), table, "--check"]).end(code=0)
 
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
 def test_the_table_is_what_the_engines_say() -> None:
     done = start([sys.executable, DOCS / "engines_table.py"]).end(code=0)
     assert done.stdout in (DOCS / "engines.md").read_text(), "run docs/engines_table.py --write"

@@ -65,6 +65,13 @@ def test_numbers_are_in_order_and_turn_round(pairs: list[tuple[float, float]]) -
     assert there.interval[0] == pytest.approx(1 / back.interval[1])
 
 
+def test_what_the_same_code_shows_is_noise() -> None:
+    base, other = [1.0] * 9, [1.10, 1.12, 1.11, 1.13, 1.09, 1.10, 1.12, 1.11, 1.10]
+    assert compare(base, other).differs
+    assert compare(base, other, noise=1.09).differs
+    assert not compare(base, other, noise=1.15).differs
+
+
 @pytest.mark.parametrize("count", range(1, 41))
 def test_the_interval_is_the_tightest_with_its_confidence(count: int) -> None:
     def confidence(left_out: int) -> float:

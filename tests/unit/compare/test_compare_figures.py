@@ -24,6 +24,7 @@ from hvdtrain_compare.figures import (
     judge_same,
     largest_difference,
     noise_of,
+    noise_text,
     ratio_text,
     ratio_to,
     time_steps,
@@ -174,6 +175,19 @@ def test_the_same_code_never_differs() -> None:
     assert judge_same(ratio(1.0, 1.01, 0.99)) == "same code, no difference"
     assert judge_same(ratio(1.5, 1.51, 1.52)) == "same code, no difference"
     assert judge_same(ratio(1.0, 1.0)) == f"same code, {TOO_FEW_REPEATS}"
+
+
+def test_what_the_same_code_shows_is_within_the_noise() -> None:
+    assert noise_of([ratio(1.0, 1.0, 1.0)]) == 1.02
+    noise = noise_of([ratio(0.8, 1.0, 1.1), ratio(1.0, 1.2, 1.0)])
+    assert noise == 1.25
+    assert judge(ratio(1.24, 1.25, 1.26), noise) == WITHIN_THE_NOISE
+    assert judge(ratio(1.26, 1.27, 1.26), noise) == "slower"
+    assert judge(ratio(0.81, 0.79, 0.79), noise) == WITHIN_THE_NOISE
+    assert judge(ratio(0.78, 0.79, 0.79), noise) == "faster"
+    assert noise_text(ratio(0.8, 1.0, 1.1), noise) == (
+        "the same code took 0.80 to 1.10 of its own time: ratios of 0.80 to 1.25 are noise"
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def explored(*ranks: str, **how: object) -> Explored:
 # All of them are more than two million states.
 SOME = [f"{part} {END}" for part in ("a", "a a?", "s(", "G G?", "join")] + [END]
 FEW, MORE = short(1), short(2)
-TRIPLES = product(FEW, repeat=3) if EXHAUSTIVE else combinations_with_replacement(SOME, 3)
+TRIPLES = [*(product(FEW, repeat=3) if EXHAUSTIVE else combinations_with_replacement(SOME, 3))]
 
 
 @pytest.mark.parametrize(
