@@ -86,6 +86,7 @@ MISTAKES: list[tuple[str, str, str]] = [
         "mine = data.shard(hvd.size(), hvd.rank()).batch(8)\n"
         "for x in mine:  # here\n    hvd.allreduce(x)\n",
     ),
+    ("HVD201", DDP, "s = DistributedSampler(d)  # here\nfor epoch in range:\n    train(s)\n"),
     (
         "HVD201",
         HVD + "from hvdtrain.data import GlobalBatchSampler\n",
