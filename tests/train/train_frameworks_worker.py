@@ -93,8 +93,11 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
 EXCHANGED = (
     "onebit:hierarchical=false,warmup=1",
     "postlocal:after=2,steps=2,state=average",
+    "postlocal:after=rate,steps=2",
     "blockmomentum:block=960",
+    "blockmomentum:steps=2,state=average",
     "local:steps=2,state=reset",
+    "diloco:steps=2,state=reset",
     "diloco:steps=2,fragments=2",
     "auto:allow=half,steps=1",
 )
@@ -111,6 +114,9 @@ def exchange_goes_on(options: dict[str, Any], directory: Path, exchange: str) ->
         "global_batch_size": 480,
         "optimizer": "adam",
         "exchange": exchange,
+        "lr_scaling": "none",
+        "schedule": "step",
+        "milestones": "1",  # the rate falls right after that checkpoint
         "checkpoint_every": "3 steps",
         "watch_every": 1,
     }
