@@ -186,7 +186,7 @@ class PlacedBucket:
 
 
 class LentBucket(PlacedBucket):
-    """Reduces gradients that lie where each rank says into the bucket; one object for each step."""
+    """Reduces placed gradients into a bucket for one step; `base`: first bucket's offset, bytes."""
 
     def __init__(
         self,

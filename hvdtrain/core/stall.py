@@ -53,7 +53,7 @@ class StallSettings:
 
 @dataclass(frozen=True)
 class Wait:
-    """An operation that is pending on one rank, and how long it has waited for others."""
+    """One rank's pending operation, and its wait for others; None while it waits for this rank."""
 
     id: OperationId
     subject: str

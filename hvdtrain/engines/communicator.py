@@ -81,16 +81,11 @@ Pieces: TypeAlias = "array[int]"
 
 
 class Communicator(ABC):
-    """An engine bound to an ordered set of ranks.
+    """An engine bound to an ordered set of ranks, among which this process is `rank` of `size`.
 
     Every method is collective unless it says local: all members call the same methods in the same
     order, from one thread at a time. The core ensures that all members have arrived before any of
     them enters a blocking primitive.
-
-    Attributes:
-        rank: rank of this process among the members.
-        size: number of members.
-        capabilities: what the communicator supports.
     """
 
     rank: int
@@ -146,7 +141,10 @@ class Communicator(ABC):
     def voted_reduction(
         self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
-        """Return an allreduce that is voted on and run in one call, or None (local)."""
+        """Return an allreduce that is voted on and run in one call, or None (local).
+
+        `count` is at least 1, and `dtype` one that `capabilities` lists for `op`.
+        """
         return None
 
     @collective
@@ -187,7 +185,7 @@ class Communicator(ABC):
         send_counts: Sequence[int],
         receive_counts: Sequence[int],
     ) -> None:
-        """Send part r of `send` to rank r, and receive the parts for this rank in rank order."""
+        """Send part r to rank r, and receive in rank order; counts are elements for each rank."""
 
     @abstractmethod
     @collective
@@ -200,7 +198,7 @@ class Communicator(ABC):
         prescale: float = 1.0,
         postscale: float = 1.0,
     ) -> None:
-        """Reduce `send`, unchanged, and store part r of the result in rank r's `receive`."""
+        """Reduce `send`, unchanged, and store part r, counts[r] elements, in rank r's `receive`."""
 
     @abstractmethod
     @collective
@@ -214,7 +212,7 @@ class Communicator(ABC):
 
     @collective
     def point_to_point(self) -> PointToPoint:
-        """Return messages between pairs of the members, apart from the calls of this object."""
+        """Return messages between members, or raise UnsupportedError if the engine has none."""
         raise UnsupportedError(
             f"[rank {self.rank}/{self.size}] the engine has no messages between pairs of ranks"
         )
@@ -224,8 +222,8 @@ class Communicator(ABC):
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         """Allocate [nbytes] uint8, not initialized, that this communicator reduces fastest.
 
-        Buffers in it must be at the same offset on all members when they are reduced. It is a numpy
-        array or a torch tensor, depending on the engine; on a device ("cuda:0") a torch tensor.
+        `nbytes` and the offsets of buffers to be reduced are equal on all members. It is a numpy
+        array or a torch tensor; the latter on a device, of a type in `capabilities.devices`.
         """
 
     def slices(self) -> Slices | None:

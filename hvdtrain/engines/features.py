@@ -42,7 +42,7 @@ class Slices(ABC):
 
     @abstractmethod
     def copies(self, memory: Elements) -> list[npt.NDArray[np.uint8]] | None:
-        """Return all ranks' copies of `Communicator.empty`; None on all if they do not share it."""
+        """Return each rank's copy, [nbytes] uint8, of `empty`; None on all if it is not shared."""
 
     @abstractmethod
     @collective
@@ -61,7 +61,7 @@ class Slices(ABC):
 
         targets = postscale * (sources[0] * prescales[0] + sources[1] * prescales[1] + ...), the
         same bits as in `Communicator.allreduce`. A target may be one of the sources. A row has the
-        number of elements, and the addresses of sources and targets in this process.
+        number of elements, then addresses in this process: [pieces, 1 + sources + targets].
         """
 
     @abstractmethod
@@ -94,8 +94,8 @@ class VotedReduction(ABC):
     def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
         """Vote, and reduce if all members vote in this way for the same.
 
-        The ballot is a hash of the proposal and its complement. Other members may call `start_max`
-        with it three times. Then none has reduced.
+        The ballot is 16 bytes, equal on all that propose the same: a hash and its complement. Other
+        members may call `start_max` with it three times. Then none has reduced.
         """
 
 
@@ -115,7 +115,7 @@ class PointToPoint(ABC):
     """Messages between pairs of the ranks of a communicator, apart from its other calls.
 
     Messages from one rank to another with the same tag arrive in the order in which they were sent.
-    One thread at a time uses it.
+    Ranks are those among the members; tags are 0 or more. One thread at a time uses it.
     """
 
     @abstractmethod

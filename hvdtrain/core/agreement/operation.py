@@ -141,7 +141,7 @@ class Operation(ABC):
         communicator: Communicator,
         votes: npt.NDArray[np.uint64],
     ) -> bool:
-        """Vote on this operation and those of equal `batch_key`, and run them if possible."""
+        """Vote on all, of equal `batch_key`, and maybe run them; others may call start_max."""
         communicator.start_max(votes).wait()
         return False
 

@@ -166,7 +166,7 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
 
 
 def with_kernel(call: str, rows: Array, factors: Array, codes: Array, bits: int) -> bool:
-    """Do for contiguous rows what a function of array_codes does; return False without a kernel."""
+    """Call the kernel on contiguous float32 or float64 rows; return False if there is none."""
     memory = buffer_of(rows)
     library = load_kernel() if memory.device == "cpu" else None
     if library is None:
@@ -247,7 +247,8 @@ def _columns(piece: ParameterSlice, spec: ParameterSpec) -> Array | None:
 def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
     """Code each row [length], of any strides, and leave in the rows what the codes lose.
 
-    Factors are bases and steps, [rows, 2]; codes are [rows, row_bytes(length, bits)] uint8.
+    Rows are float32 or float64. Factors, [rows, 2] bases and steps in the dtype of the rows, and
+    codes, [rows, row_bytes(length, bits)] uint8, are contiguous.
     """
     with _contiguous(rows) as own:
         if not with_kernel("encode", own, factors, codes, bits):
@@ -255,7 +256,7 @@ def encode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
 
 
 def decode(rows: Array, factors: Array, codes: Array, bits: int) -> None:
-    """Overwrite rows, of any strides, with the values of codes."""
+    """Overwrite rows, of any strides, with the values of codes; see encode()."""
     with _contiguous(rows) as own:
         if not with_kernel("decode", own, factors, codes, bits):
             decode_arrays(own, factors, codes, bits)
@@ -287,7 +288,7 @@ def coded_bytes(tables: Sequence[Array], bits: int) -> int:
 
 
 def to_message(message: Array, tables: Sequence[Array], bits: int) -> None:
-    """Write the codes of matrices to a message, and leave in the matrices what the codes lose."""
+    """Write codes to a message, [coded_bytes()] uint8, and leave in matrices what they lose."""
     message[sum(map(sum, _sizes(tables, bits))) :] = 0
     for table, factors, codes in _message_parts(message, tables, bits):
         encode(table, factors, codes, bits)

@@ -201,7 +201,7 @@ _CHOICE = "auto choice"
 
 @dataclass(frozen=True)
 class Chosen:
-    """The exchanges that were chosen, and the step times known then, if any."""
+    """Chosen exchanges; a step's seconds, if known: `predicted` with them, average's `before`."""
 
     methods: tuple[int, ...]
     ranks: int

@@ -160,7 +160,7 @@ def communicators_of(communicator: Communicator, hierarchical: bool) -> Communic
 
 @collective
 def gather(communicator: Communicator, array: Array) -> Array:
-    """Return all members' arrays, of equal shapes, along a new first dimension (collective)."""
+    """Stack members' arrays, of equal shape and dtype, to [members, *array.shape] (collective)."""
     send = buffer_of(array)
     receive = send.like(send.count * communicator.size)
     communicator.allgather(send, receive, [send.count] * communicator.size)
@@ -170,10 +170,7 @@ def gather(communicator: Communicator, array: Array) -> Array:
 def slice_bounds(count: int, owners: int, cuts: Sequence[int] | None = None) -> list[int]:
     """Return the bounds of slices of about equal size: `owners` + 1 numbers from 0 to `count`.
 
-    Args:
-        count: number of elements.
-        owners: number of slices.
-        cuts: elements at which slices may begin; by default, any.
+    Slices begin at some of `cuts`; by default, anywhere.
     """
     even = [count * owner // owners for owner in range(owners + 1)]
     if cuts is None:

@@ -42,7 +42,7 @@ def read_clock(communicator: Communicator) -> Reading:
 
 
 def offset(own: npt.NDArray[np.float64], root: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return a clock's offset and maximum error, from times of entering and leaving barriers."""
+    """Return a clock's offset and maximum error from [n_barriers, 2] times of entry and exit."""
     low = float((own[:, 0] - root[:, 1]).max())
     high = float((own[:, 1] - root[:, 0]).min())
     middle = 0.0 if low <= 0.0 <= high else (low + high) / 2
