@@ -74,6 +74,17 @@ def test_shellcheck_has_no_objections(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_directives_stand_before_all_else_and_alone() -> None:
+    """What follows the first command is not read, and PBS takes a comment for a value."""
+    for path in FOLDER.glob("*.sh"):
+        head, _, rest = path.read_text(encoding="utf-8").partition("\n\n")
+        first, *directives = head.split("\n")
+        assert first == "#!/bin/bash"
+        assert all(re.match(r"#(SBATCH|PBS|BSUB|\$|PJM) |# flux: ", line) for line in directives)
+        assert not any("#" in line[1:] for line in directives)
+        assert not re.search(r"^(#(SBATCH|PBS|BSUB|\$|PJM) |# flux: )", rest, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
