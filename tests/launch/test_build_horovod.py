@@ -31,7 +31,11 @@ def build(
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     done = build("--without-torch", "--without-tensorflow", PATH=tmp_path, XDG_CACHE_HOME=tmp_path)
     assert done.returncode == 2
-    starts = ("neither torch nor tensorflow", "no C++ compiler", "no make")
+    starts = (
+        "neither torch nor tensorflow",
+        "no C++ compiler (c++, g++, clang++): apt install g++",
+        "no make: apt install make",
+    )
     for start_ in starts:
         assert f"\n  {start_}" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
