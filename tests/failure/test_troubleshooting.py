@@ -93,10 +93,22 @@ def test_without_torch(words: list[object], tmp_path: Path) -> None:
     assert lines == ["hvdtrain: torch is not installed: pip install 'hvdtrain[torch]'"]
 
 
-def test_a_misspelt_variable(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variable", "line"),
+    [
+        (
+            "HVDTRAIN_BUCKETS_BYTES",
+            "HVDTRAIN_BUCKETS_BYTES has no effect: did you mean HVDTRAIN_BUCKET_BYTES?",
+        ),
+        (
+            "HVDTRAIN_ENGINE",
+            "unknown engine 'smoke': choose one of auto, local, mpi, gloo, nccl, horovod",
+        ),
+    ],
+)
+def test_a_misspelt_variable(variable: str, line: str) -> None:
     code = "import hvdtrain.torch as hvd; hvd.init()"
-    done = start([sys.executable, "-c", code], env={"HVDTRAIN_BUCKETS_BYTES": 1}).end(code=2)
-    line = "HVDTRAIN_BUCKETS_BYTES has no effect: did you mean HVDTRAIN_BUCKET_BYTES?"
+    done = start([sys.executable, "-c", code], env={variable: "smoke"}).end(code=2)
     assert done.stderr == f"hvdtrain: {line}\n"
 
 
