@@ -60,6 +60,18 @@ def test_options_of_one_rank(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_whose_weights_moved_ends_the_job(tmp_path: Path) -> None:
+    recipe = f"{WORKER.with_name('train_recipes.py')}:drifting"
+    words = ["--global-batch-size", 500, "--epochs", 2, "--watch-every", 5, "--device", "cpu"]
+    # Otherwise the next step would give all ranks the weights of one.
+    done = on_two_ranks([recipe, "--quiet", *words, "--no-shard-optimizer"], tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.replace("\0", "").splitlines()  # which Open MPI adds now and then
+    (line,) = [line for line in lines if line.startswith(("hvdtrain:", "[rank "))]
+    assert line.startswith("hvdtrain: step 5: weight 'model.0.weight' differs between ranks 0, 1")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train one epoch and return its directory."""
