@@ -30,7 +30,7 @@ from hvdtrain.train.records import (
     prepare_directory,
 )
 from hvdtrain.train.setup import choose_framework
-from hvdtrain.train.terminal import Terminal, device_text, failure_tags, on_terminal
+from hvdtrain.train.terminal import Terminal, decay_text, device_text, failure_tags, on_terminal
 
 
 def test_published_in_one_step(tmp_path: Path) -> None:
@@ -192,6 +192,22 @@ TRAIN = MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 100
 )
 def test_devices(devices: list[str], text: str) -> None:
     assert device_text(devices) == text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "text"),
+    [
+        ("constant", 5, ""),
+        ("cosine", 0, ", cosine"),
+        ("cosine", 2, ", cosine from epoch 2 on"),
+        ("step", 2, ", step after epochs 3,6"),
+        ("cosine", 9, ", no cosine: the warm-up (9 epochs) takes the whole run"),
+    ],
+)
+def test_how_the_rate_falls(schedule: str, warmup: float, text: str) -> None:
+    milestones = "3,6" if schedule == "step" else ""
+    options = TrainOptions(epochs=9, schedule=schedule, warmup_epochs=warmup, milestones=milestones)
+    assert decay_text(options, options.warmup_epochs) == text
 
 
 def test_mpirun_passes_on_all_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
