@@ -62,6 +62,9 @@ STREAM: dict[str, dict[str, Any]] = {
     }
 }
 SHORT = {"short": {**STREAM["stream"], "kind": "short"}}
+DRIFT: dict[str, dict[str, Any]] = {
+    "drift": {**COMMON, "kind": "drifting", "epochs": 1, "global_batch_size": 500}
+}
 # The average again, by way of an exchange that the user names.
 NAMED = {"average by name": {**EXACT["sgd float64"], "exchange": "average:predivide=2,warmup=3"}}
 # Each rank takes whole steps, which are shared otherwise.
@@ -72,7 +75,7 @@ SCARCE: dict[str, dict[str, Any]] = {"scarce": {**COMMON, "kind": "scarce"}}
 # One launch for each number of ranks.
 CASES = {
     1: EXACT | FEW | LONG | STREAM,
-    3: EXACT | WHOLE | NAMED | LOCAL | STREAM | SHORT | SCARCE | LONG,
+    3: EXACT | WHOLE | NAMED | LOCAL | STREAM | SHORT | DRIFT | SCARCE | LONG,
     7: FEW,
 }
 
@@ -204,6 +207,12 @@ def test_some_ranks_had_no_sample(runs: Runs) -> None:
     seen = [rank["seen"] for rank in runs.results(7, "batches of 3")]
     assert any(not rank["train"] for rank in seen)
     assert any(not rank["test"] for rank in seen)
+
+
+def test_digests_tell_ranks_apart(runs: Runs) -> None:
+    """Rank 1 moves one weight by 1e-6 after its last step: its digest must be another."""
+    first, second, third = runs.results(3, "drift")[0]["weights_sha256"]
+    assert first == third != second
 
 
 def test_more_ranks_than_training_samples_are_refused(runs: Runs) -> None:
