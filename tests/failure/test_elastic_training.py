@@ -212,5 +212,7 @@ def test_killed_ranks_are_replaced(
     summary = rejoin(tmp_path, ranks, kills, env, *more)
     require_like(summary, alone)
     assert (summary["engine"], summary["world_size"]) == (engine, wanted)
+    assert summary["joins"]
+    assert sum(len(each["lost"]) for each in summary["failures"]) >= len(kills.split())
     assert failures in (None, [failure["step"] for failure in summary["failures"]])
     assert joins in (None, [join["step"] for join in summary["joins"]])
