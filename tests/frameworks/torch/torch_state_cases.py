@@ -148,8 +148,9 @@ def what_cannot_be_overwritten_is_refused() -> None:
         (weight | bias, weight, "has no 'bias'"),
         (weight, weight | bias, "has 'bias'"),
     ]
+    unset = f"[rank {size - 1}/{size}] broadcast_parameters: 'weight' has no values yet"
     lacking: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-        (weight, {"weight": torch.nn.UninitializedParameter()}, "run one batch through the model"),
+        (weight, {"weight": torch.nn.UninitializedParameter()}, unset),
         (weight, {"weight": torch.ones(1, device="meta")}, "'weight' is on the meta device"),
         (ragged, ragged, "'ragged' is a NestedTensor"),
     ]
