@@ -242,6 +242,8 @@ class Reducer:
                     channel.unlisten(missed)
         if future.done():
             future.result()
+        elif step.begun:  # the others may have these results already
+            step.reduced[step.begun - 1].result()
 
     def _wait_for_all(self) -> None:
         step = self.step

@@ -504,9 +504,14 @@ def backward_goes_on_waiting_when_all_have_what_others_are_blocked_in() -> None:
 
 @case
 def backward_waits_for_results_that_others_have_already() -> None:
-    """Others are blocked in another operation before rank 0 notices that its buckets are done."""
+    """Others are blocked in another operation before rank 0 notices that a bucket is done."""
     if hvd.size() == 1 or not hvd.mpi_threads_supported():
         return
+    for late in (0, 1):  # the number of a bucket; the others fill none after it
+        waits_for_results_of(late)
+
+
+def waits_for_results_of(late: int) -> None:
     weights, optimizer = two_buckets(hvd.global_process_set)
     queue, told, returned = context.current().world.queue, threading.Event(), threading.Event()
     call_listeners, reduce = queue.call_listeners, AllreduceExchange.reduce
@@ -517,19 +522,20 @@ def backward_waits_for_results_that_others_have_already() -> None:
 
     def late_reduce(self: AllreduceExchange, bucket: FilledBucket, *others: Any) -> None:
         reduce(self, bucket, *others)
-        if hvd.rank() == 0 and bucket.number == 1:
-            told.wait()
+        if hvd.rank() == 0 and bucket.number == late:
+            told.wait(300)
             returned.wait(0.3)  # which must not happen
 
     with (
         patch.object(AllreduceExchange, "reduce", late_reduce),
         patch.object(queue, "call_listeners", told_listeners),
     ):
-        ((weights[0] + weights[1]).sum() * (hvd.rank() + 1)).backward()
+        used = weights if hvd.rank() == 0 else weights[1 - late :]  # buckets are filled backward
+        (torch.cat([*used]).sum() * (hvd.rank() + 1)).backward()
         reduced = optimizer._exchanged.gradients._reducer.step.progress.reduced
         returned.set()
         hvd.allreduce(torch.ones(1), name="after backward")
-    assert reduced == 2
+    assert reduced == late + 1
     optimizer.step()
     torch.testing.assert_close(weights[1].detach(), torch.full((2,), -(hvd.size() + 1) / 2))
 
