@@ -98,10 +98,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
     def _set(self, multiplier: float) -> None:
-        model = self.model
-        if hasattr(model, "jax_state_sync"):
-            model.jax_state_sync()  # makes variables current, so that they can be read and set
-        optimizer = _with_learning_rate(model.optimizer)
+        optimizer = _with_learning_rate(self.model.optimizer)
         old, new = float(optimizer.learning_rate), self.initial_lr * multiplier
         optimizer.learning_rate = new
         if self.momentum_correction and old > 0.0 and new != old:

@@ -124,8 +124,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Make weights equal after a batch if any rank saves then (collective if so)."""
         saves = [schedule.saves_after(batch) for schedule in self._schedules]
         if any(saves):
-            if hasattr(self.model, "jax_state_sync"):
-                self.model.jax_state_sync()  # makes variables current, so that they can be read
             self._flush(ended=False)
 
     @collective

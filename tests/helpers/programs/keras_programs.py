@@ -223,6 +223,8 @@ class Training:
 
             def set_rate(number: int, logs: Any = None) -> None:
                 if len(epochs) == 1:
+                    if hasattr(self.model, "jax_state_sync"):  # else Keras loses what is set
+                        self.model.jax_state_sync()
                     epoch = number / self.count
                     inner.learning_rate = rate * warmup_multiplier(epoch, 1, self.count, size)
 
