@@ -95,8 +95,8 @@ def _run(
     only_print: bool,
     passed: str | None,
 ) -> None:
-    # Ranks that wait for the chief's end need its address before they run their scripts.
-    waiting = named is not None and chief.has_waiting_ranks(named) and not only_print
+    # Ranks that wait for the end of others need their addresses before they run their scripts.
+    waiting = named is not None and chief.leading_ranks(named) and not only_print
     listening = chief.listen(os.environ) if waiting else None
     place = _report_rank(listening)
     roles = named or ["worker"] * place.size
@@ -154,23 +154,25 @@ def _run_role(
     place: ClusterRank,
     listening: socket.socket,
 ) -> int:
-    """Run the script of one rank in a job that ends when its chief does; return the exit code."""
-    environ = {**os.environ, **variables}
-    role, first = roles[place.rank], list(roles).index("chief")
-    if role == "chief":
-        code, told = chief.run_as_chief(words, environ, listening)
-        if told:
-            ending = " and ".join(chief.ENDED_WITH_THE_CHIEF)
+    """Run the script of one rank in a job that ends when those that lead do; return its code."""
+    environ, rank = {**os.environ, **variables}, place.rank
+    leaders = chief.leading_ranks(roles)
+    if rank in leaders:
+        code, told = chief.run_leading(words, environ, listening)
+        if told and roles[rank] in chief.CHIEFS:
             click.echo(
-                f"hvdtrain: the chief has ended: {told} ranks ({ending}), which would wait "
+                f"hvdtrain: the chief has ended: {told} ranks (worker and ps), which would wait "
                 "forever, end with it",
                 err=True,
             )
         return code
     listening.close()
-    if role not in chief.ENDED_WITH_THE_CHIEF:
+    if not chief.follows(rank, roles):
         _become(words, variables)
-    return chief.run_with_chief(words, environ, place.control_addresses[first])
+    code = chief.run_following(words, environ, [place.control_addresses[each] for each in leaders])
+    if roles[leaders[0]] == "worker" and rank == list(roles).index("ps"):
+        click.echo("hvdtrain: all workers have ended: parameter servers end with them", err=True)
+    return code
 
 
 def _become(words: list[str], variables: dict[str, str]) -> NoReturn:

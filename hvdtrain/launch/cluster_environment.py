@@ -80,7 +80,8 @@ def _addresses() -> Iterator[tuple[str, str]]:
 
 # Few enough digits that the list of roles fits into memory.
 _COUNT = re.compile("[0-9]{1,7}")
-_ROLES = ("chief", "worker", "ps", "evaluator")
+# A master is a chief, by the name that TensorFlow 1 gave it.
+_ROLES = ("chief", "master", "worker", "ps", "evaluator")
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def parse_roles(text: str) -> list[str]:
             known = ", ".join(_ROLES)
             raise UsageError(f"--roles: {part!r} must be one of {known}, a colon, and a number")
         roles += [role] * int(count)
-    if roles.count("chief") > 1 or roles.count("evaluator") > 1:
+    if roles.count("chief") + roles.count("master") > 1 or roles.count("evaluator") > 1:
         raise UsageError(f"--roles {text}: there can be one chief and one evaluator only")
     return roles
 

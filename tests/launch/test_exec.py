@@ -106,9 +106,9 @@ def test_the_configuration_of_tensorflow() -> None:
     ("text", "reason"),
     [
         ("worker:2", "are of 2 ranks, but there are 3"),
-        ("worker", "must be one of chief, worker, ps, evaluator, a colon, and a number"),
+        ("worker", "must be one of chief, master, worker, ps, evaluator, a colon, and a number"),
         ("boss:3", "'boss:3' must be one of"),
-        ("chief:2,worker:1", "one chief"),
+        ("chief:1,master:1,worker:1", "one chief"),
         ("worker:99999999999", "must be one of"),
     ],
 )

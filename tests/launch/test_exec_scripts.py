@@ -9,7 +9,7 @@ import pytest
 from ranks import launch, run_ranks
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.scripts.chief import has_waiting_ranks
+from hvdtrain.launch.scripts.chief import leading_ranks
 from hvdtrain.launch.scripts.script import (
     Script,
     Settings,
@@ -54,19 +54,19 @@ num_machines: 1
 num_processes: 4
 use_cpu: false
 """
-# The chief ends when the others run, with the exit code of its argument.
+# Ranks of a task end when the others run, with an exit code: waits.py TASK OTHERS CODE.
 WAITING = """
 import json, os, sys, time
 from pathlib import Path
 
 task, folder = json.loads(os.environ["TF_CONFIG"])["task"]["type"], Path(__file__).parent
-if task != "chief":
+if task != sys.argv[1]:
     (folder / f"{task}.runs").touch()
     time.sleep(3600)
-while len(list(folder.glob("*.runs"))) < 2:
+while len(list(folder.glob("*.runs"))) < int(sys.argv[2]):
     time.sleep(0.01)
-print("the chief is done", flush=True)
-sys.exit(int(sys.argv[1]))
+print(f"a {task} is done", flush=True)
+sys.exit(int(sys.argv[3]))
 """
 
 
@@ -205,22 +205,40 @@ def test_settings_that_cannot_be_read(text: str | None, reason: str, tmp_path: P
         read_file(path)
 
 
-def test_a_job_ends_with_its_chief(tmp_path: Path) -> None:
-    """Whatever its workers and servers wait for."""
+@pytest.mark.parametrize(
+    ("roles", "ends", "others", "said"),
+    [
+        ("ps:1,chief:1,worker:1", "chief", 2, "the chief has ended: 2 ranks (worker and ps)"),
+        ("master:1,worker:1,ps:1", "master", 2, "the chief has ended: 2 ranks (worker and ps)"),
+        ("worker:2,ps:1", "worker", 1, "all workers have ended: parameter servers end with them"),
+    ],
+)
+def test_a_job_ends_with_its_chief_or_its_workers(
+    roles: str, ends: str, others: int, said: str, tmp_path: Path
+) -> None:
+    """Whatever the other ranks wait for."""
     script = tmp_path / "waits.py"
     script.write_text(WAITING)
-    done = run_ranks([*EXEC, "--roles", "ps:1,chief:1,worker:1", str(script), "0"], 3)
-    assert done.stdout == "the chief is done\n"
-    assert "the chief has ended: 2 ranks (worker and ps)" in done.stderr
+    done = run_ranks([*EXEC, "--roles", roles, str(script), ends, str(others), "0"], 3)
+    assert done.stdout == f"a {ends} is done\n" * (3 - others)
+    assert done.stderr.count(said) == 1
 
 
-def test_a_chief_that_fails_ends_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("roles", "ends", "others"),
+    [("ps:1,worker:1,chief:1", "chief", "2"), ("ps:1,worker:1", "worker", "1")],
+)
+def test_a_rank_that_leads_and_fails_ends_the_job(
+    roles: str, ends: str, others: str, tmp_path: Path
+) -> None:
     script = tmp_path / "fails.py"
     script.write_text(WAITING)
-    done = launch([*EXEC, "--roles", "ps:1,worker:1,chief:1", str(script), "7"], 3).end(code=7)
-    assert "the chief has ended" not in done.stderr
+    words = [*EXEC, "--roles", roles, str(script), ends, others, "7"]
+    done = launch(words, roles.count(":")).end(code=7)
+    assert "hvdtrain:" not in done.stderr
 
 
-def test_which_jobs_end_with_a_chief() -> None:
-    assert has_waiting_ranks(["chief", "worker", "worker", "ps"])
-    assert not any(has_waiting_ranks(roles) for roles in (["chief", "worker"], ["ps"], []))
+def test_which_ranks_end_a_job() -> None:
+    assert leading_ranks(["ps", "worker", "chief", "worker"]) == [2]
+    assert leading_ranks(["worker", "ps", "worker", "evaluator"]) == [0, 2]
+    assert not any(leading_ranks(roles) for roles in (["chief", "worker"], ["ps"], []))

@@ -1,36 +1,45 @@
-"""The end of a job with parameter servers: they, and their workers, would wait forever."""
+"""The end of a job with parameter servers: they, and a chief's workers, would wait forever."""
 
 from __future__ import annotations
 
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 
 from hvdtrain.errors import EXIT_CRASH, UsageError
 from hvdtrain.launch.supervise import Launches
 from hvdtrain.world import promised_world
 
-# Ranks with these roles end when the chief does; an evaluator has a last checkpoint to read.
-ENDED_WITH_THE_CHIEF = ("worker", "ps")
+CHIEFS = ("chief", "master")
+# Ranks with these roles end with those that lead; an evaluator has a last checkpoint to read.
+_FOLLOWERS = ("worker", "ps")
 
 _WORD = b"ended"
 _BACKLOG = 4096
 _CONNECT_SECONDS = 30.0
-# How long a launcher may take to see the exit code of the chief, before another rank has one.
+# How long a launcher may take to see the exit code of a rank that leads, before another has one.
 _HEAD_START_SECONDS = 5.0
 # Variables in which launchers give the number of ranks on the host.
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
-def has_waiting_ranks(roles: Sequence[str]) -> bool:
-    """Return whether a job of these roles ends by its chief alone."""
-    return {"chief", "ps"} <= set(roles)
+def leading_ranks(roles: Sequence[str]) -> list[int]:
+    """Return the ranks that end a job with parameter servers: the chief, else all workers."""
+    if "ps" not in roles:
+        return []
+    chiefs = [rank for rank, role in enumerate(roles) if role in CHIEFS]
+    return chiefs or [rank for rank, role in enumerate(roles) if role == "worker"]
+
+
+def follows(rank: int, roles: Sequence[str]) -> bool:
+    """Return whether a rank ends when those that lead have."""
+    return roles[rank] in _FOLLOWERS and rank not in leading_ranks(roles)
 
 
 def listen(environ: Mapping[str, str]) -> socket.socket:
-    """Return a socket on which ranks can wait for the end of the chief, if this is its rank.
+    """Return a socket on which ranks can wait for the end of this one, if it leads.
 
     It is reached from this host only, if the launcher says that all ranks are on it.
     """
@@ -40,10 +49,10 @@ def listen(environ: Mapping[str, str]) -> socket.socket:
     return socket.create_server(("127.0.0.1" if on_one_host else "", 0), backlog=_BACKLOG)
 
 
-def run_as_chief(
+def run_leading(
     words: Sequence[str], environ: Mapping[str, str], listening: socket.socket
 ) -> tuple[int, int]:
-    """Run the chief's script; return its exit code and the number of ranks told of its end."""
+    """Run the script of a rank that leads; return its exit code and the number of ranks told."""
     code, told = Launches().run(words, environ), 0
     if code != 0:
         # Ranks are not told: the launcher ends them, with the exit code of this rank. They must
@@ -60,38 +69,42 @@ def run_as_chief(
     return code, told
 
 
-def run_with_chief(words: Sequence[str], environ: Mapping[str, str], address: str) -> int:
-    """Run a script until the chief has ended; return the exit code, which is 0 then."""
+def run_following(words: Sequence[str], environ: Mapping[str, str], leaders: Sequence[str]) -> int:
+    """Run a script until the ranks at these addresses have ended; return its exit code, or 0."""
+    with ExitStack() as stack:
+        waiting = [c for address in leaders if (c := _connect(address)) is not None]
+        for connection in waiting:
+            stack.enter_context(connection)
+        lost = False
+
+        def is_over() -> bool:
+            nonlocal lost
+            for connection in select.select(waiting, [], [], 0)[0]:
+                waiting.remove(connection)
+                word = b""
+                with suppress(OSError):  # its host, or its process, is gone
+                    word = connection.recv(len(_WORD))
+                lost = lost or word != _WORD
+            return lost or not waiting
+
+        code = 0 if is_over() else Launches().run(words, environ, is_over)
+        if lost:
+            time.sleep(_HEAD_START_SECONDS)
+            return EXIT_CRASH
+        return code if waiting else 0
+
+
+def _connect(address: str) -> socket.socket | None:
+    """Return a connection to a rank that leads, None if it has ended."""
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
-    except ConnectionRefusedError:  # it has ended already
-        return 0
+    except ConnectionRefusedError:
+        return None
     except OSError as error:
         raise UsageError(
-            f"the chief cannot be reached at {address}, where it says when it has ended: {error}"
+            f"a rank cannot be reached at {address}, where it says when it has ended: {error}"
         ) from None
     # Else the loss of its host would not be noticed.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    heard: list[bytes] = []
-    with connection:
-        code = Launches().run(words, environ, _hears(connection, heard))
-    if not heard:
-        return code
-    if heard == [_WORD]:
-        return 0
-    time.sleep(_HEAD_START_SECONDS)
-    return EXIT_CRASH
-
-
-def _hears(connection: socket.socket, heard: list[bytes]) -> Callable[[], bool]:
-    def is_over() -> bool:
-        if not select.select([connection], [], [], 0)[0]:
-            return False
-        try:
-            heard.append(connection.recv(len(_WORD)))
-        except OSError:  # the chief's host, or its process, is gone
-            heard.append(b"")
-        return True
-
-    return is_over
+    return connection
