@@ -137,6 +137,8 @@ def _settle(program: Spec, backend: str) -> None:
     if get("data") == "arrays":
         program["steps"] = steps = [steps[0][:1]] * (len(steps) - 1) + steps[-1:] if steps else []
         program["steps"][-1:] = [[min(c, steps[0][0]) for c in rows] for rows in steps[-1:]]
+    if get("reduction") == "sum" and get("l2"):  # which a rank without rows does not add
+        drop("short")
     if get("op") == "sum":
         drop("l2", "short")
         if get("reduction") != "sum":  # of gradients that are means over equal batches
