@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.core.agreement.request import JOIN, LEAVE, STEPS, Request
 from hvdtrain.topology import format_ranks
 
 
@@ -146,7 +146,7 @@ class _View:
                 f"{self._names(m for m, other in sent.items() if other == kind)} sent {kind}"
                 for kind in dict.fromkeys(sent.values())
             )
-            return f"{texts}. Submit the same operation on every rank"
+            return f"{texts}. {self._remedy(sent)}"
         absent = self.joined.difference(sent)
         if absent and request.zeros is None:
             reason = request.instead or (
@@ -155,6 +155,19 @@ class _View:
             )
             return f"{self._names(absent)} joined, and {reason}"
         return ""
+
+    def _remedy(self, sent: Mapping[int, Request]) -> str:
+        details = {member: dict(request.details) for member, request in sent.items()}
+        steps = {member: int(own.pop(STEPS, 0)) for member, own in details.items()}
+        rest = [(sent[member].operation, own) for member, own in details.items()]
+        if any(other != rest[0] for other in rest):
+            return "Submit the same operation on every rank"
+        behind = self._names(m for m, count in steps.items() if count == min(steps.values()))
+        return (
+            f"A step is missing on {behind}: gradients were discarded there by zero_grad() or set "
+            "to None, or step() was not called. Let all ranks skip a step or none; a rank whose "
+            "gradients shall not count sets optimizer.sample_weight = 0"
+        )
 
     def unmet(self, settled: set[str]) -> dict[str, str]:
         """Return why requests that are still pending when all members leave do not run."""

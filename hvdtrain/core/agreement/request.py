@@ -108,6 +108,9 @@ _COMPLEMENT = bytes(reversed(range(256)))
 # The prefix of names given to operations without one.
 UNNAMED = "noname."
 
+# The detail that counts the steps of a rank's program.
+STEPS = "step"
+
 JOIN = Request("join")
 LEAVE = Request("leave the job")
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.request import STEPS, Request
 from hvdtrain.core.collectives.memory import device_details, device_types
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, Kind
@@ -42,7 +42,7 @@ def step_request(
         ("exchange", exchange.spec),
         ("plan", digest),
         *device_details(devices),
-        *(() if step is None else (("step", str(step)),)),
+        *(() if step is None else ((STEPS, str(step)),)),
     )
     kinds = (*((buffer.count, buffer.dtype) for buffer in buffers), (numbers, DType.INT32))
     zeros = exchange.zeros(kinds)

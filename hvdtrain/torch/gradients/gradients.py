@@ -24,6 +24,7 @@ from hvdtrain.torch.gradients.buckets import (
     describe_dtype_change,
     spread_slices,
 )
+from hvdtrain.torch.gradients.claims import Claim
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     StepUsage,
@@ -66,8 +67,7 @@ def reduce_sparse(
     return total
 
 
-# What reduces the gradient of each parameter, by id(); it keeps its parameters alive.
-_OWNERS: weakref.WeakValueDictionary[int, Gradients] = weakref.WeakValueDictionary()
+_LIVE: weakref.WeakSet[Gradients] = weakref.WeakSet()
 
 
 def sample_weight_at(parameter_id: int) -> float | None:
@@ -75,11 +75,11 @@ def sample_weight_at(parameter_id: int) -> float | None:
 
     For a parameter that no optimizer updates it is the only one that was set in this world.
     """
-    owner = _OWNERS.get(parameter_id)
-    if owner is not None:
-        return owner.sample_weight
-    here = [each for each in _OWNERS.values() if each._world is context.current()]
-    known = {each.sample_weight for each in here} - {None}
+    used = [each for each in _LIVE if not each.claim.lost]
+    for each in used:
+        if parameter_id in each.claim.names:
+            return each.sample_weight
+    known = {each.sample_weight for each in used if each._world is context.current()} - {None}
     return known.pop() if len(known) == 1 else None
 
 
@@ -118,7 +118,8 @@ class Gradients:
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
-        _OWNERS.update((id(parameter), self) for parameter in self.parameters)
+        self.claim = Claim(parameters)
+        _LIVE.add(self)
 
     @collective
     def _make_plan(self) -> None:
@@ -183,7 +184,8 @@ class Gradients:
     def _on_gradient(self, index: int, incoming: torch.Tensor | None) -> None:
         """Handle an accumulated gradient; `incoming` is None if its own hook did not report it."""
         # No name for the gradient here: one that is referenced elsewhere is copied.
-        if self.parameters[index].grad is None:  # a hook of the program has dropped it
+        # A hook of the program may have dropped it.
+        if self.parameters[index].grad is None or self.claim.lost:
             return
         with self._lock:
             if incoming is None:
@@ -216,8 +218,6 @@ class Gradients:
 
     def _check_begin(self, index: int) -> None:
         """Check that a gradient is no result of which this rank has its slice alone."""
-        if isinstance(self.buckets.exchange, ShardedExchange):
-            self._check_superseded()
         name = self._named[index][0]
         if not self.whole and self.buckets.views.holds(index):
             self._hooks.forget()
@@ -225,17 +225,6 @@ class Gradients:
                 f"backward() accumulated into the gradient of {name!r} after clip_grad_norm_() had "
                 "reduced it. With sharded=True each rank holds only its slice: call "
                 "optimizer.step() or optimizer.zero_grad() first"
-            )
-
-    def _check_superseded(self) -> None:
-        superseded = self._hooks.superseded()
-        if superseded is not None:
-            self._hooks.forget()
-            raise RuntimeError(
-                f"parameter {self._named[superseded][0]!r} was given to another "
-                "DistributedOptimizer later, but with sharded=True only one can reduce its "
-                "gradient: delete this one and all that refers to it, such as its learning rate "
-                "schedulers"
             )
 
     def _accept(self, index: int, incoming: torch.Tensor | None) -> None:
@@ -390,6 +379,7 @@ class Gradients:
     @collective
     def finish(self) -> None:
         """Reduce the remaining gradients, as zeros where only other ranks used the parameter."""
+        self.claim.check()
         for index in self._hooks.take_pending():
             self._on_gradient(index, None)
         with self._lock:

@@ -76,10 +76,6 @@ class StepUsage:
         return frozenset(index for index, (used, sparse) in pairs if used > sparse)
 
 
-# The last hooks of each parameter, by id(); hooks keep their parameters alive.
-_LAST: weakref.WeakValueDictionary[int, GradientHooks] = weakref.WeakValueDictionary()
-
-
 def check_hookable(named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
     """Check that autograd can accumulate gradients of the parameters."""
     if torch.is_inference_mode_enabled():
@@ -126,21 +122,13 @@ class GradientHooks:
         ]
         self._nodes: dict[int, Node] = {}  # a tensor does not keep its node alive
         self._node_handles: dict[int, RemovableHandle] = {}
-        for index, parameter in enumerate(parameters):
+        for index in range(len(parameters)):
             self._hook_node(index)
-            _LAST[id(parameter)] = self
 
     @property
     def in_backward(self) -> bool:
         """Whether a backward pass has not ended, or has failed."""
         return self._callback_queued
-
-    def superseded(self) -> int | None:
-        """Return the first parameter that has got other hooks later, which still exist."""
-        for index, parameter in enumerate(self._parameters):
-            if _LAST.get(id(parameter), self) is not self:
-                return index
-        return None
 
     def forget(self) -> None:
         """Discard gradients not reported yet, and what a failed backward pass has left."""

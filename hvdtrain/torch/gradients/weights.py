@@ -18,6 +18,7 @@ from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.streams import Streams
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
+from hvdtrain.torch.gradients.claims import Claim
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
 from hvdtrain.torch.tensors.parts import check_reduced, rate_of
@@ -115,6 +116,7 @@ class Weights:
         self._parameters = [parameter for _, parameter in parameters]
         self.sample_weight: float | None = None
         self.counter = StepCounter()
+        self._claim = Claim(parameters)
         self._make_plan()
 
     @collective
@@ -127,6 +129,7 @@ class Weights:
     def before_step(self) -> None:
         """Prepare for a step (local; collective before the first one if samples are counted)."""
         check_reduced(self._optimizer, self._parameters)
+        self._claim.check()
         self._check_trained()
         counts = self._buckets.exchange.counts_samples and self.counter.samples_per_step is None
         if counts and self.sample_weight is not None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 from torch_training import (
@@ -18,6 +19,7 @@ from torch_training import (
     momentum,
     own,
     plan_of,
+    ranks_sum,
     refused,
     together,
     train_alone,
@@ -64,6 +66,31 @@ def two_backwards_without_a_step() -> None:
     message = refused(RuntimeError, loss.backward)
     assert "more than backward_passes_per_step=1 times before step()" in message
     optimizer.zero_grad()
+
+
+@case
+def a_step_that_only_the_last_rank_skips() -> None:
+    """Known to the others when they take the next one, or to this rank when they have left."""
+    if hvd.size() == 1:
+        return
+    last = hvd.size() - 1
+    for skip in ("zero_grad", "None", "no step"):
+        model, optimizer = together(momentum)
+
+        def train(o: Any = optimizer, m: Any = model, skip: str = skip) -> None:
+            for step in range(3):
+                o.zero_grad()
+                F.cross_entropy(m(batch(step)[0]), batch(step)[1]).backward()
+                if step == 1 and hvd.rank() == last and skip == "zero_grad":
+                    o.zero_grad()
+                if step == 1 and hvd.rank() == last and skip == "None":
+                    for parameter in m.parameters():
+                        parameter.grad = None
+                if step != 1 or hvd.rank() != last or skip != "no step":
+                    o.step()
+
+        message = refused(MismatchError, train)
+        assert f"A step is missing on rank {last}: gradients were discarded there" in message
 
 
 @case
@@ -254,6 +281,45 @@ def two_optimizers_in_another_order_on_each_rank() -> None:
             optimizer.step()
     for model, _ in pairs:
         assert difference(model, alone) < 1e-13
+
+
+@case
+def a_later_optimizer_takes_parameters_over() -> None:
+    """While it exists; the program may still have the one before, whose steps are refused."""
+    for options in (
+        {"op": hvd.Sum},
+        {"op": hvd.Sum, "sharded": True},
+        {"exchange": "local:steps=2"},
+    ):
+        named = {name: torch.nn.Parameter(torch.zeros(3).double()) for name in "abc"}
+
+        def wrap(names: str, named: Any = named, options: Any = options) -> Any:
+            sgd = torch.optim.SGD([named[name] for name in names], lr=1.0)
+            return hvd.DistributedOptimizer(sgd, named.items(), **options)
+
+        def train(optimizer: Any, named: Any = named) -> None:
+            for _ in range(2):
+                optimizer.zero_grad()
+                (sum(named.values()).sum() * (hvd.rank() + 1)).backward()
+                optimizer.step()
+
+        total = -2 * ranks_sum() / (1 if "op" in options else hvd.size())
+        first = wrap("ab")
+        train(first)
+        second, third = wrap("bc"), wrap("ac")
+        train(third)
+        found = [float(parameter.detach()[0]) for parameter in named.values()]
+        assert np.allclose(found, [2 * total, total, total], rtol=1e-14), (options, found)
+        for call in (first.step, *([first.synchronize] if "op" in options else [])):
+            assert "was given to another DistributedOptimizer" in refused(RuntimeError, call)
+        assert "parameter 'c' was given" in refused(RuntimeError, second.step)
+        del third
+        assert "parameter 'b' was given" in refused(RuntimeError, first.step)
+        del second
+        for parameter in named.values():
+            parameter.grad = None
+        train(first)
+        assert abs(float(named["a"].detach()[0]) - 3 * total) < 1e-14
 
 
 @case

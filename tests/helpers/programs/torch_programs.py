@@ -154,17 +154,21 @@ class Training:
                     inner.load_state_dict(layer.inner.state_dict())
                     layer.inner = inner
         self._hook("before")
-        self.optimizers = self._optimizers()
+        self.former: list[Any] = []
+        self._begin_phase()
         self._hook("after")
-        gamma = program.get("scheduler")
-        self.schedulers = []
-        if gamma:
-            make = torch.optim.lr_scheduler.StepLR
-            self.schedulers = [make(o, 1, gamma) for o in self.optimizers]
         kind = program.get("average")
         how = get_ema_multi_avg_fn(0.9) if kind == "exponential" else None
         self.average = AveragedModel(self.net, multi_avg_fn=how) if kind else None
         self.scaler = torch.amp.GradScaler("cpu", 256.0, growth_interval=2)
+
+    def _begin_phase(self) -> None:
+        """Make new optimizers, while the program still has those before."""
+        self.optimizers = self._optimizers()
+        self.former.append(self.optimizers)
+        gamma = self.program.get("scheduler")
+        make = torch.optim.lr_scheduler.StepLR
+        self.schedulers = [make(o, 1, gamma) for o in self.optimizers if gamma]
 
     def _optimizers(self) -> list[Any]:
         """Make the optimizers, each of its own layers."""
@@ -176,9 +180,6 @@ class Training:
                 if id(p) not in taken and not layer.spec.get("late"):
                     taken.add(id(p))
                     owned[number % len(specs)].append(p)
-        if self.program.get("overlap") and owned[0]:
-            for more in owned[1:]:
-                more.append(owned[0][0])
         pairs = [(OPTIMIZERS[s](p), s) for s, p in zip(specs, owned, strict=True) if p]
         return [self._wrap(optimizer) for optimizer, _ in pairs]
 
@@ -376,6 +377,8 @@ class Training:
             hvd.broadcast_parameters(self.net.state_dict())
             for optimizer in self.optimizers:
                 hvd.broadcast_optimizer_state(optimizer)
+        elif kind == "wrap":
+            self._begin_phase()
         elif kind == "evaluate" and 0 in self.parts:  # rank 0 alone
             self.net.eval()
             with torch.no_grad():
