@@ -291,9 +291,12 @@ class DistributedOptimizer(ExchangingOptimizer):
         with op=Sum, so that a line search takes the same steps on all. Optimizers of torch other
         than LBFGS do not look at it: their step() returns the loss of this rank, as Horovod does.
         """
-        if closure is not None and not is_of_torch(self._optimizer):
+        gradients, weights = self._exchanged.gradients, self._exchanged.weights
+        if closure is not None and not is_of_torch(self._optimizer) and gradients is not None:
+            # What backward() sent before the closure has the weight of that time.
+            weight, gradients.sample_weight = gradients.sample_weight, gradients.sent_weight
             self._reduce_complete()
-        weights = self._exchanged.weights
+            gradients.sample_weight = weight
         if weights is not None:
             weights.before_step()
             loss = self._optimizer.step(closure)

@@ -177,12 +177,17 @@ class Reducer:
             self.forget()  # it will not be reduced
             raise
 
+    @property
+    def sent_weight(self) -> float | None:
+        """The weight with which the first bucket of this step left, or will."""
+        return self.step.weight if self._submitted else self.weight
+
     def check_weight(self) -> None:
         """Check that the weight of this step is the one with which its first bucket left."""
-        if self._submitted and self.step.weight != self.weight:
+        if self.sent_weight != self.weight:
             raise RuntimeError(
                 f"sample_weight was set to {self.weight} after gradients of this step were sent "
-                f"with {self.step.weight}: set it before the step's last backward(), or call "
+                f"with {self.sent_weight}: set it before the step's last backward(), or call "
                 "zero_grad() before you set that of the next step"
             )
 

@@ -147,6 +147,10 @@ class Gradients:
         self._reducer.weight = weight
 
     @property
+    def sent_weight(self) -> float | None:
+        return self._reducer.sent_weight
+
+    @property
     def steps(self) -> int:
         return self._reducer.steps
 

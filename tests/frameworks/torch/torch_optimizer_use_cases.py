@@ -111,10 +111,9 @@ def synchronize_then_step() -> None:
 def a_closure_drops_gradients_of_another_sample_weight() -> None:
     """Of a skipped step; only the weight of rank 0 changes."""
     n, r = hvd.size(), hvd.rank()
-    for sharded in (False, True):
+    for kind, sharded in ((torch.optim.SGD, False), (torch.optim.SGD, True), (Halving, False)):
         weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        plain = torch.optim.SGD([weight], lr=1.0)
-        optimizer = hvd.DistributedOptimizer(plain, sharded=sharded)
+        optimizer = hvd.DistributedOptimizer(kind([weight], lr=1.0), sharded=sharded)
 
         def closure(o: Any = optimizer, w: torch.Tensor = weight) -> torch.Tensor:
             o.zero_grad()
