@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from hvdtrain.collective import collective
 from hvdtrain.core.process_set import global_process_set, stays_alone
+from hvdtrain.tensorflow import graph
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph import do_not_convert
 from hvdtrain.tensorflow.operations.reductions import allreduce
@@ -20,8 +22,9 @@ __all__ = ["SyncBatchNormalization"]
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Normalize by mean and variance over all ranks (collective in training).
 
-    Batches may differ between ranks. With the mean loss of unequal batches, gradients are exact
-    if each rank's loss is weighted by its share of the samples.
+    Batches may differ between ranks. With the mean loss of unequal batches, gradients are exact in
+    `fit`, with the sample_weight of an optimizer of hvdtrain.keras that is set before gradients
+    are computed, or if each rank's loss is weighted by its share of the samples.
 
     Args:
         fused: must be False; Horovod has the argument.
@@ -55,7 +58,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             axes, mask, keep_dims = args[0], kwargs["mask"], kwargs["keep_dims"]
         else:
             axes, mask, keep_dims = self._reduction_axes, args[0], False
-        mean, variance = _moments_of_all_ranks(inputs, axes, mask)
+        add = _adder(partial(graph.sample_weight_of, self.trainable_variables))
+        mean, variance = _moments_of_all_ranks(inputs, axes, mask, add)
         if keep_dims:
             return mean, variance
         return tf.squeeze(mean, axes), tf.squeeze(variance, axes)
@@ -63,21 +67,33 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
 @collective
 def _moments_of_all_ranks(
-    inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None
+    inputs: tf.Tensor, axes: Sequence[int], mask: tf.Tensor | None, add: Callable[..., tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return mean and variance, in which reduced dimensions have length 1."""
     counted = tf.ones_like(inputs)
     if mask is not None:
         counted *= tf.cast(tf.expand_dims(mask, -1), inputs.dtype)
     parts = [tf.reduce_sum(each, axes, keepdims=True) for each in (counted, inputs * counted)]
-    counts, sums = tf.unstack(_sum(parts))
+    counts, sums = tf.unstack(add(tf.stack(parts)))
     counts = tf.maximum(counts, 1)
     mean = sums / counts
     centered = (inputs - mean) * counted
-    (squares,) = tf.unstack(_sum([tf.reduce_sum(tf.square(centered), axes, keepdims=True)]))
+    squares = add(tf.reduce_sum(tf.square(centered), axes, keepdims=True))
     return mean, squares / counts
 
 
-@collective
-def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return allreduce(tf.stack(parts), op=ReduceOp.SUM)
+def _adder(weigh: Callable[[], Any]) -> Callable[..., tf.Tensor]:
+    """Return what adds values over ranks, and weights gradients of which ranks' later count c_r."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def add(own: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+        return allreduce(own, op=ReduceOp.SUM), add_gradients
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def add_gradients(own: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+        told = weigh()
+        counts = tf.cast(1.0 if told is None else told, own.dtype)
+        total = allreduce(own * counts, op=ReduceOp.SUM)
+        return tf.math.divide_no_nan(total, counts), add
+
+    return add

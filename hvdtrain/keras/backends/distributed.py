@@ -137,6 +137,7 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
         reduction.weights.inner_state.note_built(optimizer, is_new=False)
     distributed: DistributedMixin = _with_state_of(optimizer, type(name, (mixin, kind), members))
     distributed.hvdtrain_reduction = reduction
+    reduction.variables = getattr(optimizer, "_trainable_variables", ())
     return distributed
 
 

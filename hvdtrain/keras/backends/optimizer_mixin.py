@@ -118,6 +118,7 @@ class DistributedMixin:
     def build(self, variables: Sequence[Variable]) -> None:
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
         super().build(variables)  # type: ignore[misc]
+        self.hvdtrain_reduction.variables = self._trainable_variables
         if is_new and self.hvdtrain_reduction.shared is not None:
             self.hvdtrain_reduction.shared.build(self)
         if is_new and weights is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -69,6 +70,21 @@ class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
         return function
 
 
+_LIVE: weakref.WeakSet[Reduction] = weakref.WeakSet()
+
+
+def sample_weight_of(variables: Sequence[Variable]) -> Tensor | float | None:
+    """Return what this rank counts with in a step of an optimizer of one of the variables."""
+    wanted = set(map(id, variables))
+    known = [(each, set(map(id, each.variables))) for each in _LIVE]
+    # An optimizer may learn its variables only when it applies gradients.
+    for chosen in ([r for r, own in known if own & wanted], [r for r, own in known if not own]):
+        for reduction in chosen:
+            if (weight := reduction.weight) is not None:
+                return weight
+    return None
+
+
 class Reduction:
     """Reduces the gradients of an optimizer."""
 
@@ -89,6 +105,8 @@ class Reduction:
         self._told_in_trace = False
         self.uneven = False
         self._steps = 0
+        self.variables: Sequence[Variable] = ()
+        _LIVE.add(self)
         self.weights: WeightExchange | None = None
         if settings.weights:
             self.weights = WeightExchange(settings, name, backend, scale_local)
@@ -133,7 +151,7 @@ class Reduction:
         self._told, self._told_in_trace = weight, self._backend.is_tracing()
 
     @property
-    def _weight(self) -> Tensor | float | None:
+    def weight(self) -> Tensor | float | None:
         """What this rank counts with in the step; None if ranks count alike."""
         told = self._told
         if not self.settings.make_exchange().takes_samples:
@@ -180,7 +198,7 @@ class Reduction:
             own = self._backend.as_dense(own)
         if size != 1 and shared:
             chosen = [variables[i] for i in shared]
-            own = self._backend.reduce(own, chosen, self, self._weight)
+            own = self._backend.reduce(own, chosen, self, self.weight)
         for i, gradient in zip(shared, own, strict=True):
             results[i] = gradient
         if self._scale_local and size != 1:
