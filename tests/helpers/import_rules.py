@@ -48,7 +48,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     # Packages beside hvdtrain, which it finds as commands and does not import.
     # It reads files, of runs of other versions too, and knows nothing of what wrote them.
     "hvdtrain_report": {"foundations"},
-    "hvdtrain_lint": {"foundations", "torch", "launch", "check", "horovod"},
+    "hvdtrain_lint": {"foundations", "torch", "launch", "check"},
     "hvdtrain_compare": _BELOW_CLI | {"cli", "hvdtrain_report"},
     "hvdtrain_bench": _BELOW_CLI,
 }

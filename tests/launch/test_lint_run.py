@@ -62,8 +62,8 @@ def test_what_differs_between_ranks_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A rank that waits for the other one ends the job.
-    monkeypatch.setenv("HVDTRAIN_STALL_SECONDS", "5")
-    monkeypatch.setenv("HVDTRAIN_STALL_SHUTDOWN_SECONDS", "15")
+    monkeypatch.setenv("HVDTRAIN_STALL_SECONDS", "3")
+    monkeypatch.setenv("HVDTRAIN_STALL_SHUTDOWN_SECONDS", "8")
     script = tmp_path / "wrong.py"
     script.write_text(WRONG)
     done = lint(script, 5)

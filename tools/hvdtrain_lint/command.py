@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from hvdtrain.errors import EXIT_CRASH, UsageError
-from hvdtrain.horovod.names import on_path
 from hvdtrain.world import promised_world
 from hvdtrain_lint.check import check_script
 from hvdtrain_lint.rules.rule import Finding
@@ -67,7 +66,7 @@ def _check(scripts: Sequence[Path], steps: int | None) -> tuple[list[Finding], l
         return findings, errors
     for script in readable:
         try:
-            findings += run_script(script, steps, str(on_path.__path__[0]))
+            findings += run_script(script, steps)
         except UsageError as error:
             errors.append(error)
     return findings, errors

@@ -7,11 +7,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hvdtrain_lint.check import check_script
-from hvdtrain_lint.running.compare import compare, read_record
+from hvdtrain_lint.running.compare import Fact, compare, read_facts
 from lint_cases import DDP
 
 MISTAKE = DDP + "torch.save(model.state_dict(), 'model.pt'){}\n"
@@ -137,90 +136,93 @@ def test_a_comment_silences_a_call_of_several_lines(tmp_path: Path) -> None:
     assert check_script(script(tmp_path, text)) == []
 
 
-Event = dict[str, Any]
+def step(number: int, samples: str, weights: str = "w", rate: str = "0.1") -> list[Fact]:
+    """Return the facts of a step in line 9, after the model was called in line 7."""
+    facts = [("samples", 7, samples), ("rates", 9, rate), ("weights", 9, weights)]
+    return [Fact(kind, number, line, what) for kind, line, what in facts]
 
 
-def step(weights: str = "w", rate: float = 0.1, samples: str | None = "s") -> Event:
-    """Return the event of a step in line 9, after the model was called in line 7."""
-    event = {"event": "step", "line": 9, "weights": weights, "rates": [rate]}
-    return event | {"samples": samples, "samples_line": 7}
+def operation(number: int, what: str = "allreduce() of float32 [2]", line: int = 5) -> list[Fact]:
+    return [Fact("operation", number, line, what)]
 
 
-def operation(name: str, line: int = 5, shape: str = "float32 [2]") -> Event:
-    return {"event": "operation", "name": name, "shape": shape, "line": line}
+def found(first: list[Fact], second: list[Fact]) -> list[str]:
+    return [str(each).partition(";")[0] for each in compare("a.py", first, second)]
 
 
-def found(first: list[Event], second: list[Event]) -> list[str]:
-    records = [read_record(json.dumps(event) for event in events) for events in (first, second)]
-    return [str(each).partition(";")[0] for each in compare("a.py", *records)]
+# What is no mistake: nothing; different samples in all steps or one; samples that are not seen;
+# a rank that has failed, and has come less far.
+ONE = operation(0) + step(0, "0")
+EQUAL: list[tuple[list[Fact], list[Fact]]] = [
+    ([], []),
+    (ONE, operation(0) + step(0, "1")),
+    (step(0, "0") + step(1, "1"), step(0, "0") + step(1, "2")),
+    (step(0, ""), step(0, "")),
+    (ONE + operation(1), operation(0) + step(0, "1") + [Fact("failure", 1, 0, "")]),
+]
 
 
-RIGHT = [operation("allreduce"), step(samples="0")], [operation("allreduce"), step(samples="1")]
-
-
-def test_equal_ranks_with_different_samples_are_right() -> None:
-    assert found(*RIGHT) == []
-    assert found([], []) == []
+@pytest.mark.parametrize(("first", "second"), EQUAL)
+def test_ranks_that_do_the_same_are_right(first: list[Fact], second: list[Fact]) -> None:
+    assert found(first, second) == []
+    assert found(second, first) == []
 
 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
         (
-            [step("a", samples="0"), step("b", samples="1")],
-            [step("a", samples="2"), step("c", samples="3")],
+            step(0, "0", "a") + step(1, "1", "b"),
+            step(0, "2", "a") + step(1, "3", "c"),
             "a.py:9: HVD901 the weights of rank 0 and rank 1 differ after step 2: ",
         ),
         (
-            [step(samples="0"), step(samples="1")],
-            [step(samples="0"), step(samples="1")],
+            step(0, "0") + step(1, "1"),
+            step(0, "0") + step(1, "1"),
             "a.py:7: HVD902 rank 0 and rank 1 had the same samples in 2 of 2 steps: ",
         ),
         (
-            [operation("allreduce", 5), step(samples="0")],
-            [operation("allgather", 6), step(samples="1")],
+            operation(0, "allreduce() of float32 [2]") + step(0, "0"),
+            operation(0, "allgather() of float32 [2]", 6) + step(0, "1"),
             "a.py:5: HVD903 before step 1, rank 0 calls allreduce() of float32 [2], "
             "rank 1 allgather() of float32 [2] (line 6): ",
         ),
         (
-            [operation("allreduce", 5, "float32 [2]")],
-            [operation("allreduce", 5, "float32 [3]")],
+            operation(0, "allreduce() of float32 [2]"),
+            operation(0, "allreduce() of float32 [3]"),
             "a.py:5: HVD903 after step 0, rank 0 calls allreduce() of float32 [2], "
             "rank 1 allreduce() of float32 [3] (line 5): ",
         ),
         (
-            [step(samples="0")],
-            [step(samples="1"), operation("barrier", 5, "")],
+            operation(0, "barrier()") + operation(0) + step(0, "0"),
+            operation(0, "barrier()") + step(0, "1") + operation(1),
+            "a.py:5: HVD903 before step 1, rank 0 calls allreduce() of float32 [2], "
+            "and rank 1 does not: ",
+        ),
+        (
+            step(0, "0"),
+            step(0, "1") + operation(1, "barrier()"),
             "a.py:5: HVD903 after step 1, rank 1 calls barrier(), and rank 0 does not: ",
         ),
         (
-            [step(samples="0", rate=0.1)],
-            [step(samples="1", rate=0.05)],
+            step(0, "0") + operation(1, "allreduce()"),
+            step(0, "1") + operation(1, "allgather()") + [Fact("failure", 1, 0, "")],
+            "a.py:5: HVD903 after step 1, rank 0 calls allreduce(), rank 1 allgather() (line 5): ",
+        ),
+        (
+            step(0, "0", rate="0.1"),
+            step(0, "1", rate="0.05"),
             "a.py:9: HVD904 the rates of rank 0 and rank 1 are 0.1 and 0.05 in step 1: ",
         ),
     ],
 )
-def test_a_difference_is_found(first: list[Event], second: list[Event], words: str) -> None:
+def test_a_difference_is_found(first: list[Fact], second: list[Fact], words: str) -> None:
     (line,) = found(first, second)
     assert line.startswith(words)
 
 
-def test_one_step_with_other_samples_is_enough() -> None:
-    ends = [step(samples="0"), step(samples="1")], [step(samples="0"), step(samples="2")]
-    assert found(*ends) == []
-    assert found([step(samples=None)], [step(samples=None)]) == []
-
-
-def test_a_rank_that_has_failed_may_have_come_less_far() -> None:
-    done = [step(samples="0"), operation("allreduce")]
-    assert found(done, [step(samples="1"), {"event": "failure"}]) == []
-    (line,) = found(done, [step(samples="1"), operation("allgather"), {"event": "failure"}])
-    assert "HVD903" in line
-
-
-def test_a_record_may_be_cut_off() -> None:
-    record = read_record([json.dumps(step()), '{"event": "ste'])
-    assert len(record.steps) == 1
+def test_what_a_rank_has_written_may_be_cut_off() -> None:
+    assert read_facts([json.dumps(operation(2)[0]), '["operati']) == operation(2)
 
 
 ROOT = Path(__file__).resolve().parents[3]

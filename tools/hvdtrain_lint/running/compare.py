@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
+from typing import NamedTuple
 
 from hvdtrain_lint.rules.rule import Finding, Rule
 
@@ -37,102 +36,63 @@ _RATES = Rule(
 RUN_RULES = (_WEIGHTS, _SAMPLES, _OPERATIONS, _RATES)
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A collective operation that a script called."""
+class Fact(NamedTuple):
+    """An operation, or the samples, rates or weights of a step, after so many steps before it."""
 
-    name: str
-    shape: str
+    kind: str
+    step: int
     line: int
-
-    def __str__(self) -> str:
-        return f"{self.name}() of {self.shape}" if self.shape else f"{self.name}()"
+    what: str
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of an optimizer, and the operations since the one before it."""
-
-    line: int
-    weights: str
-    rates: list[float]
-    samples: str | None
-    samples_line: int
-    operations: list[Operation]
-
-
-@dataclass
-class Record:
-    """What one rank did."""
-
-    steps: list[Step] = field(default_factory=list)
-    rest: list[Operation] = field(default_factory=list)
-    has_failed: bool = False
-
-
-def read_record(lines: Iterable[str]) -> Record:
+def read_facts(lines: Iterable[str]) -> list[Fact]:
     """Return what the lines say that a rank has written; the last one may be cut off."""
-    record = Record()
+    found = []
     for line in lines:
         try:
-            event: dict[str, Any] = json.loads(line)
+            found.append(Fact(*json.loads(line)))
         except ValueError:
             break
-        kind = event.pop("event")
-        if kind == "operation":
-            record.rest.append(Operation(**event))
-        elif kind == "step":
-            record.steps.append(Step(**event, operations=record.rest))
-            record.rest = []
-        else:
-            record.has_failed = True
-    return record
+    return found
 
 
-def compare(path: str, first: Record, second: Record) -> list[Finding]:
-    """Return what is wrong in the records of rank 0 and rank 1, at most one line for each rule."""
+def compare(path: str, first: Sequence[Fact], second: Sequence[Fact]) -> list[Finding]:
+    """Return what is wrong in the facts of rank 0 and rank 1, at most one line for each rule."""
     found: dict[Rule, Finding] = {}
     for rule, line, what in _differences(first, second):
         found.setdefault(rule, rule.finding(path, line, what))
     return sorted(found.values())
 
 
-def _differences(first: Record, second: Record) -> Iterator[tuple[Rule, int, str]]:
+def _differences(first: Sequence[Fact], second: Sequence[Fact]) -> Iterator[tuple[Rule, int, str]]:
     """Yield the differences between the ranks, the first one of a rule first."""
+
+    def both(kind: str) -> list[list[Fact]]:
+        return [[each for each in facts if each.kind == kind] for facts in (first, second)]
+
     ranks = "of rank 0 and rank 1"
-    pairs = list(zip(first.steps, second.steps, strict=False))
-    for number, (one, other) in enumerate(pairs, 1):
-        if one.weights != other.weights:
-            yield _WEIGHTS, one.line, f"the weights {ranks} differ after step {number}"
-        if one.rates != other.rates:
-            rates = " and ".join(", ".join(f"{r:g}" for r in s.rates) for s in (one, other))
-            yield _RATES, one.line, f"the rates {ranks} are {rates} in step {number}"
-        if difference := _first_difference(one.operations, other.operations):
-            yield _OPERATIONS, difference[0], f"before step {number}, {difference[1]}"
-    count = len(pairs)
-    if pairs and all(one.samples is not None and one.samples == o.samples for one, o in pairs):
+    for one, other in zip(*both("weights"), strict=False):
+        if one.what != other.what:
+            yield _WEIGHTS, one.line, f"the weights {ranks} differ after step {one.step + 1}"
+    for one, other in zip(*both("rates"), strict=False):
+        if one.what != other.what:
+            rates = f"{one.what} and {other.what}"
+            yield _RATES, one.line, f"the rates {ranks} are {rates} in step {one.step + 1}"
+    samples = list(zip(*both("samples"), strict=False))
+    count = len(samples)
+    if samples and all(one.what and one.what == other.what for one, other in samples):
         what = f"rank 0 and rank 1 had the same samples in {count} of {count} steps"
-        yield _SAMPLES, first.steps[0].samples_line, what
+        yield _SAMPLES, samples[0][0].line, what
     # After the last step that both have taken, a rank may be ended before it comes as far.
-    mine, theirs = (
-        record.steps[count].operations if len(record.steps) > count else record.rest
-        for record in (first, second)
-    )
-    if first.has_failed or second.has_failed:
-        common = min(len(mine), len(theirs))
-        mine, theirs = mine[:common], theirs[:common]
-    if difference := _first_difference(mine, theirs):
-        yield _OPERATIONS, difference[0], f"after step {count}, {difference[1]}"
-
-
-def _first_difference(
-    one: Sequence[Operation], other: Sequence[Operation]
-) -> tuple[int, str] | None:
-    for mine, theirs in zip_longest(one, other):
-        if mine and theirs:
-            if str(mine) != str(theirs):
-                return mine.line, f"rank 0 calls {mine}, rank 1 {theirs} (line {theirs.line})"
-        elif extra := mine or theirs:
-            rank = 0 if mine else 1
-            return extra.line, f"rank {rank} calls {extra}, and rank {1 - rank} does not"
-    return None
+    has_failed = any(both("failure"))
+    for mine, theirs in zip_longest(*both("operation")):
+        fact = min((each for each in (mine, theirs) if each), key=lambda each: each.step)
+        when = f"before step {fact.step + 1}" if fact.step < count else f"after step {count}"
+        if mine and theirs and mine.step == theirs.step <= count:
+            if mine.what != theirs.what:
+                what = f"rank 0 calls {mine.what}, rank 1 {theirs.what} (line {theirs.line})"
+                yield _OPERATIONS, mine.line, f"{when}, {what}"
+        elif fact.step < count or (fact.step == count and not has_failed):
+            rank = 0 if fact is mine else 1
+            what = f"rank {rank} calls {fact.what}, and rank {1 - rank} does not"
+            yield _OPERATIONS, fact.line, f"{when}, {what}"

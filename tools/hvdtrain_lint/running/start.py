@@ -10,21 +10,19 @@ from pathlib import Path
 
 from hvdtrain.check.probe import Finished, ProbeError, finish
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.launchers.choice import mpirun_command
-from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
 from hvdtrain_lint.rules.rule import Finding
-from hvdtrain_lint.running.compare import compare, read_record
+from hvdtrain_lint.running.compare import compare, read_facts
 from hvdtrain_lint.source.script import parse_script
 
 _TIMEOUT_SECONDS = 600.0
 _RANK = re.compile(r"^\[rank \d+/\d+\] ")
 _ERROR = re.compile(r"^[\w.]*(Error|Exception)\b")
-# A rank that waits so long for the other one ends the job: then the records say why.
+# A rank that waits so long for the other one ends the job: then the facts say why.
 _STALLS = {"HVDTRAIN_STALL_SECONDS": "10", "HVDTRAIN_STALL_SHUTDOWN_SECONDS": "30"}
 
 
-def run_script(path: Path, steps: int, horovod_names: str) -> list[Finding]:
+def run_script(path: Path, steps: int) -> list[Finding]:
     """Run a script on two ranks until each has taken so many steps; return what went wrong."""
     script, _ = parse_script(path)
     if not script.uses_hvd or "torch" not in script.frameworks:
@@ -32,35 +30,24 @@ def run_script(path: Path, steps: int, horovod_names: str) -> list[Finding]:
             f"{path}: --run is for scripts that use hvdtrain.torch or horovod.torch: leave it out"
         )
     with tempfile.TemporaryDirectory(prefix="hvdtrain-lint-") as folder:
-        trouble = _run(path, steps, horovod_names, folder)
+        trouble = _run(str(path), str(steps), folder)
         files = [Path(folder) / f"{rank}.jsonl" for rank in range(2)]
-        records = [read_record(f.read_text().splitlines() if f.exists() else ()) for f in files]
-    findings = compare(str(path), records[0], records[1])
-    if not findings and not all(record.steps for record in records):
+        facts = [read_facts(f.read_text().splitlines() if f.exists() else ()) for f in files]
+    findings = compare(str(path), *facts)
+    if not findings and not all(any(each.kind == "weights" for each in own) for own in facts):
         raise UsageError(f"{path}: no step was taken on two ranks: {trouble or 'see its options'}")
     if not findings and trouble:
         raise UsageError(f"{path}: it fails on two ranks: {trouble}")
     return findings
 
 
-def _run(path: Path, steps: int, horovod_names: str, folder: str) -> str:
+def _run(*arguments: str) -> str:
     """Run the job; return what it complained of, "" if it ended well."""
-    library = loaded_library()
-    environ = without_allocation(os.environ)  # other hosts do not have the folder
-    program = [sys.executable, "-m", "hvdtrain_lint.running.rank", str(path), str(steps), folder]
-    line = mpirun_command(
-        str(find_mpirun(library)),
-        library.vendor,
-        program,
-        ranks=2,
-        environ=environ,
-    )
-    inherited = environ.get("PYTHONPATH")
-    python_path = os.pathsep.join([horovod_names, *([inherited] if inherited else [])])
-    stalls = {name: environ.get(name, seconds) for name, seconds in _STALLS.items()}
-    variables = {**stalls, **line.variables, "PYTHONPATH": python_path}
+    rank = str(Path(__file__).with_name("rank.py"))
+    start = [sys.executable, "-m", "hvdtrain", "run", "-np", "2", "--as-horovod"]
+    environ = _STALLS | without_allocation(os.environ)  # other hosts do not have the folder
     try:
-        done: Finished = finish(line.argv, _TIMEOUT_SECONDS, variables, environ)
+        done = finish([*start, "--", rank, *arguments], _TIMEOUT_SECONDS, environ=environ)
     except ProbeError as error:
         return str(error)
     return "" if done.returncode == 0 else _complaint(done)
