@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -26,11 +27,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import hvdtrain.torch as hvd
 from hvdtrain.errors import HvdtrainError
 
-_RECORDED = (
-    *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce"),
-    *("grouped_allreduce_", "allgather", "allgather_async", "allgather_object", "broadcast"),
-    *("broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object", "alltoall"),
-    *("broadcast_parameters", "broadcast_optimizer_state", "reducescatter", "barrier"),
+_RECORDED = re.compile(
+    r"(grouped_|sparse_)?(allreduce|allgather|alltoall|reducescatter|broadcast|barrier)"
 )
 
 
@@ -46,7 +44,7 @@ class _Watch:
         self._samples: list[str] = []
         self._samples_line = 0
         self._waiting: list[str] = []
-        for name in _RECORDED:
+        for name in filter(_RECORDED.match, hvd.__all__):
             setattr(hvd, name, self._recording(name, getattr(hvd, name)))
         register_module_forward_pre_hook(self._on_forward)
         register_module_forward_hook(self._after_forward, always_call=True)

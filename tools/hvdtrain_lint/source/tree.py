@@ -11,6 +11,7 @@ Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SCOPES = (*FUNCTIONS, ast.Module)
+NAMES = (ast.Name, ast.Attribute)
 
 
 class Tree:
@@ -97,8 +98,7 @@ class Tree:
 def blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
     """Yield the lists of statements that a node holds."""
     for name in ("body", "orelse", "finalbody"):
-        block = getattr(node, name, None)
-        if isinstance(block, list):
+        if isinstance(block := getattr(node, name, None), list):
             yield block
 
 
@@ -117,11 +117,9 @@ def path_of(node: ast.AST | None) -> str | None:
 
 def last_name(node: ast.AST) -> str:
     """Return the last word of a name, an attribute or a called function; else ""."""
-    if isinstance(node, ast.Call):
-        return last_name(node.func)
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    while isinstance(node, ast.Call):
+        node = node.func
+    return str(getattr(node, "attr", "") or getattr(node, "id", ""))
 
 
 def written(call: ast.Call) -> str:
@@ -131,12 +129,9 @@ def written(call: ast.Call) -> str:
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """Return an argument by its name, or by its position; None if it is not given."""
-    for each in call.keywords:
-        if each.arg == name:
-            return each.value
-    if position is not None and position < len(call.args):
-        return call.args[position]
-    return None
+    found = [each.value for each in call.keywords if each.arg == name]
+    found += call.args[position:][:1] if position is not None else []
+    return next(iter(found), None)
 
 
 def arguments(call: ast.Call) -> list[ast.expr]:
@@ -156,19 +151,14 @@ def constant(node: ast.AST | None) -> object:
 
 def is_division(node: ast.AST) -> bool:
     """Return whether a node divides, x = x / y included."""
-    divides = isinstance(node, (ast.BinOp, ast.AugAssign))
-    return divides and isinstance(node.op, (ast.Div, ast.FloorDiv))  # type: ignore[attr-defined]
+    return isinstance(getattr(node, "op", None), (ast.Div, ast.FloorDiv))
 
 
 def words_in(*nodes: ast.AST) -> set[str]:
     """Return all names, attributes and names of arguments in expressions."""
-    found = set()
-    for each in (each for node in nodes for each in ast.walk(node)):
-        if isinstance(each, (ast.Name, ast.Attribute)):
-            found.add(last_name(each))
-        elif isinstance(each, ast.keyword) and each.arg:
-            found.add(each.arg)
-    return found
+    parts = [each for node in nodes for each in ast.walk(node)]
+    named = (each.arg for each in parts if isinstance(each, ast.keyword) and each.arg)
+    return {*named, *(last_name(each) for each in parts if isinstance(each, NAMES))}
 
 
 def _in_order(module: ast.AST) -> Iterator[ast.AST]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TypeAlias
 
 from hvdtrain_lint.source.tree import (
     FUNCTIONS,
+    NAMES,
     SCOPES,
     Function,
     Tree,
@@ -27,7 +28,7 @@ _PREPARING = ("prepare", "setup")
 _Part: TypeAlias = int | None
 _EACH = -1
 _Parts: TypeAlias = list[tuple[ast.expr, _Part]]
-_Definition: TypeAlias = Function | ast.ClassDef
+_Place: TypeAlias = tuple[ast.AST | None, str]
 
 
 class Values(Tree):
@@ -41,17 +42,16 @@ class Values(Tree):
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         super().__init__(module, beside)
         self._full: dict[ast.AST, dict[str, str]] = {m: {} for m in (module, *beside.values())}
-        self._values: dict[tuple[ast.AST | None, str], _Parts] = defaultdict(list)
-        self._global: set[tuple[ast.AST, str]] = set()
-        self._defined: dict[tuple[ast.AST, str], list[_Definition]] = defaultdict(list)
+        # By the function, class or module that holds a name.
+        self._values: dict[_Place, _Parts] = defaultdict(list)
+        self._defined: dict[_Place, list[Function | ast.ClassDef]] = defaultdict(list)
+        self._global: set[_Place] = set()
         self._methods: dict[str, list[Function]] = defaultdict(list)
-        self._parameters: dict[ast.AST | None, set[str]] = {}
-        self._returns: dict[Function, list[ast.expr]] = {}
+        self._returned: dict[ast.AST, list[ast.expr]] = defaultdict(list)
         self._asked: set[ast.Call] = set()
         for node in self.known:
             self._learn(node)
-        own = (name for node in self.nodes for name, is_near in _named_modules(node) if not is_near)
-        self.modules = set(self._full[module].values()) | set(own)
+        self.modules = {*self._full[module].values(), *modules_of(module)}
         interfaces = [parts for name in self.modules if (parts := _interface(name))]
         self.frameworks = {framework for _, framework, _ in interfaces}
         self.from_horovod = any(root == "horovod" for root, _, _ in interfaces)
@@ -69,9 +69,7 @@ class Values(Tree):
         """
         full = self._named(node.func if isinstance(node, ast.Call) else node, _MOST_NAMES)
         interface = _interface(full)
-        if interface is None:
-            return full
-        return f"{HVD}.{interface[2]}" if interface[2] else HVD
+        return ".".join((HVD, *interface[2])) if interface else full
 
     def last(self, node: ast.AST) -> str:
         """Return the last word of a function's full name, which `import as` does not change."""
@@ -83,7 +81,7 @@ class Values(Tree):
 
     def is_parameter(self, node: ast.Name) -> bool:
         """Return whether a name is an argument of the function around it."""
-        return node.id in self._parameters.get(self.scope(node), ())
+        return node.id in _arguments(self.scope(node))
 
     def values(self, node: ast.AST) -> list[ast.expr]:
         """Return what a name or an attribute such as self.rank is assigned as a whole."""
@@ -91,11 +89,7 @@ class Values(Tree):
 
     def origins(self, *nodes: ast.expr | None) -> list[ast.expr]:
         """Return the expressions that names lead to; a name without any stands for itself."""
-        found: list[ast.expr] = []
-        for node in nodes:
-            if node is not None:
-                self._follow(node, None, found, set())
-        return found
+        return [each for node in nodes if node for each in self._follow(node, None, set())]
 
     def makers(self, node: ast.expr) -> list[str]:
         """Return the full names of the functions and classes whose results an expression may be.
@@ -111,44 +105,42 @@ class Values(Tree):
 
     def called(self, call: ast.Call) -> list[Function]:
         """Return the functions of the script that a call may run; none if that is not certain."""
-        function = call.func
-        if isinstance(function, ast.Attribute) and not self._is_of_module(function):
-            return self._of_owner(function.value, function.attr)
         found: list[Function] = []
-        for each in self._definitions(function):
+        for each in self._definitions(call.func):
             found += self._method(each, "__init__") if isinstance(each, ast.ClassDef) else [each]
-        return found
+        if found or not isinstance(call.func, ast.Attribute):
+            return found
+        return self._of_owner(call.func.value, call.func.attr)
 
     def likely_called(self, call: ast.Call) -> list[Function]:
         """Return the same; for an owner of which nothing is known, the only method of that name."""
         found, function = self.called(call), call.func
-        if found or not isinstance(function, ast.Attribute) or self._is_of_import(function):
+        if found or not isinstance(function, ast.Attribute):
             return found
-        owner, named = function.value, self._methods.get(function.attr, [])
-        if len(named) != 1 or path_of(owner) in ("self", "cls") or self._class_of(owner):
+        first, _, rest = (path_of(function) or "").partition(".")
+        is_imported = rest and (first in self._full[self.root(call)] or first in self.modules)
+        named, owner = self._methods[function.attr], function.value
+        if is_imported or len(named) != 1 or self._class_around(owner):
             return found
-        is_unknown = all(isinstance(e, (ast.Name, ast.Attribute)) for e in self.origins(owner))
-        return named if is_unknown else found
+        return named if all(isinstance(each, NAMES) for each in self.origins(owner)) else found
 
     def returned(self, function: Function) -> list[ast.expr]:
         """Return what a function gives back, None left out where it is given without a word."""
-        if function not in self._returns:
-            own = (node for node in self.own(function) if isinstance(node, ast.Return))
-            self._returns[function] = [node.value for node in own if node.value is not None]
-        return self._returns[function]
+        return self._returned[function]
 
     def _learn(self, node: ast.AST) -> None:
         if isinstance(node, ast.Global):  # comes before what it says is assigned
             self._global.update((self.scope(node), name) for name in node.names)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            self._returned[self.scope(node)].append(node.value)
         elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             kinds = (*SCOPES, ast.ClassDef)
             holder = next(each for each in self.ancestors(node) if isinstance(each, kinds))
             self._defined[holder, node.name].append(node)
             if isinstance(holder, ast.ClassDef) and not isinstance(node, ast.ClassDef):
                 self._methods[node.name].append(node)
-        elif isinstance(node, ast.arguments):
-            given = (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.arg))
-            self._parameters[self.parent(node)] = {each.arg for each in given}
+            for name in _arguments(node):
+                self._values.setdefault((node, name), [])  # it hides what is outside
         self._full[self.root(node)].update(_imports(node))
         for target, value, part in _assigned(node):
             self._assign(target, value, part)
@@ -160,10 +152,9 @@ class Values(Tree):
             for index, each in enumerate(target.elts):
                 self._assign(each, elements[index] if same else value, None if same else index)
         elif path := path_of(target):
-            is_local = isinstance(target, ast.Name)
-            scope = self.scope(target)
-            is_own = is_local and (scope, path) not in self._global
-            self._values[scope if is_own else self.root(target), path].append((value, part))
+            is_own = isinstance(target, ast.Name) and (self.scope(target), path) not in self._global
+            scope = self.scope(target) if is_own else self.root(target)
+            self._values[scope, path].append((value, part))
 
     def _bound(self, function: Function, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         """Yield the values that a call gives to the arguments of a function."""
@@ -178,7 +169,7 @@ class Values(Tree):
         yield from ((each.arg, each.value) for each in call.keywords if each.arg)
 
     def _named(self, node: ast.AST, depth: int) -> str:
-        if not isinstance(node, (ast.Name, ast.Attribute)):
+        if not isinstance(node, NAMES):
             return ""
         values = self.values(node) if depth else []
         if len(values) == 1 and (full := self._named(values[0], depth - 1)):
@@ -188,44 +179,42 @@ class Values(Tree):
         base = self._named(node.value, depth)
         return base and f"{base}.{node.attr}"
 
-    def _is_of_import(self, node: ast.expr) -> bool:
-        """Return whether something is part of an imported module or class."""
-        first, _, rest = (path_of(node) or "").partition(".")
-        return bool(rest) and (first in self._full[self.root(node)] or first in self.modules)
+    def _place(self, node: ast.Name, table: Container[_Place]) -> _Place:
+        """Return the innermost place around a name that is in a table, else that in its module."""
+        scope = self.scope(node)  # Python does not look into the classes around it
+        while (scope, node.id) not in table and not isinstance(scope, ast.Module):
+            scope = self.scope(scope)
+        return scope, node.id
 
-    def _is_of_module(self, node: ast.expr) -> bool:
-        return self.full(node).rpartition(".")[0] in self.beside or self._is_of_import(node)
-
-    def _definitions(self, node: ast.expr) -> list[_Definition]:
+    def _definitions(self, node: ast.expr) -> list[Function | ast.ClassDef]:
         """Return the functions and classes of the script that a name surely stands for."""
         module, _, name = self.full(node).rpartition(".")
         if module in self.beside:
             return self._defined.get((self.beside[module], name), [])
         if not isinstance(node, ast.Name):
             return []
-        scope = self.scope(node)  # Python does not look into the classes around it
-        while (scope, node.id) not in self._defined and not isinstance(scope, ast.Module):
-            scope = self.scope(scope)
-        return self._defined.get((scope, node.id), [])
+        return self._defined.get(self._place(node, self._defined), [])
 
     def _class_of(self, node: ast.expr) -> ast.ClassDef | None:
         """Return the class of the script that a name stands for, if it is one for certain."""
         found = self._definitions(node)
         return found[0] if len(found) == 1 and isinstance(found[0], ast.ClassDef) else None
 
+    def _class_around(self, owner: ast.expr) -> ast.ClassDef | None:
+        """Return the class of `self` and `cls`, and the class that a name stands for."""
+        if path_of(owner) not in ("self", "cls"):
+            return self._class_of(owner)
+        return next((e for e in self.ancestors(owner) if isinstance(e, ast.ClassDef)), None)
+
     def _of_owner(self, owner: ast.expr, name: str) -> list[Function]:
-        if path_of(owner) in ("self", "cls"):
-            around = (each for each in self.ancestors(owner) if isinstance(each, ast.ClassDef))
-            return self._method(next(around, None), name)
-        if known := self._class_of(owner):
+        if known := self._class_around(owner):
             return self._method(known, name)
         found: list[Function] = []
         for origin in self.origins(owner):
             known = self._class_of(origin.func) if isinstance(origin, ast.Call) else None
-            if known is not None:
-                found += self._method(known, name)
-            elif constant(origin) is not None:
+            if known is None and constant(origin) is not None:
                 return []
+            found += self._method(known, name)
         return list(dict.fromkeys(found))
 
     def _method(self, owner: ast.ClassDef | None, name: str, depth: int = 0) -> list[Function]:
@@ -240,43 +229,35 @@ class Values(Tree):
 
     def _parts_of(self, node: ast.AST) -> _Parts:
         if not isinstance(node, ast.Name):
-            path = path_of(node)
-            return self._values.get((self.root(node), path), []) if path else []
-        scope = self.scope(node)
-        while (scope, node.id) not in self._values:
-            if isinstance(scope, ast.Module):
-                full = self._full[self.root(node)].get(node.id, "")
-                module, _, name = full.rpartition(".")
-                return self._values.get((self.beside.get(module), name), [])
-            if node.id in self._parameters[scope]:
-                return []
-            scope = self.scope(scope)
-        return self._values[scope, node.id]
+            return self._values.get((self.root(node), path_of(node) or ""), [])
+        place: tuple[ast.AST | None, str] = self._place(node, self._values)
+        if place not in self._values:
+            module, _, name = self._full[self.root(node)].get(node.id, "").rpartition(".")
+            place = self.beside.get(module), name
+        return self._values.get(place, [])
 
     def _follow(
-        self, node: ast.expr, part: _Part, found: list[ast.expr], seen: set[tuple[ast.AST, _Part]]
-    ) -> None:
+        self, node: ast.expr, part: _Part, seen: set[tuple[ast.AST, _Part]]
+    ) -> Iterator[ast.expr]:
         if (node, part) in seen or len(seen) > _MOST_VALUES:
             return
         seen.add((node, part))
-        values = self._parts_of(node) if isinstance(node, (ast.Name, ast.Attribute)) else []
+        values = self._parts_of(node) if isinstance(node, NAMES) else []
         if isinstance(node, ast.Call):
             values = [(value, None) for value in self._results(node)]
         if not values:
-            found += self._chosen(node, part, seen)
+            yield from self._chosen(node, part, seen)
         for value, inner in values:
-            if inner is None:
-                self._follow(value, part, found, seen)
+            if inner is None or part is None:
+                yield from self._follow(value, part if inner is None else inner, seen)
             else:
-                chosen: list[ast.expr] = []
-                self._follow(value, inner, chosen, seen)
-                for each in chosen:
-                    found += [each] if part is None else self._chosen(each, part, seen)
+                for each in list(self._follow(value, inner, seen)):
+                    yield from self._chosen(each, part, seen)
 
     def _chosen(
         self, node: ast.expr, part: _Part, seen: set[tuple[ast.AST, _Part]]
-    ) -> list[ast.expr]:
-        """Return what a part of an expression leads to; the expression where that is not seen."""
+    ) -> Iterator[ast.expr]:
+        """Yield what a part of an expression leads to; the expression where that is not seen."""
         elements: list[ast.expr] = []
         if part is not None and isinstance(node, (ast.Tuple, ast.List)):
             elements = node.elts
@@ -284,12 +265,10 @@ class Values(Tree):
             elements = node.args
         if part is not None and part != _EACH:
             elements = elements[part : part + 1]
-        if not elements:
-            return [node] if part != _EACH else []
-        found: list[ast.expr] = []
+        if not elements and part != _EACH:
+            yield node
         for element in elements:
-            self._follow(element, None, found, seen)
-        return found
+            yield from self._follow(element, None, seen)
 
     def _results(self, call: ast.Call) -> list[ast.expr]:
         """Return what the functions of the script give that a call surely runs; [] if unknown."""
@@ -298,27 +277,28 @@ class Values(Tree):
         self._asked.add(call)
         called = self.called(call)
         self._asked.remove(call)
-        found: list[ast.expr] = []
-        for function in called:
-            own = [value for value in self.returned(function) if constant(value) is not None]
-            if not own or function.name == "__init__":
-                return []
-            found += own
-        return found
+        given = [[v for v in self.returned(f) if constant(v) is not None] for f in called]
+        is_known = all(given) and all(function.name != "__init__" for function in called)
+        return [value for own in given for value in own] if is_known else []
 
 
-def _interface(full: str) -> tuple[str, str, str] | None:
+def _arguments(scope: ast.AST) -> set[str]:
+    given = ast.iter_child_nodes(scope.args) if isinstance(scope, FUNCTIONS) else ()
+    return {each.arg for each in given if isinstance(each, ast.arg)}
+
+
+def _interface(full: str) -> tuple[str, str, list[str]] | None:
     """Return package, framework and what follows, for a name of a Horovod interface."""
-    parts = full.split(".")
-    if parts[0] not in _ROOTS or len(parts) < 2 or parts[1] not in _FRAMEWORKS:
+    root, framework, *rest = (*full.split("."), "")
+    if root not in _ROOTS or framework not in _FRAMEWORKS:
         return None
-    framework, rest = parts[1], parts[2:]
-    if framework == "tensorflow" and rest[:1] == ["keras"]:
-        framework, rest = "keras", rest[1:]
-    return parts[0], framework, ".".join(rest)
+    if framework == "tensorflow" and rest[0] == "keras":
+        framework, *rest = rest
+    return root, framework, rest[:-1]
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names that a statement imports, and their full names."""
     if isinstance(node, ast.Import):
         yield from ((alias.asname, alias.name) for alias in node.names if alias.asname)
     elif isinstance(node, ast.ImportFrom):
@@ -326,17 +306,13 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
         yield from ((alias.asname or alias.name, f"{base}{alias.name}") for alias in node.names)
 
 
-def modules_of(module: ast.Module) -> list[str]:
-    """Return the names of the modules that a module imports, in the order of the text."""
-    return [name for node in ast.walk(module) for name, _ in _named_modules(node)]
-
-
-def _named_modules(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Yield the modules that a statement imports, and whether it looks for them beside its own."""
-    if isinstance(node, ast.Import):
-        yield from ((alias.name, False) for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module:
-        yield node.module, bool(node.level)
+def modules_of(module: ast.Module) -> Iterator[str]:
+    """Yield the names of the modules that a module imports."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, _Part]]:
