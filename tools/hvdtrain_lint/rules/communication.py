@@ -112,7 +112,7 @@ def hvd104(script: Script) -> Places:
         branch = script.sure(call) if script.runs_on_ranks(call) else None
         if branch is None:
             continue
-        other = branch.holder.orelse if branch.taken else branch.holder.body
+        other = branch.holder.orelse if branch.holds else branch.holder.body
         elsewhere = calls_in(*(other if isinstance(other, list) else [other]))
         if not any(last_name(each) == "step" for each in elsewhere):
             yield call, f"{path_of(call.func)}() {_some(branch)}"

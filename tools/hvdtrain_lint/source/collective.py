@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import gives, last_name, written
 from hvdtrain_lint.source.values import HVD
 
-_HVD_OPERATIONS = {
-    *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),
-    *("reducescatter", "grouped_reducescatter"),
-}
-_HVD_OTHERS = {
-    *("broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "barrier"),
-    *("allgather_object", "broadcast_variables", "broadcast_global_variables"),
-}
-_TORCH = {
-    *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter"),
-    *("all_to_all", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"),
-    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-    *("barrier", "monitored_barrier", "all_reduce_coalesced", "all_gather_coalesced"),
-}
+_HVD = re.compile(
+    rf"{HVD}\.(((grouped_)?(allreduce|allgather|reducescatter)|broadcast|alltoall)(_async)?_?"
+    r"|broadcast_(parameters|optimizer_state|object|variables|global_variables)"
+    r"|allgather_object|barrier)"
+)
+_TORCH = re.compile(
+    r"torch\.distributed\.((all_)?(reduce|gather)|all_(reduce|gather)_coalesced|reduce_scatter"
+    r"|reduce_scatter_tensor|all_gather_into_tensor|all_to_all(_single)?|broadcast|scatter"
+    r"|(all_)?gather_object|(broadcast|scatter)_object_list|(monitored_)?barrier)"
+)
 _ACCELERATOR = {
     *("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes"),
 }
@@ -35,11 +32,8 @@ def collective(script: Script, call: ast.Call) -> str | None:
     name = last_name(call)
     if gives(call, "group", "process_set", "pg") or (call.args and name == "barrier"):
         return None
-    module, _, last = script.full(call).rpartition(".")
-    base = last.removesuffix("_").removesuffix("_async")
-    if module == HVD and (base in _HVD_OPERATIONS or last in _HVD_OTHERS):
-        return None if script.joins else written(call)
-    found = module == "torch.distributed" and last in _TORCH
+    full = script.full(call)
+    found = bool(_TORCH.fullmatch(full) or (_HVD.fullmatch(full) and not script.joins))
     if isinstance(call.func, ast.Attribute) and not found:
         if name == "save_checkpoint" and script.imports("lightning", "pytorch_lightning"):
             found = script.is_made_by(call.func.value, "Trainer")

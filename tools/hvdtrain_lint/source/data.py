@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import arguments, calls_in, constant, keyword, last_name, words_in
+from hvdtrain_lint.source.tree import arguments, calls_in, constant, keyword, last_name
 
 _EVALUATION = re.compile(
     r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
@@ -127,10 +127,7 @@ def _trains(script: Script, reading: ast.AST) -> bool | None:
             return True
     around = [holder for holder, _ in script.within(reading) if isinstance(holder, ast.With)]
     contexts = {last_name(item.context_expr) for holder in around for item in holder.items}
-    scope = script.scope(reading)
-    if not isinstance(scope, ast.Module):
-        contexts |= words_in(*scope.decorator_list)
-    return False if contexts & _NO_GRADIENTS else None
+    return False if _NO_GRADIENTS & (contexts | script.decorators(reading)) else None
 
 
 def _runs_again(loop: ast.For | ast.While) -> bool:

@@ -11,8 +11,7 @@ from hvdtrain_lint.source.ranks import Ranks
 from hvdtrain_lint.source.tree import Function, Scope, words_in
 from hvdtrain_lint.source.values import HVD
 
-_STARTS = {f"{HVD}.init", "torch.distributed.init_process_group"}
-_STARTS_BY_LAST_NAME = {"init_process_group", "Accelerator", "init_distributed"}
+_STARTS = {"init_process_group", "Accelerator", "init_distributed"}
 # They start processes that run a function: what calls them is not a rank itself.
 _STARTERS = {"spawn", "start_processes", "TorchDistributor", "notebook_launcher", "HorovodRunner"}
 _STARTING_MODULES = ("hvdtrain", "horovod", "horovod.spark", "horovod.ray", "hvdtrain.spark")
@@ -29,7 +28,7 @@ class Branch:
     """A condition on ranks that decides whether a statement runs."""
 
     holder: ast.If | ast.IfExp | ast.While
-    taken: bool
+    holds: bool
 
 
 class Guards(Ranks):
@@ -37,24 +36,20 @@ class Guards(Ranks):
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         super().__init__(module, beside)
-        self._sites: dict[ast.AST, list[ast.Call]] = defaultdict(list)
-        self._called: dict[ast.AST, set[Function]] = defaultdict(set)
+        self._sites: dict[Scope, list[ast.Call]] = defaultdict(list)
+        self._called: dict[Scope, set[Function]] = defaultdict(set)
         for call in (node for node in self.known if isinstance(node, ast.Call)):
             for function in self.called(call):
                 self._sites[function].append(call)
                 self._called[self.scope(call)].add(function)
-        starters = {self.scope(call) for call in self.calls if self._is_starter(call)}
+        starters: set[Scope] = {self.scope(call) for call in self.calls if self._is_starter(call)}
         self.starts_processes = bool(starters)
-        starts: set[Scope] = {self.scope(call) for call in self.calls if self._is_start(call)}
-
-        def callers(scope: Scope) -> Iterator[Scope]:
-            for site in self._sites.get(scope, ()):
-                caller = self.scope(site)
-                # A module that starts processes elsewhere is not a rank, whatever it calls.
-                if caller not in starters and not (starters and isinstance(caller, ast.Module)):
-                    yield caller
-
-        self._on_ranks = self.reached(_reached(starts - starters, callers))
+        starts = {self.scope(call) for call in self.calls if self._is_start(call)} - starters
+        if starters:  # a module that starts processes elsewhere is not a rank, whatever it calls
+            starters.add(self.module)
+        self._on_ranks = self.reached(
+            _reached(starts, lambda scope: {self.scope(s) for s in self._sites[scope]} - starters)
+        )
 
     def runs_on_ranks(self, node: ast.AST) -> bool:
         """Return whether every rank may get to a node."""
@@ -66,7 +61,7 @@ class Guards(Ranks):
 
     def reached(self, scopes: Iterable[Scope]) -> set[Scope]:
         """Return functions and what they call, directly or not."""
-        return _reached(scopes, lambda scope: self._called.get(scope, ()))
+        return _reached(scopes, lambda scope: self._called[scope])
 
     def repeats(
         self,
@@ -78,15 +73,17 @@ class Guards(Ranks):
         if any(counts(loop) for loop in self.loops(node)):
             return True
         scope = self.scope(node)
-        sites = () if scope in seen else self._sites.get(scope, ())
+        sites = [] if scope in seen else self._sites[scope]
         return any(self.repeats(site, counts, seen | {scope}) for site in sites)
 
     def sure(self, node: ast.AST) -> Branch | None:
         """Return the innermost condition around a node with which surely only some ranks run it."""
-        for branch in self._branches(node):
-            if self.branches(branch.holder.test)[0 if branch.taken else 1]:
-                return branch
-        return None
+        found = (b for b in self._branches(node) if self.branches(b.holder.test)[not b.holds])
+        return next(found, None)
+
+    def on_some(self, calls: Iterable[ast.Call]) -> Iterator[tuple[ast.Call, Branch]]:
+        """Yield those calls that surely only some ranks make, and the conditions around them."""
+        return ((call, branch) for call in calls if (branch := self.sure(call)))
 
     def exits(self, node: ast.AST) -> ast.If | None:
         """Return an earlier `if` with which some ranks surely leave before they reach a node."""
@@ -104,19 +101,21 @@ class Guards(Ranks):
                 if any(part in word.lower() for word in words for part in _TURNS):
                     return True
         tests += [each.test for each in self._leaving(node)]
-        if any(self.perhaps(test) for test in tests):
-            return True
         scope = self.scope(node)
-        if isinstance(scope, ast.Module) or scope in seen:
-            return False
-        words = words_in(*scope.decorator_list)
-        if any(part in word for word in words for part in _ONE_RANK_DECORATORS):
+        words = self.decorators(node)
+        if any(map(self.perhaps, tests)) or any(
+            part in word for word in words for part in _ONE_RANK_DECORATORS
+        ):
             return True
-        sites = self._sites.get(scope, [])
+        sites = [] if scope in seen else self._sites[scope]
         return bool(sites) and all(self.is_guarded(site, seen | {scope}) for site in sites)
 
+    def decorators(self, node: ast.AST) -> set[str]:
+        """Return the words of the decorators of the function around a node."""
+        return words_in(*getattr(self.scope(node), "decorator_list", ()))
+
     def _is_start(self, call: ast.Call) -> bool:
-        return self.full(call) in _STARTS or self.last(call) in _STARTS_BY_LAST_NAME
+        return self.full(call) == f"{HVD}.init" or self.last(call) in _STARTS
 
     def _is_starter(self, call: ast.Call) -> bool:
         module, _, last = self.full(call).rpartition(".")
@@ -124,13 +123,9 @@ class Guards(Ranks):
 
     def _branches(self, node: ast.AST) -> Iterator[Branch]:
         for holder, child in self.within(node):
-            if isinstance(holder, (ast.If, ast.While)):
-                if child in holder.body:
-                    yield Branch(holder, True)
-                elif child in holder.orelse:
-                    yield Branch(holder, False)
-            elif isinstance(holder, ast.IfExp) and child is not holder.test:
-                yield Branch(holder, child is holder.body)
+            if isinstance(holder, (ast.If, ast.IfExp, ast.While)) and child is not holder.test:
+                body = holder.body
+                yield Branch(holder, child in body if isinstance(body, list) else child is body)
 
     def _leaving(self, node: ast.AST) -> Iterator[ast.If]:
         """Yield the earlier conditions that end in a return, or in leaving a loop around `node`."""

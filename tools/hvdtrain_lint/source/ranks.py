@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 
-from hvdtrain_lint.source.tree import Function, constant, last_name, path_of, words_in
+from hvdtrain_lint.source.tree import NAMES, Function, constant, last_name, path_of, words_in
 from hvdtrain_lint.source.values import HVD, Values
 
-
-@dataclass(frozen=True)
-class _Number:
-    """How a rank or a number of ranks is named, called, and found in the environment."""
-
-    names: frozenset[str]
-    calls: frozenset[str]
-    variables: frozenset[str]
-
-
-_RANK_NAMES = {
-    *("rank", "local_rank", "global_rank", "cross_rank", "node_rank", "world_rank", "process_rank"),
-    *("process_index", "local_process_index"),
+_RANK, _SIZE = "rank", "size"
+_WORDS = {
+    _RANK: re.compile(
+        r"((local|global|cross|node|world|process)_)?rank|(local_)?process_index"
+        r"|get_((local|global|node_local)_)?rank|Get_rank|get_ordinal"
+    ),
+    _SIZE: re.compile(
+        r"(get_)?world_size|num_(replicas|ranks|processes)|n_ranks|nprocs|Get_size|local_size"
+    ),
 }
-_RANK_CALLS = _RANK_NAMES | {
-    *("get_rank", "get_local_rank", "get_global_rank", "get_node_local_rank", "Get_rank"),
-    "get_ordinal",
+_VARIABLES = {
+    _RANK: re.compile(
+        r"(LOCAL_|NODE_|GROUP_|PMI_)?RANK|SLURM_(PROCID|LOCALID)"
+        r"|(OMPI_COMM_WORLD|HOROVOD)_(LOCAL_)?RANK"
+    ),
+    _SIZE: re.compile(r"(WORLD|HOROVOD|OMPI_COMM_WORLD)_SIZE|SLURM_NTASKS"),
 }
-_RANK_VARIABLES = {
-    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID", "PMI_RANK"),
-    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
-}
-_RANK = _Number(frozenset(_RANK_NAMES), frozenset(_RANK_CALLS), frozenset(_RANK_VARIABLES))
-_SIZE = _Number(
-    frozenset({"world_size", "num_replicas", "num_ranks", "n_ranks", "num_processes", "nprocs"}),
-    frozenset({"get_world_size", "Get_size", "local_size"}),
-    frozenset({"WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"}),
-)
-_MAIN_NAMES = {
-    *("is_main_process", "is_local_main_process", "is_last_process", "is_global_zero"),
-    *("is_rank_zero", "is_rank_0", "is_chief"),
-}
+_MAIN = re.compile(r"is_((local_)?main|last)_process|is_(global_zero|rank_zero|rank_0|chief)")
 # Words of conditions that may well say which rank this is.
 _PERHAPS = re.compile(
     r"rank|main|master|chief|primary|leader|gpu|root|zero|coordinator|proc|worker|verbose|lead"
@@ -67,17 +52,10 @@ class Ranks(Values):
 
     def mentions_rank(self, *nodes: ast.AST) -> bool:
         """Return whether a rank, or a name made from one, is a part of expressions."""
-        for each in (each for node in nodes for each in ast.walk(node)):
-            if self.is_rank(each):
-                return True
-            if isinstance(each, (ast.Name, ast.Attribute)):
-                for value in self.origins(each):
-                    # An object that knows its rank, such as a sampler, does not show it.
-                    if value is each or last_name(value)[:1].isupper():
-                        continue
-                    if any(self.is_rank(part) for part in ast.walk(value)):
-                        return True
-        return False
+        values = list(nodes)
+        # An object that knows its rank, such as a sampler, does not show it.
+        values += [v for v in self._behind(*nodes) if not last_name(v)[:1].isupper()]
+        return any(self.is_rank(part) for value in values for part in ast.walk(value))
 
     def branches(self, test: ast.expr) -> tuple[bool, bool]:
         """Return whether only some ranks surely run what follows if a condition holds, and if not.
@@ -100,58 +78,54 @@ class Ranks(Values):
 
     def perhaps(self, test: ast.expr) -> bool:
         """Return whether a condition may depend on the rank."""
-        if any(self.branches(test)):
-            return True
-        if any(_PERHAPS.search(word) for word in words_in(test) if not word.startswith("__")):
-            return True
-        return any(
-            _PERHAPS.search(word)
-            for each in ast.walk(test)
-            if isinstance(each, (ast.Name, ast.Attribute))
-            for value in self.origins(each)
-            if value is not each
-            for word in words_in(value)
-        )
+        words = {word for word in words_in(test) if not word.startswith("__")}
+        words |= words_in(*self._behind(test))
+        return any(self.branches(test)) or any(map(_PERHAPS.search, words))
 
-    def _is_number(self, number: _Number, node: ast.AST) -> bool:
+    def _behind(self, *nodes: ast.AST) -> Iterator[ast.expr]:
+        """Yield what the names in expressions stand for."""
+        for each in (each for node in nodes for each in ast.walk(node)):
+            if isinstance(each, NAMES):
+                yield from (value for value in self.origins(each) if value is not each)
+
+    def _is_number(self, kind: str, node: ast.AST) -> bool:
         def holds(value: ast.AST) -> bool:
-            return self._is_number(number, value)
+            return self._is_number(kind, value)
 
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            return number is _RANK and holds(node.left)
+            return kind == _RANK and holds(node.left)
         if isinstance(node, ast.Subscript):
-            return constant(node.slice) in number.variables
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            if last_name(node) in number.names:
-                return number is _SIZE or not self._is_other_number(node)
-            return self._every_value(number, node, holds)
+            return bool(_VARIABLES[kind].fullmatch(str(constant(node.slice))))
+        if isinstance(node, NAMES):
+            if _WORDS[kind].fullmatch(last_name(node)):
+                return kind == _SIZE or not self._is_other_number(node)
+            return self._every_value(kind, node, holds)
         if not isinstance(node, ast.Call):
             return False
         last = self.last(node)
         if last in ("int", "float") and node.args:
             return holds(node.args[0])
         if last in ("get", "getenv") and node.args:
-            return constant(node.args[0]) in number.variables
-        if last == "size" and number is _SIZE:
-            return self.full(node) == f"{HVD}.size"
-        return last in number.calls or self._every_value(number, node, holds)
+            return bool(_VARIABLES[kind].fullmatch(str(constant(node.args[0]))))
+        is_size = kind == _SIZE and self.full(node) == f"{HVD}.size"
+        named = is_size or _WORDS[kind].fullmatch(last)
+        return bool(named) or self._every_value(kind, node, holds)
 
     def _is_other_number(self, node: ast.Name | ast.Attribute) -> bool:
         """Return whether what is named as a rank is counted by a loop, or surely a constant."""
-        if isinstance(node, ast.Name):
-            around = [holder for holder, _ in self.within(node)]
-            loops = [each for each in around if isinstance(each, ast.For)]
-            loops += [each for holder in around for each in getattr(holder, "generators", [])]
-            for loop in loops:
-                if last_name(loop.target) == node.id and last_name(loop.iter) == "range":
-                    return True
+        around = [holder for holder, _ in self.within(node)]
+        loops = [each for each in around if isinstance(each, ast.For)]
+        loops += [each for holder in around for each in getattr(holder, "generators", [])]
+        ranges = (loop.target for loop in loops if last_name(loop.iter) == "range")
+        if path_of(node) in map(path_of, ranges):
+            return True
         values = [value for value in self.origins(node) if value is not node]
         numbers = [each.value for each in values if isinstance(each, ast.Constant)]
         if not values or len(numbers) < len(values) or None in numbers:
             return False
         # Other files may assign an attribute or give an argument: there, 0 may well be a rank.
         elsewhere = isinstance(node, ast.Attribute) or self.is_parameter(node)
-        return not (elsewhere and 0 in numbers)
+        return not elsewhere or 0 not in numbers
 
     def _compares(self, test: ast.Compare) -> bool:
         left, operator, right = test.left, test.ops[0], test.comparators[0]
@@ -170,9 +144,9 @@ class Ranks(Values):
 
     def _is_main(self, node: ast.expr) -> bool:
         """Return whether a flag is true on some ranks only."""
-        if not isinstance(node, (ast.Call, ast.Name, ast.Attribute)):
+        if not isinstance(node, (ast.Call, *NAMES)):
             return False
-        if last_name(node) in _MAIN_NAMES:
+        if _MAIN.fullmatch(last_name(node)):
             return True
         if isinstance(node, ast.Call):
             called = self.likely_called(node)
@@ -196,7 +170,7 @@ class Ranks(Values):
             parts = (value.body, value.orelse)
             flags = [bool(each.value) for each in parts if isinstance(each, ast.Constant)]
             return sorted(flags) == [False, True] and self.branches(value.test)[0]
-        return not isinstance(value, (ast.Name, ast.Attribute)) and self.branches(value)[0]
+        return not isinstance(value, NAMES) and self.branches(value)[0]
 
     def _is_test_of_rank(self, function: Function) -> bool:
         values = self.returned(function)

@@ -105,10 +105,6 @@ def _read(path: Path) -> str:
     try:
         with tokenize.open(path) as file:
             return file.read()
-    except OSError as error:
-        reason = error.strerror
-    except UnicodeDecodeError as error:
-        reason = f"it is not text in {error.encoding}"
-    except (SyntaxError, LookupError) as error:
-        reason = str(error)
-    raise UsageError(f"{path} cannot be read: {reason}: name a Python script")
+    except (OSError, UnicodeDecodeError, SyntaxError, LookupError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{path} cannot be read: {reason}: name a Python script") from None
