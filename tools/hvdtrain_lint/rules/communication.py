@@ -26,12 +26,10 @@ _CALLBACKS = (
     *("BroadcastGlobalVariablesCallback", "BroadcastGlobalVariablesHook", "MetricAverageCallback"),
 )
 _FSDP = ("FullyShardedDataParallel", "FSDP")
-_OF_CLASS = {"optim_state_dict", "full_optim_state_dict", "sharded_optim_state_dict"}
-_CHECKPOINT = "torch.distributed.checkpoint."
-_CHECKPOINT_CALLS = {
-    *("save", "get_model_state_dict", "get_optimizer_state_dict", "get_state_dict"),
-    *("save_state_dict",),
-}
+_STATES = re.compile(r"((full_|sharded_)?optim_)?state_dict")
+_CHECKPOINT = re.compile(
+    r"torch\.distributed\.checkpoint\..*\b(save(_state_dict)?|get_((model|optimizer)_)?state_dict)"
+)
 _STEPPED = re.compile(r"optim|^opt$|sched", re.IGNORECASE)
 _MAKERS = re.compile(r"^torch\.optim\.|^hvd\.Distributed\w*Optimizer$|optimi[sz]er|scheduler", re.I)
 _OTHER_PARALLELISM = ("torch.distributed.rpc", "torch.distributed.pipelining", "deepspeed")
@@ -44,14 +42,12 @@ _BARRIERS = {"barrier", "wait_for_everyone", "monitored_barrier"}
     "call it on all ranks, and put only what one rank does with the result under the condition",
 )
 def hvd101(script: Script) -> Places:
-    for call in script.calls:
+    for call, branch in script.on_some(script.calls):
         made = collective(script, call)
         inside = last_name(call) if made else collective_inside(script, call)
-        branch = script.sure(call) if inside else None
-        if branch is None or inside is None or _others_join(script, call, branch, inside):
-            continue
-        what = made or f"{last_name(call)}(), which calls {inside}(),"
-        yield call, f"{what} {_some(branch)}"
+        if inside and not _others_join(script, call, branch, inside):
+            what = made or f"{last_name(call)}(), which calls {inside}(),"
+            yield call, f"{what} {_some(branch)}"
 
 
 @rule(
@@ -60,8 +56,8 @@ def hvd101(script: Script) -> Places:
     "give it to all ranks; only callbacks that write belong under the condition",
 )
 def hvd106(script: Script) -> Places:
-    for call in script.named(*_CALLBACKS):
-        if (branch := script.sure(call)) and script.full(call).startswith(HVD):
+    for call, branch in script.on_some(script.named(*_CALLBACKS)):
+        if script.full(call).startswith(HVD):
             yield call, f"{last_name(call)} {_some(branch, 'is')}"
 
 
@@ -74,10 +70,9 @@ def hvd102(script: Script) -> Places:
     own = {node.name for node in script.nodes if isinstance(node, FUNCTIONS)}
     for call in script.calls:
         made = collective(script, call)
-        left = script.exits(call) if made else None
-        if left is None or script.sure(call) is not None:
-            continue
-        if not any(collective(script, each) or last_name(each) in own for each in calls_in(left)):
+        left = script.exits(call) if made and not script.sure(call) else None
+        inside = calls_in(left) if left else []
+        if left and not any(collective(script, c) or last_name(c) in own for c in inside):
             yield call, f"{made} is not reached by ranks that leave in line {left.lineno}"
 
 
@@ -87,8 +82,8 @@ def hvd102(script: Script) -> Places:
     "call it on all ranks, and let one rank write the result",
 )
 def hvd103(script: Script) -> Places:
-    for call in script.calls:
-        if _is_gathered_state(script, call) and script.sure(call) is not None:
+    for call, _ in script.on_some(script.calls):
+        if _is_gathered_state(script, call):
             yield call, f"{written(call)} gathers parts of all ranks, and only some of them call it"
 
 
@@ -100,17 +95,14 @@ def hvd103(script: Script) -> Places:
 def hvd104(script: Script) -> Places:
     if script.imports(*_OTHER_PARALLELISM) or script.joins:
         return
-    for call in script.calls:
+    for call, branch in script.on_some(filter(script.runs_on_ranks, script.calls)):
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
             continue
         # An optimizer or a scheduler: by what makes it, by name if that is not seen.
         owner = call.func.value
         made = script.makers(owner)
-        by_maker = any(_MAKERS.search(name) for name in made)
+        by_maker = any(map(_MAKERS.search, made))
         if not (by_maker if any(made) else _STEPPED.search(last_name(owner))):
-            continue
-        branch = script.sure(call) if script.runs_on_ranks(call) else None
-        if branch is None:
             continue
         other = branch.holder.orelse if branch.holds else branch.holder.body
         elsewhere = calls_in(*(other if isinstance(other, list) else [other]))
@@ -152,21 +144,14 @@ def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> b
 
 
 def _is_gathered_state(script: Script, call: ast.Call) -> bool:
-    last = last_name(call)
-    if script.full(call).startswith(_CHECKPOINT) and last in _CHECKPOINT_CALLS:
+    if not isinstance(call.func, ast.Attribute) or _CHECKPOINT.fullmatch(script.full(call)):
+        return bool(_CHECKPOINT.fullmatch(script.full(call)))
+    owner, name = call.func.value, call.func.attr
+    if name == "consolidate_state_dict":
+        return bool(script.made_by(owner, "ZeroRedundancyOptimizer"))
+    if _STATES.fullmatch(name) and (script.last(owner) in _FSDP or script.made_by(owner, *_FSDP)):
         return True
-    if not isinstance(call.func, ast.Attribute):
+    if name != "state_dict" or "consolidate_state_dict" in script.words:
         return False
-    owner = call.func.value
-    if last in _OF_CLASS:
-        return script.last(owner) in _FSDP
-    if last == "consolidate_state_dict":
-        return script.is_made_by(owner, "ZeroRedundancyOptimizer")
-    if last != "state_dict" or script.is_made_by(owner, *_FSDP):
-        return last == "state_dict"
-    return "consolidate_state_dict" not in script.words and any(
-        isinstance(maker, ast.Call)
-        and script.full(maker) == f"{HVD}.DistributedOptimizer"
-        and constant(keyword(maker, "sharded")) is True
-        for maker in script.origins(owner)
-    )
+    wrappers = script.made_by(owner, "DistributedOptimizer")
+    return any(constant(keyword(each, "sharded")) is True for each in wrappers)

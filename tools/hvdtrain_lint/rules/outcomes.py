@@ -6,10 +6,11 @@ import ast
 import re
 
 from hvdtrain_lint.rules.rule import Places, rule
-from hvdtrain_lint.source.data import evaluates, is_every_nth
+from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
     FUNCTIONS,
+    NAMES,
     Scope,
     arguments,
     constant,
@@ -23,7 +24,7 @@ from hvdtrain_lint.source.tree import (
 from hvdtrain_lint.source.values import HVD
 
 _NOT_IN_PLACE = {f"{HVD}.allreduce", f"{HVD}.broadcast", f"{HVD}.allgather"}
-_VALUES = ("item", "numpy", "cpu", "detach")
+_VALUES = ("item", "numpy", "cpu", "detach", "float")
 _WRITING = {"torch.save", "numpy.save", "numpy.savez", "numpy.savetxt", "np.save", "joblib.dump"}
 _KERAS_SAVES = {"save", "save_weights", "save_model"}
 _KERAS_CALLBACKS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore")
@@ -58,10 +59,8 @@ def hvd204(script: Script) -> Places:
 
 
 def _is_average(script: Script, node: ast.expr) -> bool:
-    if isinstance(node, ast.Call) and script.full(node) != f"{HVD}.allreduce":
-        if last_name(node) in _VALUES and isinstance(node.func, ast.Attribute):
-            return _is_average(script, node.func.value)
-        return last_name(node) == "float" and bool(node.args) and _is_average(script, node.args[0])
+    while isinstance(node, ast.Call) and last_name(node) in _VALUES:
+        node = next(iter(node.args), getattr(node.func, "value", node.func))
     origins = [each for each in script.origins(node) if each is not node]
     return all(_is_average(script, e) for e in origins) if origins else _averages(script, node)
 
@@ -135,17 +134,11 @@ def _is_whole_set(script: Script, node: ast.expr) -> bool:
     data = _measured(node)
     if not isinstance(data, ast.Attribute) or data.attr != "dataset":
         return False
-    loaders = script.origins(data.value)
-    return bool(loaders) and all(_reads_all(script, loader) for loader in loaders)
-
-
-def _reads_all(script: Script, loader: ast.expr) -> bool:
-    if not isinstance(loader, ast.Call) or script.last(loader) != "DataLoader":
-        return False
-    if gives(loader, "sampler", "batch_sampler", None) or len(loader.args) > 2:
-        return False
-    data = keyword(loader, "dataset", 0)
-    return data is not None and evaluates(script, loader, data)
+    loaders = script.made_by(data.value, "DataLoader")
+    return loaders == script.origins(data.value) != [] and all(
+        evaluates(script, each, keyword(each, "dataset", 0)) and not has_sampler(each)
+        for each in loaders
+    )
 
 
 @rule(
@@ -192,13 +185,13 @@ def _writes(script: Script, call: ast.Call) -> bool:
         return "model" in last_name(call.func.value).lower()
     own = {each.name: each for each in script.known if isinstance(each, ast.ClassDef)}
     made += [script.full(base) for name in made if name in own for base in own[name].bases]
-    return any(_MODELS.search(name) for name in made)
+    return any(map(_MODELS.search, made))
 
 
 def _has_own_path(script: Script, call: ast.Call) -> bool:
     parts = [each for argument in arguments(call) for each in ast.walk(argument)]
     parts += script.origins(*(each for each in parts if isinstance(each, ast.Name)))
-    own = any(_OWN_PATH.search(word) for word in words_in(*parts))
+    own = any(map(_OWN_PATH.search, words_in(*parts)))
     return own or script.mentions_rank(*arguments(call))
 
 
@@ -215,22 +208,14 @@ def hvd402(script: Script) -> Places:
 
 def _is_for_one(script: Script, call: ast.Call) -> bool:
     """Return whether a callback is handed to RankZero, or used on one rank only."""
-    around = (each for each in script.ancestors(call) if isinstance(each, ast.Call))
-    if any(last_name(each) == "RankZero" for each in around):
-        return True
-    holder = script.parent(call)
-    target = holder.targets[0] if isinstance(holder, ast.Assign) else None
-    if not isinstance(target, ast.Name):
-        return False
-    names = (node for node in script.nodes if isinstance(node, ast.Name) and node.id == target.id)
-    uses = [node for node in names if isinstance(node.ctx, ast.Load)]
-    return bool(uses) and all(_one_uses(script, use) for use in uses)
 
+    def is_for_one(node: ast.AST) -> bool:
+        handed = any(last_name(each) == "RankZero" for each in script.ancestors(node))
+        return handed or script.is_guarded(node)
 
-def _one_uses(script: Script, use: ast.Name) -> bool:
-    holder = script.parent(use)
-    wrapped = isinstance(holder, ast.Call) and last_name(holder) == "RankZero"
-    return wrapped or script.is_guarded(use)
+    names = (n for n in script.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    uses = [name for name in names if call in script.origins(name)]
+    return is_for_one(call) or (bool(uses) and all(map(is_for_one, uses)))
 
 
 @rule(
@@ -259,11 +244,9 @@ def hvd403(script: Script) -> Places:
 )
 def hvd404(script: Script) -> Places:
     # print may be another function here, as where only rank 0's is left.
-    if any(isinstance(node, FUNCTIONS) and node.name == "print" for node in script.nodes) or any(
-        isinstance(node.ctx, ast.Store) and last_name(node) in ("print", "stdout")
-        for node in script.nodes
-        if isinstance(node, (ast.Name, ast.Attribute))
-    ):
+    stored = (n for n in script.nodes if isinstance(n, NAMES) and isinstance(n.ctx, ast.Store))
+    own = {node.name for node in script.nodes if isinstance(node, FUNCTIONS)}
+    if {"print", "stdout"} & {*own, *map(last_name, stored)}:
         return
     seen: set[Scope] = set()
     for call in script.everywhere(call for call in script.calls if path_of(call.func) == "print"):
@@ -276,12 +259,13 @@ def hvd404(script: Script) -> Places:
 
 
 def _names_its_rank(script: Script, call: ast.Call) -> bool:
-    if gives(call, "file") or script.mentions_rank(*call.args):
-        return True
-    if any(_OWN_LINE.search(word) for word in words_in(*call.args)):
-        return True
-    texts = (constant(each) for argument in call.args for each in ast.walk(argument))
-    return any(isinstance(text, str) and _OWN_TEXT.search(text) for text in texts)
+    texts = (str(constant(each)) for argument in call.args for each in ast.walk(argument))
+    return (
+        gives(call, "file")
+        or script.mentions_rank(*call.args)
+        or any(map(_OWN_LINE.search, words_in(*call.args)))
+        or any(map(_OWN_TEXT.search, texts))
+    )
 
 
 @rule(

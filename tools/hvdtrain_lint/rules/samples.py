@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import islice
 
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.collective import averages_by_hvd, collective
-from hvdtrain_lint.source.data import evaluates, is_every_nth, is_read_again, rank_samplers
+from hvdtrain_lint.source.data import (
+    evaluates,
+    has_sampler,
+    is_every_nth,
+    is_read_again,
+    rank_samplers,
+)
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
     arguments,
@@ -29,10 +36,10 @@ _EQUALIZING = {"repeat", "take", "cycle"}
 _SEEDING = re.compile(r"seed", re.IGNORECASE)
 _SEEDS_TORCH = ("torch.manual_seed", "torch.random.manual_seed")
 _DIVIDED = re.compile(r"shard|split|subset|partition|sampl|chunk|stream|iter|rank", re.IGNORECASE)
-_KERAS_SETS = {
-    *("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb", "reuters", "boston_housing"),
-    "california_housing",
-}
+_TURNS = re.compile(r"(?i:download)|^(barrier|wait_for_everyone)$")
+_KERAS_SETS = re.compile(
+    r"(^|\.)((fashion_)?mnist|cifar100?|imdb|reuters|(boston|california)_housing)\.load_data$"
+)
 _PADDING = "DistributedSampler"
 _DROP_POSITION = 5
 # Names of what brings the results of ranks together, here or in another file.
@@ -124,11 +131,11 @@ def hvd206(script: Script) -> Places:
         return
     for call in script.everywhere(script.named("DataLoader")):
         data = keyword(call, "dataset", 0)
-        own = gives(call, "sampler", "batch_sampler", "generator", None) or len(call.args) > 2
+        own = has_sampler(call) or gives(call, "generator")
         if data is None or own or constant(keyword(call, "shuffle")) is not True:
             continue
         origins = script.origins(data)
-        divided = any(_DIVIDED.search(word) for word in words_in(data, *origins))
+        divided = any(map(_DIVIDED.search, words_in(data, *origins)))
         if not divided and not script.mentions_rank(*origins) and not evaluates(script, data):
             line = seeds[0].lineno
             yield call, f"all ranks have one seed (line {line}) and the whole data set here"
@@ -144,14 +151,11 @@ def hvd207(script: Script) -> Places:
     if equal_seeds(script):
         return
     for call in script.everywhere(script.named("random_split", "train_test_split")):
-        if script.last(call) == "random_split":
-            is_seeded = keyword(call, "generator", 2) is not None
-        else:
-            shuffle = keyword(call, "shuffle")
-            is_ordered = shuffle is not None and constant(shuffle) is not True
-            is_seeded = is_ordered or gives(call, "random_state", None)
-        if not is_seeded:
-            yield call, f"{script.last(call)}() has no seed"
+        name = script.last(call)
+        is_ordered = gives(call, "shuffle") and constant(keyword(call, "shuffle")) is not True
+        is_seeded = gives(call, "generator", "random_state", None) or is_ordered
+        if not is_seeded and (name != "random_split" or len(call.args) < 3):
+            yield call, f"{name}() has no seed"
 
 
 @rule(
@@ -162,9 +166,8 @@ def hvd207(script: Script) -> Places:
 def hvd406(script: Script) -> Places:
     downloads = [call for call in script.calls if _downloads(script, call)]
     # A barrier or a download of one rank lets it come before the others.
-    turns = [call for call in script.calls if "download" in last_name(call).lower()]
-    turns += [c for c in script.calls if last_name(c) in ("barrier", "wait_for_everyone")]
-    if any(script.is_guarded(call) for call in (*turns, *downloads)):
+    turns = [call for call in script.calls if _TURNS.search(last_name(call))]
+    if any(map(script.is_guarded, (*turns, *downloads))):
         return
     for call in script.everywhere(downloads):
         if not script.mentions_rank(*arguments(call)):
@@ -172,11 +175,10 @@ def hvd406(script: Script) -> Places:
 
 
 def _downloads(script: Script, call: ast.Call) -> bool:
-    asked = keyword(call, "download")
-    if asked is not None and all(constant(each) is True for each in script.origins(asked)):
+    asked = script.origins(keyword(call, "download"))
+    if asked and all(constant(each) is True for each in asked):
         return True
-    full = script.full(call).split(".")
-    of_keras = full[-1] == "load_data" and len(full) > 1 and full[-2] in _KERAS_SETS
+    of_keras = bool(_KERAS_SETS.search(script.full(call)))
     return of_keras and script.imports("keras", "tensorflow")
 
 
@@ -187,11 +189,10 @@ def _downloads(script: Script, call: ast.Call) -> bool:
     "sums and counts over the ranks",
 )
 def hvd202(script: Script) -> Places:
-    if script.is_managed or any(_BY_SAMPLE.search(word) for word in script.words):
-        return
     # Results may be cut, as in results[: len(dataset)].
-    ends = (node.upper for node in script.nodes if isinstance(node, ast.Slice))
-    if any(isinstance(end, ast.Call) and last_name(end) == "len" for end in ends):
+    ends = [node.upper for node in script.nodes if isinstance(node, ast.Slice) and node.upper]
+    is_cut = any(isinstance(end, ast.Call) and last_name(end) == "len" for end in ends)
+    if script.is_managed or is_cut or any(map(_BY_SAMPLE.search, script.words)):
         return
     for call, for_evaluation in rank_samplers(script, _PADDING):
         if for_evaluation and constant(keyword(call, "drop_last", _DROP_POSITION)) is not True:
@@ -205,17 +206,14 @@ def hvd202(script: Script) -> Places:
 )
 def hvd203(script: Script) -> Places:
     words = script.words - {"DistributedSampler"}
-    if script.is_managed or any(_TOGETHER.search(word) for word in words):
+    if script.is_managed or any(map(_TOGETHER.search, words)):
         return
     showing = script.named("print", "info", "log_metric", "log_metrics", "add_scalar")
-    shown = next((call for call in showing if script.sure(call) is not None), None)
-    for call, for_evaluation in rank_samplers(script, _PADDING) if shown else ():
-        if for_evaluation and shown:
-            yield (
-                call,
-                "each rank evaluates its own share, no operation brings the results together, and "
-                f"one rank shows its own (line {shown.lineno})",
-            )
+    what = "each rank evaluates its own share, no operation brings the results together, and one"
+    for shown, _ in islice(script.on_some(showing), 1):
+        for call, for_evaluation in rank_samplers(script, _PADDING):
+            if for_evaluation:
+                yield call, f"{what} rank shows its own (line {shown.lineno})"
 
 
 @rule(

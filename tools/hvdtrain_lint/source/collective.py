@@ -36,9 +36,9 @@ def collective(script: Script, call: ast.Call) -> str | None:
     found = bool(_TORCH.fullmatch(full) or (_HVD.fullmatch(full) and not script.joins))
     if isinstance(call.func, ast.Attribute) and not found:
         if name == "save_checkpoint" and script.imports("lightning", "pytorch_lightning"):
-            found = script.is_made_by(call.func.value, "Trainer")
+            found = bool(script.made_by(call.func.value, "Trainer"))
         elif name in _ACCELERATOR:
-            found = script.is_made_by(call.func.value, "Accelerator")
+            found = bool(script.made_by(call.func.value, "Accelerator"))
     return written(call) if found else None
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import arguments, calls_in, constant, keyword, last_name
+from hvdtrain_lint.source.tree import arguments, calls_in, constant, gives, keyword, last_name
 
 _EVALUATION = re.compile(
     r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
@@ -76,6 +76,11 @@ def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
             data, size = owner.value, keyword(call, "batch_size", 0)
         if size is not None and (data is None or not evaluates(script, data)):
             yield size
+
+
+def has_sampler(loader: ast.Call) -> bool:
+    """Return whether a DataLoader has a sampler of its own, or may have one."""
+    return gives(loader, "sampler", "batch_sampler", None) or len(loader.args) > 2
 
 
 def is_every_nth(script: Script, node: ast.expr) -> bool:

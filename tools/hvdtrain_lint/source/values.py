@@ -99,9 +99,10 @@ class Values(Tree):
         origins = self.origins(node)
         return [self.full(each) if isinstance(each, ast.Call) else "" for each in origins]
 
-    def is_made_by(self, node: ast.expr, *names: str) -> bool:
-        """Return whether an expression may be the result of a call with one of these last words."""
-        return any(isinstance(e, ast.Call) and self.last(e) in names for e in self.origins(node))
+    def made_by(self, node: ast.expr, *names: str) -> list[ast.Call]:
+        """Return the calls with one of these last words whose results an expression may be."""
+        calls = (each for each in self.origins(node) if isinstance(each, ast.Call))
+        return [call for call in calls if self.last(call) in names]
 
     def called(self, call: ast.Call) -> list[Function]:
         """Return the functions of the script that a call may run; none if that is not certain."""
