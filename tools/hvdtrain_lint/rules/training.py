@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import nan
 
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import constant, is_division, keyword, last_name, words_in
+from hvdtrain_lint.source.tree import NAMES, constant, divided, keyword, last_name, words_in
 from hvdtrain_lint.source.values import HVD
 
 _OPTIMIZERS = {
@@ -27,7 +28,9 @@ _TOTAL_HELP = re.compile(
 _EACH_HELP = re.compile(r"\b(per|each|every|single)\b", re.IGNORECASE)
 # A rate that passes through these stays a rate.
 _PASSING = {"int", "float", "round", "max", "abs"}
+_SIGNS: dict[type[ast.operator], int] = {ast.Mult: 1, ast.Div: -1, ast.FloorDiv: -1}
 _DEEPEST = 8
+_OWN_OPTIMIZER = re.compile(r"torch\.optim\.(?!.*lr_scheduler)")
 _COUNTS = ("world_size", "num_replicas")
 _WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape")
 # With these all ranks may read the same weights, or the library takes care of it.
@@ -54,7 +57,7 @@ _NOT_EXCHANGING = {
 def hvd301(script: Script) -> Places:
     if {_size_factors(script, size) for size in train_batch_sizes(script)} == {-1}:
         for call, rate in _rates(script):
-            if (_size_factors(script, rate) or 0) > 0:
+            if _size_factors(script, rate) > 0:
                 what = "the rate is multiplied by the number of ranks"
                 yield call, f"{what}, while the batch is divided by it"
 
@@ -66,7 +69,7 @@ def hvd301(script: Script) -> Places:
 )
 def hvd302(script: Script) -> Places:
     for call, rate in _rates(script):
-        if (_size_factors(script, rate) or 0) > 1:
+        if _size_factors(script, rate) > 1:
             yield call, "the rate is multiplied by the number of ranks twice"
 
 
@@ -95,13 +98,11 @@ def hvd304(script: Script) -> Places:
     if script.is_managed or "distribute" in script.words:
         return
     told = set(_arguments_for_all(script))
-    divisions = [node for node in script.nodes if is_division(node)]
-    divided = {last_name(n.left) for n in divisions if isinstance(n, ast.BinOp)}
-    divided |= {last_name(n.target) for n in divisions if isinstance(n, ast.AugAssign)}
+    shared = {last_name(each) for node in script.nodes if (each := divided(node))}
     for size in train_batch_sizes(script):
         names = [last_name(each) for each in (size, *script.origins(size))]
         name = next((each for each in names if _TOTAL.search(each) or each in told), "")
-        if not name or name in divided or isinstance(size, ast.Call):
+        if not name or name in shared or isinstance(size, ast.Call):
             continue
         if _size_factors(script, size) in (0, 1):
             yield size, f"each rank gets {name}, the batch that all ranks have together"
@@ -127,49 +128,39 @@ def _rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
                 yield call, rate
 
 
-def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> int | None:
+def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> float:
     """Return how often a product has the number of ranks as a factor; -1 if it is divided by it.
 
-    None where names have several values, or lead to none that is a number or an argument.
+    nan where names have several values, or lead to none that is a number or an argument.
     """
+
+    def of(each: ast.expr) -> float:
+        return _size_factors(script, each, depth + 1)
+
     if depth > _DEEPEST:
-        return None
+        return nan
     if script.is_size(node):
         return 1
     if isinstance(node, ast.BinOp):
-        left = _size_factors(script, node.left, depth + 1)
-        right = _size_factors(script, node.right, depth + 1)
-        if left is None or right is None:
-            return None
-        if isinstance(node.op, ast.Mult):
-            return left + right
-        if is_division(node):
-            return left - right
-        return 0 if left == right == 0 else None
+        left, right = of(node.left), of(node.right)
+        is_constant = left == right == 0
+        return left + _SIGNS.get(type(node.op), 0 if is_constant else nan) * right
     if isinstance(node, ast.Call):
-        passes = last_name(node) in _PASSING and node.args
-        return _size_factors(script, node.args[0], depth + 1) if passes else None
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        return _of_name(script, node, depth + 1)
-    return 0 if isinstance(node, (ast.Constant, ast.UnaryOp, ast.Subscript)) else None
+        return of(node.args[0]) if last_name(node) in _PASSING and node.args else nan
+    if isinstance(node, NAMES):
+        return _of_name(script, node, of)
+    return 0 if isinstance(node, (ast.Constant, ast.UnaryOp, ast.Subscript)) else nan
 
 
-def _of_name(script: Script, node: ast.expr, depth: int) -> int | None:
+def _of_name(script: Script, node: ast.expr, of: Callable[[ast.expr], float]) -> float:
     """Return the factors of what a name is assigned once, and of what it is multiplied by later."""
-    found, firsts = 0, 0
+    found, firsts = 0.0, 0
     for value in script.values(node):
-        factors = _size_factors(script, value, depth)
-        if factors is None:
-            return None
         later = script.parent(value)
-        if not isinstance(later, ast.AugAssign):
-            firsts += 1
-        elif is_division(later):
-            factors = -factors
-        elif not isinstance(later.op, ast.Mult):
-            return None
-        found += factors
-    return found if firsts <= 1 else None
+        is_later = isinstance(later, ast.AugAssign)
+        firsts += not is_later
+        found += of(value) * (_SIGNS.get(type(later.op), nan) if is_later else 1)
+    return found if firsts <= 1 else nan
 
 
 @rule(
@@ -180,35 +171,31 @@ def _of_name(script: Script, node: ast.expr, depth: int) -> int | None:
 def hvd305(script: Script) -> Places:
     if script.starts_processes or "DataParallel" in script.words:
         return
-    for node in script.nodes:
-        if not script.runs_on_ranks(node):
-            continue
-        if isinstance(node, ast.Assign) and _is_device_count(script, node.value):
-            for name in map(last_name, node.targets):
-                if name in _COUNTS:
-                    yield node, f"{name} is the number of GPUs of this node"
-        elif isinstance(node, ast.Call):
-            for each in node.keywords:
-                named = last_name(each.value) in _COUNTS
-                if each.arg in _COUNTS and not named and _is_device_count(script, each.value):
-                    yield each.value, f"{each.arg} is the number of GPUs of this node"
-        elif isinstance(node, ast.BinOp) and last_name(node.right) not in _COUNTS:
-            counts = _is_device_count(script, node.right)
-            if counts and (what := _scaled(script, node)):
-                yield node, f"the {what} depends on the number of GPUs of this node"
+    for node in filter(script.runs_on_ranks, script.nodes):
+        given: list[tuple[str | None, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            given = [(last_name(each), node.value) for each in node.targets]
+        elif isinstance(node, ast.keyword):
+            given = [(node.arg, node.value)]
+        elif isinstance(node, ast.BinOp) and (what := _scaled(script, node)):
+            yield node, f"the {what} depends on the number of GPUs of this node"
+        for name, value in given:
+            if name in _COUNTS and _is_device_count(script, value):
+                yield value, f"{name} is the number of GPUs of this node"
 
 
 def _is_device_count(script: Script, node: ast.expr) -> bool:
-    return set(script.makers(node)) == {"torch.cuda.device_count"}
+    is_reported = last_name(node) in _COUNTS
+    return not is_reported and set(script.makers(node)) == {"torch.cuda.device_count"}
 
 
 def _scaled(script: Script, node: ast.BinOp) -> str:
-    """Return what a product or a quotient is, unless the script means that of a node."""
+    """Return what is scaled by the number of GPUs, unless the script means that of a node."""
     told = (constant(keyword(call, "help")) for call in script.named("add_argument"))
-    if any("node" in str(each) for each in told):
+    if not _is_device_count(script, node.right) or any("node" in str(each) for each in told):
         return ""
     words = {word.lower() for word in words_in(node.left)}
-    if is_division(node):
+    if divided(node):
         sizes = script.origins(*train_batch_sizes(script))
         return "batch" if node in sizes or any("batch" in word for word in words) else ""
     rates = script.origins(*(rate for _, rate in _rates(script)))
@@ -240,7 +227,7 @@ def hvd502(script: Script) -> Places:
 def _unequal_start(script: Script) -> Places:
     if not script.uses_hvd or equal_seeds(script):
         return
-    if any(_EQUAL_ANYWAY.search(word) for word in script.words):
+    if any(map(_EQUAL_ANYWAY.search, script.words)):
         return
     for call in script.named(*_WRAPPERS):
         if script.full(call).startswith(HVD) and script.runs_on_ranks(call):
@@ -296,8 +283,6 @@ def _own_step(script: Script, what: str) -> Places:
     """Yield the first step on all ranks of an optimizer that this script makes; it has backward."""
     for call in script.everywhere(script.named("step")) if script.named("backward") else ():
         makers = script.makers(call.func.value) if isinstance(call.func, ast.Attribute) else []
-        if makers and all(
-            name.startswith("torch.optim.") and "lr_scheduler" not in name for name in makers
-        ):
+        if makers and all(map(_OWN_OPTIMIZER.match, makers)):
             yield call, what
             return

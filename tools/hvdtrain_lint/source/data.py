@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import arguments, calls_in, constant, gives, keyword, last_name
+from hvdtrain_lint.source.tree import (
+    NAMES,
+    arguments,
+    calls_in,
+    constant,
+    gives,
+    keyword,
+    last_name,
+)
 
 _EVALUATION = re.compile(
     r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
@@ -23,22 +33,19 @@ _LOOKING = {
 _TRAINING = {"backward", "apply_gradients", "minimize", "train_on_batch"}
 _NO_GRADIENTS = {"no_grad", "inference_mode"}
 _DEEPEST = 8
+_SIZE_POSITIONS = {"DataLoader": 1, "fit": 2, "batch": 0}
 
 
 def evaluates(script: Script, *nodes: ast.expr | None) -> bool:
     """Return whether data or a loader is for evaluation: by the loops over it, else by names."""
-    given = {node: script.origins(node) for node in nodes if node is not None}
-    trained = {
-        _trains(script, reading)
-        for origins in given.values()
-        for origin in origins
-        for reading in _readings(script, origin)
-    }
-    if True in trained or False in trained:
+    known = [node for node in nodes if node is not None]
+    readings = (each for origin in script.origins(*known) for each in _readings(script, origin))
+    trained = {_trains(script, each) for each in readings}
+    if trained - {None}:
         return True not in trained
     return any(
-        _is_for_evaluation(node) or all(_is_for_evaluation(each) for each in origins)
-        for node, origins in given.items()
+        _is_for_evaluation(node) or all(map(_is_for_evaluation, script.origins(node)))
+        for node in known
     )
 
 
@@ -50,12 +57,8 @@ def is_read_again(script: Script, sampler: ast.Call) -> bool:
 def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]]:
     """Yield the calls that make samplers of these classes, and whether they are for evaluation."""
     for call in script.named(*names):
-        target = script.parent(call)
-        targets: list[ast.expr] = []
-        if isinstance(target, ast.Assign):
-            targets = target.targets
-        elif isinstance(target, ast.AnnAssign):
-            targets = [target.target]
+        holder = script.parent(call)
+        targets = getattr(holder, "targets", [getattr(holder, "target", call)])
         by_name = any(_EVALUATION.search(last_name(each)) for each in targets)
         trains = any(_trains(script, each) for each in _readings(script, call))
         evaluated = evaluates(script, call, keyword(call, "dataset", 0))
@@ -64,17 +67,11 @@ def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]
 
 def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
     """Yield the batch sizes of loaders and fits, without those for evaluation."""
-    for call in script.named("DataLoader", "fit", "batch"):
-        last, owner = script.last(call), call.func
-        if last == "DataLoader":
-            data, size = keyword(call, "dataset", 0), keyword(call, "batch_size", 1)
-        elif not isinstance(owner, ast.Attribute):
-            continue
-        elif last == "fit":
-            data, size = None, keyword(call, "batch_size", 2)
-        else:
-            data, size = owner.value, keyword(call, "batch_size", 0)
-        if size is not None and (data is None or not evaluates(script, data)):
+    for call in script.named(*_SIZE_POSITIONS):
+        last, owner = script.last(call), getattr(call.func, "value", None)
+        size = keyword(call, "batch_size", _SIZE_POSITIONS[last])
+        data = {"DataLoader": keyword(call, "dataset", 0), "batch": owner}.get(last)
+        if size and (owner or last == "DataLoader") and not (data and evaluates(script, data)):
             yield size
 
 
@@ -93,13 +90,17 @@ def is_every_nth(script: Script, node: ast.expr) -> bool:
 
 def _readings(script: Script, made: ast.expr) -> list[ast.AST]:
     """Return the loops that read what a call has made, and the calls of other files that may."""
-    if script.readings is None:
-        script.readings = {}
-        for node in script.known:
-            for read in _read_by(script, node):
-                for each in _sources(script, read, _DEEPEST):
-                    script.readings.setdefault(each, []).append(node)
-    return script.readings.get(made, [])
+    return _all_readings(script).get(made, [])
+
+
+@lru_cache(maxsize=1)
+def _all_readings(script: Script) -> dict[ast.expr, list[ast.AST]]:
+    found: dict[ast.expr, list[ast.AST]] = defaultdict(list)
+    for node in script.known:
+        for read in _read_by(script, node):
+            for each in _sources(script, read, _DEEPEST):
+                found[each].append(node)
+    return found
 
 
 def _read_by(script: Script, node: ast.AST) -> list[ast.expr]:
@@ -109,7 +110,7 @@ def _read_by(script: Script, node: ast.AST) -> list[ast.expr]:
         return []
     if script.called(node) or script.last(node)[:1].isupper():
         return []
-    return [each for each in node.args if isinstance(each, (ast.Name, ast.Attribute))]
+    return [each for each in node.args if isinstance(each, NAMES)]
 
 
 def _sources(script: Script, node: ast.expr, depth: int) -> Iterator[ast.Call]:
@@ -124,22 +125,15 @@ def _sources(script: Script, node: ast.expr, depth: int) -> Iterator[ast.Call]:
 
 def _trains(script: Script, reading: ast.AST) -> bool | None:
     """Return whether a loop trains; False if it surely evaluates, None if that is not seen."""
-    if isinstance(reading, (ast.For, ast.AsyncFor)):
-        calls = calls_in(reading)
-        inside = [function for call in calls for function in script.called(call)]
-        calls += calls_in(*script.reached(inside))
-        if any(last_name(call) in _TRAINING for call in calls):
-            return True
-    around = [holder for holder, _ in script.within(reading) if isinstance(holder, ast.With)]
-    contexts = {last_name(item.context_expr) for holder in around for item in holder.items}
-    return False if _NO_GRADIENTS & (contexts | script.decorators(reading)) else None
+    calls = calls_in(reading) if isinstance(reading, (ast.For, ast.AsyncFor)) else []
+    calls += calls_in(*script.reached(each for call in calls for each in script.called(call)))
+    if any(last_name(call) in _TRAINING for call in calls):
+        return True
+    return False if _NO_GRADIENTS & script.contexts(reading) else None
 
 
 def _runs_again(loop: ast.For | ast.While) -> bool:
-    if not isinstance(loop, ast.For) or last_name(loop.iter) != "range":
-        return True
-    bound = arguments(loop.iter) if isinstance(loop.iter, ast.Call) else []
-    return len(bound) != 1 or constant(bound[0]) != 1
+    return isinstance(loop, ast.While) or ast.unparse(loop.iter) != "range(1)"
 
 
 def _is_for_evaluation(node: ast.expr) -> bool:

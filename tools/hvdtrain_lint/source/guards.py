@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,10 @@ _STARTS = {"init_process_group", "Accelerator", "init_distributed"}
 # They start processes that run a function: what calls them is not a rank itself.
 _STARTERS = {"spawn", "start_processes", "TorchDistributor", "notebook_launcher", "HorovodRunner"}
 _STARTING_MODULES = ("hvdtrain", "horovod", "horovod.spark", "horovod.ray", "hvdtrain.spark")
-_ONE_RANK_DECORATORS = (
-    *("rank_zero", "on_main_process", "on_local_main_process", "main_process_only", "master_only"),
-    *("is_master", "only_on"),
+# Contexts and decorators that let one process in after the other, rank 0 first, or one only.
+_ALONE = re.compile(
+    r"lock|first|main_process|main_rank|rank_zero|master_only|is_master|only_on", re.IGNORECASE
 )
-# Contexts that let one process in after the other, or rank 0 first.
-_TURNS = ("lock", "first", "main_process", "main_rank", "rank_zero")
 
 
 @dataclass(frozen=True)
@@ -96,23 +95,18 @@ class Guards(Ranks):
         for holder, child in self.within(node):
             if isinstance(holder, ast.BoolOp):
                 tests += [value for value in holder.values if value is not child]
-            elif isinstance(holder, (ast.With, ast.AsyncWith)):
-                words = words_in(*(item.context_expr for item in holder.items))
-                if any(part in word.lower() for word in words for part in _TURNS):
-                    return True
         tests += [each.test for each in self._leaving(node)]
-        scope = self.scope(node)
-        words = self.decorators(node)
-        if any(map(self.perhaps, tests)) or any(
-            part in word for word in words for part in _ONE_RANK_DECORATORS
-        ):
+        if any(map(self.perhaps, tests)) or any(map(_ALONE.search, self.contexts(node))):
             return True
+        scope = self.scope(node)
         sites = [] if scope in seen else self._sites[scope]
         return bool(sites) and all(self.is_guarded(site, seen | {scope}) for site in sites)
 
-    def decorators(self, node: ast.AST) -> set[str]:
-        """Return the words of the decorators of the function around a node."""
-        return words_in(*getattr(self.scope(node), "decorator_list", ()))
+    def contexts(self, node: ast.AST) -> set[str]:
+        """Return the words in `with` around a node, and in decorators of the function around it."""
+        around = (h for h, _ in self.within(node) if isinstance(h, (ast.With, ast.AsyncWith)))
+        contexts = (item.context_expr for holder in around for item in holder.items)
+        return words_in(*contexts, *getattr(self.scope(node), "decorator_list", ()))
 
     def _is_start(self, call: ast.Call) -> bool:
         return self.full(call) == f"{HVD}.init" or self.last(call) in _STARTS

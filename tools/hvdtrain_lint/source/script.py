@@ -20,9 +20,6 @@ _TRAINERS = ("Trainer", "Fabric", "Seq2SeqTrainer", "Engine")
 class Script(Guards):
     """What is known of a script."""
 
-    # The loops that read what a call has made; see data.py, which fills it when it is asked.
-    readings: dict[ast.expr, list[ast.AST]] | None = None
-
     @cached_property
     def uses_hvd(self) -> bool:
         """Whether it starts ranks through Horovod's interface."""

@@ -149,9 +149,12 @@ def constant(node: ast.AST | None) -> object:
     return node.value if isinstance(node, ast.Constant) else ""
 
 
-def is_division(node: ast.AST) -> bool:
-    """Return whether a node divides, x = x / y included."""
-    return isinstance(getattr(node, "op", None), (ast.Div, ast.FloorDiv))
+def divided(node: ast.AST) -> ast.expr | None:
+    """Return what a node divides, x for x = x / y too; None if it is no division."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
+        return node.target
+    is_division = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv))
+    return node.left if is_division else None  # type: ignore[attr-defined]
 
 
 def words_in(*nodes: ast.AST) -> set[str]:
