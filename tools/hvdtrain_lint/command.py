@@ -55,18 +55,10 @@ def _check(scripts: Sequence[Path], steps: int | None) -> tuple[list[Finding], l
     """Return what is wrong with the scripts, and why some could not be checked."""
     findings: list[Finding] = []
     errors: list[UsageError] = []
-    readable = []
     for script in scripts:
         try:
             findings += check_script(script)
-            readable.append(script)
-        except UsageError as error:
-            errors.append(error)
-    if steps is None:
-        return findings, errors
-    for script in readable:
-        try:
-            findings += run_script(script, steps)
+            findings += run_script(script, steps) if steps else []
         except UsageError as error:
             errors.append(error)
     return findings, errors

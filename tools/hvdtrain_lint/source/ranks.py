@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from hvdtrain_lint.source.tree import NAMES, Function, constant, last_name, path_of, words_in
+from hvdtrain_lint.source.tree import NAMES, constant, last_name, path_of, words_in
 from hvdtrain_lint.source.values import HVD, Values
 
 _RANK, _SIZE = "rank", "size"
@@ -148,9 +148,6 @@ class Ranks(Values):
             return False
         if _MAIN.fullmatch(last_name(node)):
             return True
-        if isinstance(node, ast.Call):
-            called = self.likely_called(node)
-            return bool(called) and all(self._is_test_of_rank(function) for function in called)
         return self._every_value("test", node, self._is_test)
 
     def _every_value(self, kind: object, node: ast.expr, holds: Callable[[ast.expr], bool]) -> bool:
@@ -171,7 +168,3 @@ class Ranks(Values):
             flags = [bool(each.value) for each in parts if isinstance(each, ast.Constant)]
             return sorted(flags) == [False, True] and self.branches(value.test)[0]
         return not isinstance(value, NAMES) and self.branches(value)[0]
-
-    def _is_test_of_rank(self, function: Function) -> bool:
-        values = self.returned(function)
-        return bool(values) and all(isinstance(v, ast.Compare) and self._is_test(v) for v in values)

@@ -56,7 +56,7 @@ class Values(Tree):
         self.frameworks = {framework for _, framework, _ in interfaces}
         self.from_horovod = any(root == "horovod" for root, _, _ in interfaces)
         for call in (node for node in self.known if isinstance(node, ast.Call)):
-            for function in self.likely_called(call):
+            for function in self.called(call, or_likely=True):
                 for name, value in self._bound(function, call):
                     self._values[function, name].append((value, None))
 
@@ -104,26 +104,23 @@ class Values(Tree):
         calls = (each for each in self.origins(node) if isinstance(each, ast.Call))
         return [call for call in calls if self.last(call) in names]
 
-    def called(self, call: ast.Call) -> list[Function]:
-        """Return the functions of the script that a call may run; none if that is not certain."""
+    def called(self, call: ast.Call, or_likely: bool = False) -> list[Function]:
+        """Return the functions of the script that a call may run; none if that is not certain.
+
+        A likely one is the only method of that name, of an owner of which nothing is known.
+        """
         found: list[Function] = []
         for each in self._definitions(call.func):
             found += self._method(each, "__init__") if isinstance(each, ast.ClassDef) else [each]
         if found or not isinstance(call.func, ast.Attribute):
             return found
-        return self._of_owner(call.func.value, call.func.attr)
-
-    def likely_called(self, call: ast.Call) -> list[Function]:
-        """Return the same; for an owner of which nothing is known, the only method of that name."""
-        found, function = self.called(call), call.func
-        if found or not isinstance(function, ast.Attribute):
-            return found
-        first, _, rest = (path_of(function) or "").partition(".")
+        owner, named = call.func.value, self._methods[call.func.attr]
+        found = self._of_owner(owner, call.func.attr)
+        first, _, rest = (path_of(call.func) or "").partition(".")
         is_imported = rest and (first in self._full[self.root(call)] or first in self.modules)
-        named, owner = self._methods[function.attr], function.value
-        if is_imported or len(named) != 1 or self._class_around(owner):
+        if found or not or_likely or is_imported or len(named) != 1 or self._class_around(owner):
             return found
-        return named if all(isinstance(each, NAMES) for each in self.origins(owner)) else found
+        return named if all(isinstance(each, NAMES) for each in self.origins(owner)) else []
 
     def returned(self, function: Function) -> list[ast.expr]:
         """Return what a function gives back, None left out where it is given without a word."""
@@ -276,7 +273,7 @@ class Values(Tree):
         if call in self._asked:  # a function that calls itself
             return []
         self._asked.add(call)
-        called = self.called(call)
+        called = self.called(call, or_likely=True)
         self._asked.remove(call)
         given = [[v for v in self.returned(f) if constant(v) is not None] for f in called]
         is_known = all(given) and all(function.name != "__init__" for function in called)
