@@ -100,7 +100,6 @@ MISTAKES: list[tuple[str, str, str]] = [
         "hits = test(model, DataLoader(val_data, 8, sampler=sampler))\n"
         "if rank == 0:\n    print(hits)\n",
     ),
-    ("HVD204", HVD, "loss = hvd.allreduce(x).item() / hvd.size()  # here\n"),
     ("HVD205", KERAS, "stop = keras.callbacks.ReduceLROnPlateau(monitor='loss')  # here\n"),
     (
         "HVD207",
@@ -112,12 +111,6 @@ MISTAKES: list[tuple[str, str, str]] = [
         DDP,
         "loader = DataLoader(test_set, 8)\nhits = count(loader)\ndist.all_reduce(hits)\n"
         "print(rank, hits / len(loader.dataset))  # here\n",
-    ),
-    (
-        "HVD301",
-        HVD,
-        "o = torch.optim.SGD(p, lr=0.1 * hvd.size())  # here\n"
-        "loader = torch.utils.data.DataLoader(data, batch_size=64 // hvd.size())\n",
     ),
     ("HVD304", DDP, "loader = DataLoader(data, batch_size=global_batch_size)  # here\n"),
     (
@@ -142,8 +135,6 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("HVD405", DDP + "from tqdm import tqdm\n", "for x in tqdm(xs):  # here\n    step(x)\n"),
     ("HVD405", KERAS, "model.fit(x, y, callbacks=[state])  # here\n"),
     ("HVD406", KERAS, "data = keras.datasets.mnist.load_data()  # here\n"),
-    ("HVD503", HVD, "if hvd.rank() == 0:\n    model.load_state_dict(torch.load('m.pt'))  # here\n"),
-    ("HVD601", DDP, "dist.barrier()\ndist.barrier()  # here\n"),
 ]
 
 # Code, beginning of the script, the rest as it should be.

@@ -17,7 +17,61 @@ def found(folder: Path, text: str) -> list[Finding]:
     return check_script(path)
 
 
-@pytest.mark.parametrize(("code", "start", "rest"), MISTAKES + PLAIN_MISTAKES)
+# Two methods of one name, of which one, the last in the text, tells rank 0 from the others.
+TESTS = """
+class Options:
+    def first(self):
+        return self.kind == "first"
+
+class Log:
+    def first(self):
+        return rank == 0
+"""
+# Two methods of one name, of which the first communicates on the ranks that it is told to.
+JOBS = """
+class Saver:
+    def run(self, chosen):
+        if chosen:
+            dist.barrier()  # perhaps
+
+class Printer:
+    def run(self, chosen):
+        if chosen:
+            print(x)
+"""
+METHODS_FOUND = [
+    TESTS + "log = Log()\nif log.first():\n    dist.barrier()  # here\n",
+    TESTS + "if Log().first():\n    dist.barrier()  # here\n",
+    # Where no other class has the name, the owner may be a part of another file.
+    "class Log:\n    def first(self):\n        return rank == 0\n"
+    "def run(log):\n    if log.first():\n        dist.barrier()  # here\n",
+    JOBS.replace("perhaps", "here") + "Saver().run(rank == 0)\nPrinter().run(step == 0)\n",
+    # A function inside another one, and one of its name outside.
+    "def first():\n    return step == 0\ndef run():\n    def first():\n        return rank == 0\n"
+    "    if first():\n        dist.barrier()  # here\n",
+    # The class of a method may be named, which then gets `self` as an argument.
+    "class Base:\n    def __init__(self, chosen):\n        if chosen:\n"
+    "            dist.barrier()  # here\n"
+    "class Other(Base):\n    def __init__(self):\n        Base.__init__(self, rank == 0)\n",
+]
+METHODS_LEFT_ALONE = [
+    TESTS + "options = Options()\nif options.first():\n    dist.barrier()\n",
+    TESTS + "def run(any):\n    if any.first():\n        dist.barrier()\n",
+    TESTS + "def first():\n    return step == 0\nif first():\n    dist.barrier()\n",
+    TESTS + "import other\nif other.first():\n    dist.barrier()\n",
+    TESTS + "from other import first\nif first():\n    dist.barrier()\n",
+    JOBS + "Printer().run(rank == 0)\n",
+    JOBS + "def each(job):\n    job.run(rank == 0)\n",
+    JOBS + "import other\nother.run(rank == 0)\nother.Job().run(rank == 0)\n",
+    JOBS + "def run(chosen):\n    print(chosen)\nrun(rank == 0)\n",
+    "def first():\n    return rank == 0\ndef run():\n    def first():\n        return step == 0\n"
+    "    if first():\n        dist.barrier()\n",
+]
+METHOD_MISTAKES = [("HVD101", DDP, rest) for rest in METHODS_FOUND]
+METHODS_RIGHT = [("HVD101", DDP, rest) for rest in METHODS_LEFT_ALONE]
+
+
+@pytest.mark.parametrize(("code", "start", "rest"), MISTAKES + PLAIN_MISTAKES + METHOD_MISTAKES)
 def test_a_mistake_is_found(tmp_path: Path, code: str, start: str, rest: str) -> None:
     text = start + rest
     lines = [number for number, line in enumerate(text.splitlines(), 1) if "# here" in line]
@@ -25,7 +79,7 @@ def test_a_mistake_is_found(tmp_path: Path, code: str, start: str, rest: str) ->
     assert hits == lines
 
 
-@pytest.mark.parametrize(("code", "start", "rest"), RIGHT + PLAIN_RIGHT)
+@pytest.mark.parametrize(("code", "start", "rest"), RIGHT + PLAIN_RIGHT + METHODS_RIGHT)
 def test_what_is_right_is_left_alone(tmp_path: Path, code: str, start: str, rest: str) -> None:
     assert [str(each) for each in found(tmp_path, start + rest) if each.code == code] == []
 
@@ -52,77 +106,6 @@ def test_values_are_followed_into_modules_beside_the_script(tmp_path: Path) -> N
     assert hits == [
         *(("HVD104", first), ("HVD104", first + 1), ("HVD101", first + 2), ("HVD101", first + 3))
     ]
-
-
-# Two methods of one name, of which one, the last in the text, tells rank 0 from the others.
-TESTS = """
-class Options:
-    def first(self):
-        return self.kind == "first"
-
-class Log:
-    def first(self):
-        return rank == 0
-"""
-# Two methods of one name, of which the first communicates on the ranks that it is told to.
-JOBS = """
-class Saver:
-    def run(self, chosen):
-        if chosen:
-            dist.barrier()  # perhaps
-
-class Printer:
-    def run(self, chosen):
-        if chosen:
-            print(x)
-"""
-FOUND = [
-    TESTS + "log = Log()\nif log.first():\n    dist.barrier()  # here\n",
-    TESTS + "if Log().first():\n    dist.barrier()  # here\n",
-    # Where no other class has the name, the owner may be a part of another file.
-    "class Log:\n    def first(self):\n        return rank == 0\n"
-    "def run(log):\n    if log.first():\n        dist.barrier()  # here\n",
-    JOBS.replace("perhaps", "here") + "Saver().run(rank == 0)\nPrinter().run(step == 0)\n",
-    # A function inside another one, and one of its name outside.
-    "def first():\n    return step == 0\ndef run():\n    def first():\n        return rank == 0\n"
-    "    if first():\n        dist.barrier()  # here\n",
-    # The class of a method may be named, which then gets `self` as an argument.
-    "class Base:\n    def __init__(self, chosen):\n        if chosen:\n"
-    "            dist.barrier()  # here\n"
-    "class Other(Base):\n    def __init__(self):\n        Base.__init__(self, rank == 0)\n",
-]
-LEFT_ALONE = [
-    TESTS + "options = Options()\nif options.first():\n    dist.barrier()\n",
-    TESTS + "def run(any):\n    if any.first():\n        dist.barrier()\n",
-    TESTS + "def first():\n    return step == 0\nif first():\n    dist.barrier()\n",
-    TESTS + "import other\nif other.first():\n    dist.barrier()\n",
-    TESTS + "from other import first\nif first():\n    dist.barrier()\n",
-    JOBS + "Printer().run(rank == 0)\n",
-    JOBS + "def each(job):\n    job.run(rank == 0)\n",
-    JOBS + "import other\nother.run(rank == 0)\nother.Job().run(rank == 0)\n",
-    JOBS + "def run(chosen):\n    print(chosen)\nrun(rank == 0)\n",
-    "def first():\n    return rank == 0\ndef run():\n    def first():\n        return step == 0\n"
-    "    if first():\n        dist.barrier()\n",
-]
-
-
-def meetings(folder: Path, text: str) -> list[int]:
-    """Return the lines in which the lint finds a collective operation of some ranks."""
-    path = folder / "script.py"
-    path.write_text(text)
-    return [finding.line for finding in check_script(path) if finding.code == "HVD101"]
-
-
-@pytest.mark.parametrize("rest", FOUND)
-def test_the_method_of_the_right_class_is_found(tmp_path: Path, rest: str) -> None:
-    text = DDP + rest
-    here = [number for number, line in enumerate(text.splitlines(), 1) if "# here" in line]
-    assert meetings(tmp_path, text) == here
-
-
-@pytest.mark.parametrize("rest", LEFT_ALONE)
-def test_methods_of_other_classes_are_left_alone(tmp_path: Path, rest: str) -> None:
-    assert meetings(tmp_path, DDP + rest) == []
 
 
 DDP_LOOP = """
