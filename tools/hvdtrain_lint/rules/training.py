@@ -191,8 +191,10 @@ def _is_device_count(script: Script, node: ast.expr) -> bool:
 
 def _scaled(script: Script, node: ast.BinOp) -> str:
     """Return what is scaled by the number of GPUs, unless the script means that of a node."""
+    if not _is_device_count(script, node.right):
+        return ""
     told = (constant(keyword(call, "help")) for call in script.named("add_argument"))
-    if not _is_device_count(script, node.right) or any("node" in str(each) for each in told):
+    if any("node" in str(each) for each in told):
         return ""
     words = {word.lower() for word in words_in(node.left)}
     if divided(node):
