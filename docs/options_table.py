@@ -41,8 +41,8 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 def _row(option: Option) -> tuple[str, ...]:
     name = "first argument" if option.name == "recipe" else f"`--{option.key}`"
-    text = _PAGES.sub(r"[\1](\1.md)", option.declaration.text)
-    choices = ", ".join(f"`{choice}`" for choice in option.declaration.choices)
+    text = _PAGES.sub(r"[\1](\1.md)", option.text)
+    choices = ", ".join(f"`{choice}`" for choice in option.choices)
     return (name, option.default_text, f"{text} {choices}".rstrip())
 
 

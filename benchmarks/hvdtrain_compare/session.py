@@ -12,8 +12,7 @@ from typing import Any
 
 from hvdtrain import __version__
 from hvdtrain.check.checks import find_cores
-from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.running import RUNS
+from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.records import json_text, new_directory, prepare_directory
 from hvdtrain_compare.contenders import Contender, reference
 from hvdtrain_compare.results.page import require_jinja, write_page

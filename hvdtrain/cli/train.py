@@ -50,14 +50,14 @@ def _with_options(function: F) -> F:
 
 def _parameter(option: Option) -> Callable[[F], F]:
     if option.name == "recipe":
-        return click.argument("recipe", required=False, metavar=f"[{option.declaration.metavar}]")
+        return click.argument("recipe", required=False, metavar=f"[{option.metavar}]")
     flag = f"--{option.key}"
-    settings: dict[str, Any] = {"default": None, "help": option.declaration.text}
+    settings: dict[str, Any] = {"default": None, "help": option.text}
     if option.default_text:
         settings["help"] += f"  [default: {option.default_text}]"
     if option.kind is bool:
         return click.option(f"{flag}/--no-{option.key}", **settings)
-    settings["metavar"] = option.declaration.metavar or None
+    settings["metavar"] = option.metavar or None
     if option.kind in _TYPES:
         return click.option(flag, type=_TYPES[option.kind], **settings)
     return click.option(flag, multiple=True, **settings)

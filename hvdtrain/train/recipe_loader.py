@@ -16,17 +16,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import read_text, shorten
+from hvdtrain.train.options.config_file import shorten
+from hvdtrain.train.options.declare import KINDS
 from hvdtrain.train.recipes.recipe import Recipe
 
-_SIMPLE: Mapping[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Path: "a path",
-    NoneType: "none",
-}
 _NULLS = ("none", "null")
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
 
@@ -35,7 +28,7 @@ def convert(value: Any, hint: Any) -> Any:
     """Return a value converted to an annotation."""
     if hint is Any:
         return value
-    if hint in _SIMPLE:
+    if hint in (*KINDS, NoneType):
         return _simple(value, hint)
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
@@ -49,8 +42,10 @@ def convert(value: Any, hint: Any) -> Any:
 
 def describe_hint(hint: Any) -> str:
     """Describe the values that an annotation accepts."""
-    if hint in _SIMPLE:
-        return _SIMPLE[hint]
+    if hint in KINDS:
+        return KINDS[hint].words
+    if hint is NoneType:
+        return "none"
     origin, parts = get_origin(hint) or hint, get_args(hint)
     if origin in (Union, UnionType):
         return " or ".join(map(describe_hint, parts))
@@ -68,7 +63,7 @@ def hint_of_default(default: Any) -> Any:
     if isinstance(default, list | tuple):
         kind = type(default[0]) if default else str
         return list[kind] if isinstance(default, list) else tuple[kind, ...]  # type: ignore[valid-type]
-    return type(default) if type(default) in _SIMPLE and default is not None else Any
+    return type(default) if type(default) in KINDS else Any
 
 
 def _simple(value: Any, kind: Any) -> Any:
@@ -76,7 +71,7 @@ def _simple(value: Any, kind: Any) -> Any:
         if value is None or (isinstance(value, str) and value.lower() in _NULLS):
             return None
     elif isinstance(value, str):
-        return read_text(kind, value)
+        return KINDS[kind].read(value)
     # In Python True is an int.
     elif isinstance(value, bool) or kind is bool:
         if type(value) is kind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,46 +11,9 @@ from typing import Any
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options import OPTIONS, Option, TrainOptions
+from hvdtrain.train.options.declare import KINDS
 
-# Some parsers read numbers with leading zeros as octal, others as decimal.
-_INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
-_FLOAT = re.compile(
-    r"[+-]?(((0|[1-9](_?[0-9])*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|\.?inf|\.?nan)", re.IGNORECASE
-)
-_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _LONGEST_SHOWN = 60
-
-
-def _integer(text: str) -> int:
-    if not _INTEGER.fullmatch(text):
-        raise ValueError(text)
-    return int(text)
-
-
-def _float(text: str) -> float:
-    if not _FLOAT.fullmatch(text):
-        raise ValueError(text)
-    return float(re.sub(r"\.(?=inf|nan)", "", text, flags=re.IGNORECASE))
-
-
-def _bool(text: str) -> bool:
-    if text.lower() not in _BOOLS:
-        raise ValueError(text)
-    return _BOOLS[text.lower()]
-
-
-_READERS: Mapping[Any, Callable[[str], Any]] = {
-    bool: _bool,
-    int: _integer,
-    float: _float,
-    str: str,
-    Path: Path,
-}
-
-
-def read_text(kind: Any, text: str) -> Any:
-    """Return the value of a type that a text represents."""
-    return _READERS[kind](text)
 
 
 def shorten(value: Any) -> str:
@@ -165,7 +128,7 @@ def _scalar(option: Option, label: str, node: Any) -> Any:
             return None
     elif _is_text(node) and (node.style is None or option.kind in (str, Path)):
         try:
-            return read_text(option.kind, node.value)
+            return KINDS[option.kind].read(node.value)
         except ValueError:
             pass
     raise UsageError(f"{label} must be {option.expected}, got {_described(node)}")
@@ -232,9 +195,9 @@ def _lines(options: TrainOptions) -> Iterator[str]:
 
 
 def _comment(option: Option) -> str:
-    default = f"by default: {option.declaration.unset}" if option.declaration.unset else ""
-    choices = option.declaration.metavar if option.declaration.choices else ""
-    return "; ".join(filter(None, [option.declaration.text.removesuffix("."), choices, default]))
+    default = f"by default: {option.unset}" if option.unset else ""
+    choices = option.metavar if option.choices else ""
+    return "; ".join(filter(None, [option.text.removesuffix("."), choices, default]))
 
 
 def _written_value(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from hvdtrain.errors import UsageError
 
@@ -125,41 +125,72 @@ def every(label: str, value: str) -> None:
     Interval.parse(value, label)
 
 
-T = TypeVar("T")
+# Some parsers read numbers with leading zeros as octal, others as decimal.
+_INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*)")
+_FLOAT = re.compile(
+    r"[+-]?(((0|[1-9](_?[0-9])*)(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?|\.?inf|\.?nan)", re.IGNORECASE
+)
+_BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
-_METADATA = "hvdtrain"
-# For each type its description for people, and the type that Python values must have.
-_KINDS: Mapping[Any, tuple[str, type]] = {
-    bool: ("true or false", bool),
-    int: ("a whole number", numbers.Integral),
-    float: ("a number", numbers.Real),
-    str: ("text", str),
-    Path: ("a path", Path),
-    Mapping: ("names with values", Mapping),
-}
+
+def _integer(text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not _FLOAT.fullmatch(text):
+        raise ValueError(text)
+    return float(re.sub(r"\.(?=inf|nan)", "", text, flags=re.IGNORECASE))
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _BOOLS:
+        raise ValueError(text)
+    return _BOOLS[text.lower()]
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """What an option declares besides its name, its type and its default."""
+class Kind:
+    """A type of values, of options and of arguments of recipes.
 
-    text: str
-    metavar: str
-    choices: tuple[str, ...]
-    unset: str
-    check: Check | None
+    Attributes:
+        words: description for people.
+        read: returns the value that a text represents, or raises ValueError.
+        accepted: the type that Python values must have.
+    """
+
+    words: str
+    read: Callable[[str], Any]
+    accepted: type
+
+
+KINDS: Mapping[Any, Kind] = {
+    bool: Kind("true or false", _bool, bool),
+    int: Kind("a whole number", _integer, numbers.Integral),
+    float: Kind("a number", _float, numbers.Real),
+    str: Kind("text", str, str),
+    Path: Kind("a path", Path, Path),
+}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option of `train`."""
+    """One option of `train`; see option()."""
 
     name: str
     kind: Any
     may_be_unset: bool
     default: Any
     group: str
-    declaration: Declaration
+    text: str
+    metavar: str
+    choices: tuple[str, ...]
+    unset: str
+    check: Check | None
 
     @property
     def key(self) -> str:
@@ -174,13 +205,13 @@ class Option:
     @property
     def expected(self) -> str:
         """A description of the type."""
-        return _KINDS[self.kind][0]
+        return "names with values" if self.kind is Mapping else KINDS[self.kind].words
 
     @property
     def default_text(self) -> str:
         """The default for people; empty if it is obvious."""
-        if self.default is None or self.declaration.unset:
-            return self.declaration.unset
+        if self.default is None or self.unset:
+            return self.unset
         if self.kind in (bool, Mapping):
             return ""
         return f"{self.default:g}" if self.kind is float else str(self.default)
@@ -190,76 +221,53 @@ class Option:
         label = label or self.label
         if value is None and self.may_be_unset:
             return
-        expected, accepted = _KINDS[self.kind]
+        accepted = Mapping if self.kind is Mapping else KINDS[self.kind].accepted
         # In Python True is an int.
         if not isinstance(value, accepted) or (isinstance(value, bool) and accepted is not bool):
-            raise UsageError(f"{label} must be {expected}, got {value!r}")
-        if self.declaration.check is not None:
-            self.declaration.check(label, value)
+            raise UsageError(f"{label} must be {self.expected}, got {value!r}")
+        if self.check is not None:
+            self.check(label, value)
 
-
-def as_given(name: str, value: object) -> str:
-    """Return an option and its value as they are given on the command line."""
-    flag = f"--{name.replace('_', '-')}"
-    return flag if value is True else f"{flag} {value}"
-
-
-class OptionGroup:
-    """Options of one topic: the base of frozen dataclasses whose fields are made by option()."""
-
-    title: ClassVar[str]
-
-    def check(self) -> None:
-        """Check that the options of this group go together."""
+    def given(self, value: object) -> str:
+        """Return the option with a value as on the command line."""
+        return self.label if value is True else f"{self.label} {value}"
 
 
 def option(
     default: T,
     text: str,
     *,
+    group: str = "",
     metavar: str = "",
     choices: Sequence[str] = (),
     unset: str = "",
     check: Check | None = None,
 ) -> T:
-    """Return a field of an OptionGroup; see Declaration."""
+    """Return the field of an option.
+
+    Args:
+        group: title of the topic that begins with this option.
+        unset: what applies where the option is None.
+    """
     if choices:
         metavar, check = f"[{'|'.join(choices)}]", check or one_of(choices)
-    metadata = {_METADATA: Declaration(text, metavar, tuple(choices), unset, check)}
+    about = {"text": text, "metavar": metavar, "choices": tuple(choices), "unset": unset}
+    metadata = {**about, "group": group, "check": check}
     if isinstance(default, Mapping):
         made: T = field(default_factory=dict, metadata=metadata)  # type: ignore[assignment]
         return made
     return field(default=default, metadata=metadata)
 
 
-def groups_of(kind: type) -> tuple[type[OptionGroup], ...]:
-    """Return the groups that a dataclass inherits.
-
-    Its last base is the first group, because a dataclass collects fields in that order.
-    """
-    return tuple(base for base in reversed(kind.__bases__) if issubclass(base, OptionGroup))
-
-
 def declared(kind: type) -> tuple[Option, ...]:
-    """Return the options of a dataclass that inherits groups, group by group."""
-    hints = get_type_hints(kind)
-    return tuple(
-        Option(
-            one.name,
-            _kind(hints[one.name]),
-            NoneType in get_args(hints[one.name]),
-            {} if one.default is MISSING else one.default,
-            group.title,
-            one.metadata[_METADATA],
-        )
-        for group in groups_of(kind)
-        for one in fields(group)  # type: ignore[arg-type]
-    )
-
-
-def _kind(hint: Any) -> Any:
-    """Return T of `T | None`, and Mapping of Mapping[K, V]."""
-    parts = get_args(hint)
-    if NoneType in parts:
-        (hint,) = (part for part in parts if part is not NoneType)
-    return get_origin(hint) or hint
+    """Return the options of a dataclass whose fields are made by option()."""
+    hints, group, found = get_type_hints(kind), "", []
+    for one in fields(kind):
+        hint, group = hints[one.name], one.metadata["group"] or group
+        unset = NoneType in get_args(hint)
+        if unset:
+            (hint,) = (part for part in get_args(hint) if part is not NoneType)
+        default = {} if one.default is MISSING else one.default
+        about = {**one.metadata, "group": group}
+        found.append(Option(one.name, get_origin(hint) or hint, unset, default, **about))
+    return tuple(found)

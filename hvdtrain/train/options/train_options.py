@@ -1,69 +1,160 @@
-"""All options of a training run, checked before anything starts; those of a step."""
+"""All options of a training run, declared once and checked before anything starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.gradients.exchange import Exchange, Kind
+from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.devices import DeviceWish, parse_gpu_map
+from hvdtrain.engines import registry
 from hvdtrain.errors import UsageError
-from hvdtrain.train.optimizers.schedule import (
-    OPTIMIZERS,
-    SCALINGS,
-    SCHEDULES,
-    parse_milestones,
-    scaled_lr,
-)
+from hvdtrain.train.optimizers.schedule import OPTIMIZERS, SCALINGS, SCHEDULES, scaled_lr
 from hvdtrain.train.options.declare import (
-    OptionGroup,
-    as_given,
     at_least,
     between_0_and_1,
     declared,
     every,
-    groups_of,
     not_empty,
     not_negative,
+    one_of,
     option,
     positive,
 )
-from hvdtrain.train.options.running import (
-    DataOptions,
-    DeviceOptions,
-    MonitoringOptions,
-    SavingOptions,
-    TaskOptions,
-    TrackingOptions,
-)
+from hvdtrain.train.options.rules import RECIPES, require_consistent
 from hvdtrain.train.parameter_server.settings import ALLREDUCE, ParameterServer, parse_strategy
+from hvdtrain.train.tracking.trackers import TRACKERS
 
+FRAMEWORKS = ("torch", "keras")
+BACKENDS = ("tensorflow", "torch", "jax")
+DTYPES = ("float32", "float64")
+RUNS = Path("runs")
 # Learning rates for one rank.
 DEFAULT_LR = {"sgd": 0.02, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.002}
-SGD_MOMENTUM = 0.9
 
-_DEFAULT_LR_TEXT = ", ".join(f"{name} {value:g}" for name, value in DEFAULT_LR.items())
-_WITH_MOMENTUM = ("sgd", "lars")
-_OF_LAYERS = ("lars", "lamb")
+_FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)
+_BATCH_SIZE = 16
+_AVERAGE = "average"
+
+
+def _check_framework(label: str, value: str) -> None:
+    if value == "tensorflow":
+        raise UsageError(
+            f"{label} tensorflow was removed: it trained the same Keras models; use --framework "
+            "keras --backend tensorflow (in a file: framework: keras, backend: tensorflow)"
+        )
+    one_of(FRAMEWORKS)(label, value)
+
+
+def _check_seed(label: str, value: int) -> None:
+    if not 0 <= value < 1 << 63:
+        raise UsageError(f"{label} must be between 0 and 2^63 - 1, got {value}")
+
+
+def _check_exchange(label: str, value: str) -> None:
+    try:
+        make_exchange(value)
+    except ValueError as error:
+        raise UsageError(f"{label} {str(error).removeprefix('exchange ')}") from None
+
+
+def _check_strategy(label: str, value: str) -> None:
+    parse_strategy(label, value)
+
+
+class RecipeLocation(NamedTuple):
+    """Where the function of a recipe is."""
+
+    path: Path | None
+    function: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimisationOptions(OptionGroup):
-    """Options of the optimizer."""
+class TrainOptions:
+    """Options of one training run; the same on every rank."""
 
-    title = "Optimization"
-
-    optimizer: str = option("sgd", "Optimizer that updates the weights.", choices=OPTIMIZERS)
-    lr: float | None = option(
-        None, "Learning rate for one rank.", unset=_DEFAULT_LR_TEXT, check=positive
+    recipe: str = option(
+        "digits",
+        f"Model and data to train: {', '.join(RECIPES)}, or a function in your own file.",
+        group="What is trained",
+        metavar="NAME|FILE.py[:FUNCTION]",
     )
-    momentum: float = option(SGD_MOMENTUM, "Momentum of sgd and lars.", check=between_0_and_1)
-    weight_decay: float | None = option(
+    set: Mapping[str, Any] = option(
+        {},
+        "Argument of the recipe's function; may be given several times.",
+        metavar="NAME=VALUE",
+    )
+    data_dir: Path | None = option(None, "Directory of the recipe's data.", metavar="DIR")
+    framework: str = option(
+        "torch", "Framework that trains the model.", choices=FRAMEWORKS, check=_check_framework
+    )
+    backend: str | None = option(
         None,
-        "Weight decay.",
-        unset="adamw 0.01, else 0",
-        check=not_negative,
+        "Backend of Keras.",
+        choices=BACKENDS,
+        unset="$KERAS_BACKEND, or tensorflow",
+    )
+
+    epochs: int = option(
+        15,
+        "Passes over the training data in total, those before a resume included.",
+        group="Data",
+        check=at_least(1),
+    )
+    batch_size: int | None = option(
+        None, "Samples per rank and backward pass.", unset=str(_BATCH_SIZE), check=at_least(1)
+    )
+    global_batch_size: int | None = option(
+        None, "Samples of all ranks per step, instead of --batch-size.", check=at_least(1)
+    )
+    accumulate: int = option(
+        1, "Backward passes per step, whose gradients are accumulated.", check=at_least(1)
+    )
+    virtual_shards: int | None = option(
+        None,
+        "Parts of each batch, for the same bits on 1, 2, 4 ... ranks, see docs/numerics.md.",
+        check=at_least(1),
+    )
+    elastic_batch: str = option(
+        "keep",
+        "After ranks are lost: keep the samples of all ranks per step and the learning rate, or "
+        "rescale both to the remaining ranks.",
+        metavar="[keep|rescale]",
+        check=one_of(("keep", "rescale")),
+    )
+    elastic_snapshot: str | None = option(
+        None,
+        "How often ranks keep a snapshot in memory to go back to when ranks are killed, where "
+        "options need one, see docs/elastic.md: '50 steps', '30 seconds'.",
+        metavar="INTERVAL",
+        unset="as often as it takes 1 % of the time",
+        check=every,
+    )
+    workers: int = option(
+        0, "Processes per rank that load samples; 0: the rank loads them itself.", check=at_least(0)
+    )
+    seed: int = option(
+        0,
+        "Seed of the initial weights, the order of samples and all other randomness.",
+        check=_check_seed,
+    )
+
+    optimizer: str = option(
+        "sgd", "Optimizer that updates the weights.", group="Optimization", choices=OPTIMIZERS
+    )
+    lr: float | None = option(
+        None,
+        "Learning rate for one rank.",
+        unset=", ".join(f"{name} {value:g}" for name, value in DEFAULT_LR.items()),
+        check=positive,
+    )
+    momentum: float = option(0.9, "Momentum of sgd and lars.", check=between_0_and_1)
+    weight_decay: float | None = option(
+        None, "Weight decay.", unset="adamw 0.01, else 0", check=not_negative
     )
     clip_norm: float | None = option(
         None,
@@ -75,74 +166,33 @@ class OptimisationOptions(OptionGroup):
         "Decay of a moving average of the weights, such as 0.999, which is evaluated and saved.",
         check=between_0_and_1,
     )
-
     shard_optimizer: bool | None = option(
         None,
         "Share the optimizer's work and state among the ranks of a node, see docs/sharded.md.",
         unset="where it changes no bit of the results",
     )
 
-    def check(self) -> None:
-        if self.momentum != SGD_MOMENTUM and self.optimizer not in _WITH_MOMENTUM:
-            raise UsageError(
-                f"--momentum goes with --optimizer {' or '.join(_WITH_MOMENTUM)} only, got "
-                f"--optimizer {self.optimizer}"
-            )
-        if self.shard_optimizer and self.optimizer in _OF_LAYERS:
-            raise UsageError(
-                f"--shard-optimizer does not go with --optimizer {self.optimizer}, which needs the "
-                "norms of whole layers"
-            )
-
-    @property
-    def base_lr(self) -> float:
-        """The learning rate for one rank."""
-        return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
-
-
-DTYPES = ("float32", "float64")
-PRECISIONS = ("none", "bf16", "fp16")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionOptions(OptionGroup):
-    """Options for the types and the compilation of arithmetic."""
-
-    title = "Precision"
-
-    dtype: str = option("float32", "Data type of weights and arithmetic.", choices=DTYPES)
-    amp: str = option(
-        "none", "Mixed precision: the data type of matrix products.", choices=PRECISIONS
+    exchange: str = option(
+        _AVERAGE,
+        "How ranks combine gradients or weights, see docs/exchanges.md; 'hvdtrain exchanges' lists "
+        "them.",
+        group="Exchange",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_check_exchange,
     )
-    compile: str | None = option(
-        None,
-        "Compile the model with this backend of torch.compile, such as inductor.",
-        metavar="BACKEND",
-        check=not_empty,
+    strategy: str = option(
+        ALLREDUCE,
+        "allreduce, or a parameter server such as ps:servers=1,mode=async, see "
+        "docs/exchanges/parameter-server.md.",
+        metavar="NAME[:KEY=VALUE,...]",
+        check=_check_strategy,
     )
-
-    def check(self) -> None:
-        if self.amp != "none" and self.dtype != "float32":
-            raise UsageError(f"--amp {self.amp} goes with --dtype float32 only, got {self.dtype}")
-
-
-# The schedules that each option applies to.
-_GO_WITH = {
-    "milestones": ("step",),
-    "decay": ("step",),
-    "power": ("polynomial",),
-    "final_lr": ("cosine", "polynomial"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions(OptionGroup):
-    """Options of the learning rate schedule."""
-
-    title = "Learning rate over time"
 
     lr_scaling: str = option(
-        "linear", "How the learning rate grows with the ranks.", choices=SCALINGS
+        "linear",
+        "How the learning rate grows with the ranks.",
+        group="Learning rate over time",
+        choices=SCALINGS,
     )
     warmup_epochs: float = option(
         5.0, "Epochs in which it rises from the rate for one rank.", check=not_negative
@@ -159,151 +209,48 @@ class ScheduleOptions(OptionGroup):
         check=not_negative,
     )
 
-    def check(self) -> None:
-        for name, schedules in _GO_WITH.items():
-            if (
-                getattr(self, name) != getattr(ScheduleOptions, name)
-                and self.schedule not in schedules
-            ):
-                raise UsageError(
-                    f"--{name.replace('_', '-')} goes with --schedule {' or '.join(schedules)} "
-                    f"only, got --schedule {self.schedule}"
-                )
-        if self.schedule == "step" and not parse_milestones(self.milestones):
-            raise UsageError("--schedule step needs --milestones, the epochs, such as 30,60,80")
-
-
-_DEFAULT = "average"
-
-
-def _check_exchange(label: str, value: str) -> None:
-    try:
-        make_exchange(value)
-    except ValueError as error:
-        raise UsageError(f"{label} {str(error).removeprefix('exchange ')}") from None
-
-
-def _check_strategy(label: str, value: str) -> None:
-    parse_strategy(label, value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeOptions(OptionGroup):
-    """The options for what ranks send one another in each step, and which of them compute."""
-
-    title = "Exchange"
-
-    exchange: str = option(
-        _DEFAULT,
-        "How ranks combine gradients or weights, see docs/exchanges.md; 'hvdtrain exchanges' lists "
-        "them.",
-        metavar="NAME[:KEY=VALUE,...]",
-        check=_check_exchange,
+    dtype: str = option(
+        "float32", "Data type of weights and arithmetic.", group="Precision", choices=DTYPES
     )
-    strategy: str = option(
-        ALLREDUCE,
-        "allreduce, or a parameter server such as ps:servers=1,mode=async, see "
-        "docs/exchanges/parameter-server.md.",
-        metavar="NAME[:KEY=VALUE,...]",
-        check=_check_strategy,
+    amp: str = option(
+        "none",
+        "Mixed precision: the data type of matrix products.",
+        choices=("none", "bf16", "fp16"),
+    )
+    compile: str | None = option(
+        None,
+        "Compile the model with this backend of torch.compile, such as inductor.",
+        metavar="BACKEND",
+        check=not_empty,
     )
 
-    def make_exchange(self) -> Exchange | None:
-        """Return a new exchange; None for the plain average of gradients."""
-        return None if self.exchange == _DEFAULT else make_exchange(self.exchange)
-
-    @property
-    def parameter_server(self) -> ParameterServer | None:
-        """The settings of the parameter server; None: ranks all-reduce."""
-        return parse_strategy("--strategy", self.strategy)
-
-    def worker_count(self, size: int) -> int:
-        """Return how many of `size` ranks compute gradients, at least 1."""
-        server = self.parameter_server
-        return size if server is None else max(1, size - server.servers)
-
-
-# Options that go not with something: name, values (none: all but the default), and the reason.
-_Refusals = tuple[tuple[str, tuple[str | bool, ...], str], ...]
-_NO_EXCHANGE: _Refusals = (
-    ("virtual_shards", (), "its sums over shards have an order of their own: leave one out"),
-    ("shard_optimizer", (True,), "only averages can be shared: leave one out"),
-)
-_NO_WEIGHTS: _Refusals = (
-    ("amp", ("fp16",), "ranks would have to agree on the loss scale in each step: take --amp bf16"),
-    ("ema", (), "ranks have different weights between two exchanges: leave one out"),
-)
-_NO_SERVER: _Refusals = (
-    ("exchange", (), "workers push whole gradients"),
-    ("optimizer", ("lars", "lamb"), "servers hold parts of layers, and cannot compute their norms"),
-    ("clip_norm", (), "no rank has the whole reduced gradient"),
-    ("ema", (), "servers do not average weights"),
-    ("amp", ("fp16",), "servers do not agree on a loss scale"),
-    ("virtual_shards", (), "gradients are added in the order of arrival"),
-    ("shard_optimizer", (True,), "servers share the work already"),
-    ("non_finite", ("skip",), "servers do not agree on skipping a step"),
-    ("engine", ("local", "gloo", "nccl", "horovod"), "only mpi has messages between two ranks"),
-)
-_TORCH_ONLY: _Refusals = (
-    ("optimizer", ("lars",), ""),
-    ("amp", ("fp16",), ""),
-    ("accumulate", (), ""),
-    ("ema", (), ""),
-    ("compile", (), "Keras compiles the step by itself"),
-    ("workers", (), ""),
-    ("non_finite", ("skip",), ""),
-    ("virtual_shards", (), ""),
-    ("engine", ("nccl",), "gradients of {framework} are reduced in host memory"),
-)
-
-
-def _refuse(
-    table: _Refusals, values: Mapping[str, tuple[Any, Any]], text: Callable[[str], str]
-) -> None:
-    """Refuse options in a table; the text gets the reason."""
-    for name, refused, reason in table:
-        value, default = values[name]
-        if value in refused or (not refused and value != default):
-            raise UsageError(f"{as_given(name, value)} {text(reason)}")
-
-
-def require_exchange_takes(
-    exchange: Exchange | None, values: Mapping[str, tuple[Any, Any]]
-) -> None:
-    """Check that options go with an exchange."""
-    if exchange is not None:
-        table = _NO_EXCHANGE + _NO_WEIGHTS * (exchange.kind is Kind.WEIGHTS)
-        name = values["exchange"][0]
-        _refuse(table, values, lambda reason: f"does not go with --exchange {name}: {reason}")
-
-
-def require_strategy_has(strategy: str, values: Mapping[str, tuple[Any, Any]]) -> None:
-    """Check that the strategy supports the options."""
-    if strategy != ALLREDUCE:
-        said = f"does not go with --strategy {strategy}"
-        _refuse(_NO_SERVER, values, lambda reason: f"{said}: {reason}")
-
-
-def require_framework_has(framework: str, values: Mapping[str, tuple[Any, Any]]) -> None:
-    """Check that the framework supports the options."""
-    if framework != "torch":
-        said = f"goes with --framework torch only, got --framework {framework}"
-        _refuse(
-            _TORCH_ONLY,
-            values,
-            lambda reason: said + (f": {reason.format(framework=framework)}" if reason else ""),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions(OptionGroup):
-    """Options for evaluations."""
-
-    title = "Evaluation"
+    out: Path | None = option(
+        None,
+        "Directory for results.",
+        group="Results and checkpoints",
+        metavar="DIR",
+        unset=f"a new one in {RUNS}/",
+    )
+    resume: str = option(
+        "never",
+        "Resume from the newest intact checkpoint in --out (auto), or from one at a path.",
+        metavar="[never|auto|PATH]",
+        check=not_empty,
+    )
+    checkpoint_every: str = option(
+        "1 epoch",
+        "How often to save: '5 steps', '10 minutes', '1 epoch'.",
+        metavar="INTERVAL",
+        check=every,
+    )
+    keep_checkpoints: int = option(
+        3, "Number of newest checkpoints to keep; the best one is kept as well.", check=at_least(1)
+    )
 
     evaluate_every: str = option(
         "1 epoch",
         "How often to evaluate on the test samples: '100 steps', '1 epoch'.",
+        group="Evaluation",
         metavar="INTERVAL",
         check=every,
     )
@@ -317,48 +264,91 @@ class EvaluationOptions(OptionGroup):
         None, "Stop after this many evaluations without a new best.", check=at_least(1)
     )
 
+    log_every: int | None = option(
+        None,
+        "Steps between two lines of steps.jsonl.",
+        group="Watching",
+        unset="torch 50, else once an epoch",
+        check=at_least(1),
+    )
+    watch_every: int | None = option(
+        None,
+        "Steps between two comparisons of all ranks' weights; 0: never.",
+        unset="torch 100, else once an epoch",
+        check=at_least(0),
+    )
+    non_finite: str = option(
+        "stop", "What to do if a loss or gradient is not finite.", choices=("stop", "skip")
+    )
+    quiet: bool = option(False, "Print nothing but errors.")
 
-# The last base is the first group: dataclasses collect fields in that order.
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions(
-    DeviceOptions,
-    TrackingOptions,
-    MonitoringOptions,
-    EvaluationOptions,
-    SavingOptions,
-    PrecisionOptions,
-    ScheduleOptions,
-    ExchangeOptions,
-    OptimisationOptions,
-    DataOptions,
-    TaskOptions,
-):
-    """Options of one training run; the same on every rank.
+    track: str = option(
+        "",
+        f"Trackers to report to, beside metrics.jsonl: any of {', '.join(TRACKERS)}.",
+        group="Tracking",
+        metavar="NAME,...",
+    )
+    tracking_uri: str | None = option(
+        None,
+        "MLflow's tracking server, or sqlite:///FILE.",
+        metavar="URI",
+        unset="as MLflow decides",
+        check=not_empty,
+    )
+    experiment: str | None = option(
+        None,
+        "Experiment of MLflow, or project of W&B.",
+        metavar="NAME",
+        unset="hvdtrain",
+        check=not_empty,
+    )
+    run_name: str | None = option(
+        None,
+        "Name of this run in MLflow and W&B.",
+        metavar="NAME",
+        unset="that of --out",
+        check=not_empty,
+    )
 
-    Each base class declares the options of one topic.
-    """
+    engine: str = option(
+        "auto",
+        "Library that communicates, see docs/engines.md; auto: nccl if each rank has a GPU, "
+        "otherwise mpi, or gloo under torchrun.",
+        group="Devices",
+        choices=("auto", *registry.ENGINES),
+    )
+    device: str = option(
+        "auto",
+        "cuda: one GPU for each local rank; auto: GPUs if there are any.",
+        choices=("auto", "cpu", "cuda"),
+    )
+    gpu_map: str | None = option(
+        None,
+        "GPU of each local rank, such as 3,2,1,0.",
+        metavar="I,J,...",
+        unset="the local rank",
+    )
+    share_gpus: bool = option(False, "Let several ranks use the same GPU.")
 
     def __post_init__(self) -> None:
         for one in OPTIONS:
             one.require(getattr(self, one.name))
-        for group in groups_of(TrainOptions):
-            group.check(self)
-        values = {one.name: (getattr(self, one.name), one.default) for one in OPTIONS}
-        require_framework_has(self.framework, values)
-        require_strategy_has(self.strategy, values)
-        require_exchange_takes(self.make_exchange(), values)
-        if self.shard_optimizer and self.virtual_shards is not None:
-            raise UsageError(
-                "--shard-optimizer and --virtual-shards exclude each other: one rank alone, which "
-                "shares nothing, would not get the same bits"
-            )
+        require_consistent(self, OPTIONS)
 
-    def make_exchange(self) -> Exchange | None:
-        """Return a new exchange; None for the plain average of gradients."""
-        exchange = super().make_exchange()
-        if exchange is not None and self.quiet:
-            exchange.silence()
-        return exchange
+    @property
+    def recipe_location(self) -> RecipeLocation:
+        """Where the function of the recipe is."""
+        found = _FILE.fullmatch(self.recipe)
+        if found is None:
+            return RecipeLocation(None, "recipe")
+        named = found["function"]
+        return RecipeLocation(Path(found["path"]), "recipe" if named is None else named)
+
+    @property
+    def recipe_title(self) -> str:
+        """The name of the recipe for people and for files: no path, no suffix."""
+        path = self.recipe_location.path
+        return self.recipe if path is None else path.stem
 
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader in another working directory."""
@@ -367,6 +357,35 @@ class TrainOptions(
         if location.path is not None:
             recipe = f"{location.path.absolute()}:{location.function}"
         return replace(self, recipe=recipe, data_dir=data_dir and data_dir.absolute())
+
+    @property
+    def device_wish(self) -> DeviceWish:
+        """The device that a rank is to compute on."""
+        return DeviceWish(self.device, parse_gpu_map(self.gpu_map), self.share_gpus)
+
+    def make_exchange(self) -> Exchange | None:
+        """Return a new exchange; None for the plain average of gradients."""
+        if self.exchange == _AVERAGE:
+            return None
+        exchange = make_exchange(self.exchange)
+        if self.quiet:
+            exchange.silence()
+        return exchange
+
+    @property
+    def parameter_server(self) -> ParameterServer | None:
+        """The settings of the parameter server; None: ranks all-reduce."""
+        return parse_strategy("--strategy", self.strategy)
+
+    def worker_count(self, size: int) -> int:
+        """Return how many of `size` ranks compute gradients, at least 1."""
+        server = self.parameter_server
+        return size if server is None else max(1, size - server.servers)
+
+    @property
+    def base_lr(self) -> float:
+        """The learning rate for one rank."""
+        return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
     def scaled_lr(self, size: int) -> float:
         """Return the learning rate for `size` ranks, reached after the warm-up.
@@ -381,7 +400,9 @@ class TrainOptions(
 
     def samples_per_step(self, size: int) -> int:
         """Return the global batch size for `size` ranks, all backward passes of a step included."""
-        return super().samples_per_step(self.worker_count(size))
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return (self.batch_size or _BATCH_SIZE) * self.accumulate * self.worker_count(size)
 
 
 # In the order of docs/options.md.

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import DEFAULT_LR, OPTIMIZERS, RECIPES, TrainOptions
+from hvdtrain.train.optimizers.schedule import OPTIMIZERS
+from hvdtrain.train.options import DEFAULT_LR, RECIPES, TrainOptions
 from hvdtrain.train.recipes import builtin as recipes
 
 
