@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from hvdtrain.core.gradients.exchange import Kind
@@ -80,7 +80,7 @@ def require_consistent(options: TrainOptions, declared: Iterable[Option]) -> Non
             if value in refused or (not refused and differs(name)):
                 raise UsageError(f"{known[name].given(value)} {text(reason)}")
 
-    def require_one_of(other: str, table: dict[str, tuple[str, ...]]) -> None:
+    def require_one_of(other: str, table: Mapping[str, tuple[str, ...]]) -> None:
         chosen = getattr(options, other)
         for name, applies in table.items():
             if differs(name) and chosen not in applies:
