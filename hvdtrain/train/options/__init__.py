@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from hvdtrain.train.options.declare import Option
-from hvdtrain.train.options.rules import RECIPES
-from hvdtrain.train.options.train_options import (
+from hvdtrain.train.options.table import (
     BACKENDS,
     DEFAULT_LR,
     DTYPES,
     FRAMEWORKS,
     OPTIONS,
+    RECIPES,
     RUNS,
-    TrainOptions,
 )
+from hvdtrain.train.options.train_options import TrainOptions
 
 __all__ = [
     "BACKENDS",

@@ -1,69 +1,30 @@
-"""All options of a training run, declared once and checked before anything starts."""
+"""The options of a training run, which go together, and what follows from them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.devices import DeviceWish, parse_gpu_map
-from hvdtrain.engines import registry
 from hvdtrain.errors import UsageError
-from hvdtrain.train.optimizers.schedule import OPTIMIZERS, SCALINGS, SCHEDULES, scaled_lr
-from hvdtrain.train.options.declare import (
-    at_least,
-    between_0_and_1,
-    declared,
-    every,
-    not_empty,
-    not_negative,
-    one_of,
-    option,
-    positive,
+from hvdtrain.train.optimizers.schedule import parse_milestones, scaled_lr
+from hvdtrain.train.options.table import (
+    AVERAGE,
+    BATCH_SIZE,
+    DEFAULT_LR,
+    OPTIONS,
+    RECIPES,
+    DeclaredOptions,
 )
-from hvdtrain.train.options.rules import RECIPES, require_consistent
 from hvdtrain.train.parameter_server.settings import ALLREDUCE, ParameterServer, parse_strategy
-from hvdtrain.train.tracking.trackers import TRACKERS
-
-FRAMEWORKS = ("torch", "keras")
-BACKENDS = ("tensorflow", "torch", "jax")
-DTYPES = ("float32", "float64")
-RUNS = Path("runs")
-# Learning rates for one rank.
-DEFAULT_LR = {"sgd": 0.02, "adam": 0.001, "adamw": 0.001, "lars": 1.0, "lamb": 0.002}
+from hvdtrain.train.tracking.trackers import tracker_names
 
 _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)
-_BATCH_SIZE = 16
-_AVERAGE = "average"
-
-
-def _check_framework(label: str, value: str) -> None:
-    if value == "tensorflow":
-        raise UsageError(
-            f"{label} tensorflow was removed: it trained the same Keras models; use --framework "
-            "keras --backend tensorflow (in a file: framework: keras, backend: tensorflow)"
-        )
-    one_of(FRAMEWORKS)(label, value)
-
-
-def _check_seed(label: str, value: int) -> None:
-    if not 0 <= value < 1 << 63:
-        raise UsageError(f"{label} must be between 0 and 2^63 - 1, got {value}")
-
-
-def _check_exchange(label: str, value: str) -> None:
-    try:
-        make_exchange(value)
-    except ValueError as error:
-        raise UsageError(f"{label} {str(error).removeprefix('exchange ')}") from None
-
-
-def _check_strategy(label: str, value: str) -> None:
-    parse_strategy(label, value)
 
 
 class RecipeLocation(NamedTuple):
@@ -74,266 +35,12 @@ class RecipeLocation(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(DeclaredOptions):
     """Options of one training run; the same on every rank."""
 
-    recipe: str = option(
-        "digits",
-        f"Model and data to train: {', '.join(RECIPES)}, or a function in your own file.",
-        group="What is trained",
-        metavar="NAME|FILE.py[:FUNCTION]",
-    )
-    set: Mapping[str, Any] = option(
-        {},
-        "Argument of the recipe's function; may be given several times.",
-        metavar="NAME=VALUE",
-    )
-    data_dir: Path | None = option(None, "Directory of the recipe's data.", metavar="DIR")
-    framework: str = option(
-        "torch", "Framework that trains the model.", choices=FRAMEWORKS, check=_check_framework
-    )
-    backend: str | None = option(
-        None,
-        "Backend of Keras.",
-        choices=BACKENDS,
-        unset="$KERAS_BACKEND, or tensorflow",
-    )
-
-    epochs: int = option(
-        15,
-        "Passes over the training data in total, those before a resume included.",
-        group="Data",
-        check=at_least(1),
-    )
-    batch_size: int | None = option(
-        None, "Samples per rank and backward pass.", unset=str(_BATCH_SIZE), check=at_least(1)
-    )
-    global_batch_size: int | None = option(
-        None, "Samples of all ranks per step, instead of --batch-size.", check=at_least(1)
-    )
-    accumulate: int = option(
-        1, "Backward passes per step, whose gradients are accumulated.", check=at_least(1)
-    )
-    virtual_shards: int | None = option(
-        None,
-        "Parts of each batch, for the same bits on 1, 2, 4 ... ranks, see docs/numerics.md.",
-        check=at_least(1),
-    )
-    elastic_batch: str = option(
-        "keep",
-        "After ranks are lost: keep the samples of all ranks per step and the learning rate, or "
-        "rescale both to the remaining ranks.",
-        metavar="[keep|rescale]",
-        check=one_of(("keep", "rescale")),
-    )
-    elastic_snapshot: str | None = option(
-        None,
-        "How often ranks keep a snapshot in memory to go back to when ranks are killed, where "
-        "options need one, see docs/elastic.md: '50 steps', '30 seconds'.",
-        metavar="INTERVAL",
-        unset="as often as it takes 1 % of the time",
-        check=every,
-    )
-    workers: int = option(
-        0, "Processes per rank that load samples; 0: the rank loads them itself.", check=at_least(0)
-    )
-    seed: int = option(
-        0,
-        "Seed of the initial weights, the order of samples and all other randomness.",
-        check=_check_seed,
-    )
-
-    optimizer: str = option(
-        "sgd", "Optimizer that updates the weights.", group="Optimization", choices=OPTIMIZERS
-    )
-    lr: float | None = option(
-        None,
-        "Learning rate for one rank.",
-        unset=", ".join(f"{name} {value:g}" for name, value in DEFAULT_LR.items()),
-        check=positive,
-    )
-    momentum: float = option(0.9, "Momentum of sgd and lars.", check=between_0_and_1)
-    weight_decay: float | None = option(
-        None, "Weight decay.", unset="adamw 0.01, else 0", check=not_negative
-    )
-    clip_norm: float | None = option(
-        None,
-        "Maximum norm of the reduced gradient, to which larger ones are scaled.",
-        check=positive,
-    )
-    ema: float | None = option(
-        None,
-        "Decay of a moving average of the weights, such as 0.999, which is evaluated and saved.",
-        check=between_0_and_1,
-    )
-    shard_optimizer: bool | None = option(
-        None,
-        "Share the optimizer's work and state among the ranks of a node, see docs/sharded.md.",
-        unset="where it changes no bit of the results",
-    )
-
-    exchange: str = option(
-        _AVERAGE,
-        "How ranks combine gradients or weights, see docs/exchanges.md; 'hvdtrain exchanges' lists "
-        "them.",
-        group="Exchange",
-        metavar="NAME[:KEY=VALUE,...]",
-        check=_check_exchange,
-    )
-    strategy: str = option(
-        ALLREDUCE,
-        "allreduce, or a parameter server such as ps:servers=1,mode=async, see "
-        "docs/exchanges/parameter-server.md.",
-        metavar="NAME[:KEY=VALUE,...]",
-        check=_check_strategy,
-    )
-
-    lr_scaling: str = option(
-        "linear",
-        "How the learning rate grows with the ranks.",
-        group="Learning rate over time",
-        choices=SCALINGS,
-    )
-    warmup_epochs: float = option(
-        5.0, "Epochs in which it rises from the rate for one rank.", check=not_negative
-    )
-    schedule: str = option("constant", "How it decays after the warm-up.", choices=SCHEDULES)
-    milestones: str = option(
-        "", "For step: the epochs after which it decays, such as 30,60,80.", metavar="E,F,..."
-    )
-    decay: float = option(0.1, "For step: its factor at each milestone.", check=positive)
-    power: float = option(1.0, "For polynomial: the exponent; 1: a straight line.", check=positive)
-    final_lr: float = option(
-        0.0,
-        "For cosine and polynomial: the final rate, not scaled by the ranks.",
-        check=not_negative,
-    )
-
-    dtype: str = option(
-        "float32", "Data type of weights and arithmetic.", group="Precision", choices=DTYPES
-    )
-    amp: str = option(
-        "none",
-        "Mixed precision: the data type of matrix products.",
-        choices=("none", "bf16", "fp16"),
-    )
-    compile: str | None = option(
-        None,
-        "Compile the model with this backend of torch.compile, such as inductor.",
-        metavar="BACKEND",
-        check=not_empty,
-    )
-
-    out: Path | None = option(
-        None,
-        "Directory for results.",
-        group="Results and checkpoints",
-        metavar="DIR",
-        unset=f"a new one in {RUNS}/",
-    )
-    resume: str = option(
-        "never",
-        "Resume from the newest intact checkpoint in --out (auto), or from one at a path.",
-        metavar="[never|auto|PATH]",
-        check=not_empty,
-    )
-    checkpoint_every: str = option(
-        "1 epoch",
-        "How often to save: '5 steps', '10 minutes', '1 epoch'.",
-        metavar="INTERVAL",
-        check=every,
-    )
-    keep_checkpoints: int = option(
-        3, "Number of newest checkpoints to keep; the best one is kept as well.", check=at_least(1)
-    )
-
-    evaluate_every: str = option(
-        "1 epoch",
-        "How often to evaluate on the test samples: '100 steps', '1 epoch'.",
-        group="Evaluation",
-        metavar="INTERVAL",
-        check=every,
-    )
-    best: str = option(
-        "loss",
-        "Test metric that decides which checkpoint is the best.",
-        metavar="METRIC",
-        check=not_empty,
-    )
-    early_stop: int | None = option(
-        None, "Stop after this many evaluations without a new best.", check=at_least(1)
-    )
-
-    log_every: int | None = option(
-        None,
-        "Steps between two lines of steps.jsonl.",
-        group="Watching",
-        unset="torch 50, else once an epoch",
-        check=at_least(1),
-    )
-    watch_every: int | None = option(
-        None,
-        "Steps between two comparisons of all ranks' weights; 0: never.",
-        unset="torch 100, else once an epoch",
-        check=at_least(0),
-    )
-    non_finite: str = option(
-        "stop", "What to do if a loss or gradient is not finite.", choices=("stop", "skip")
-    )
-    quiet: bool = option(False, "Print nothing but errors.")
-
-    track: str = option(
-        "",
-        f"Trackers to report to, beside metrics.jsonl: any of {', '.join(TRACKERS)}.",
-        group="Tracking",
-        metavar="NAME,...",
-    )
-    tracking_uri: str | None = option(
-        None,
-        "MLflow's tracking server, or sqlite:///FILE.",
-        metavar="URI",
-        unset="as MLflow decides",
-        check=not_empty,
-    )
-    experiment: str | None = option(
-        None,
-        "Experiment of MLflow, or project of W&B.",
-        metavar="NAME",
-        unset="hvdtrain",
-        check=not_empty,
-    )
-    run_name: str | None = option(
-        None,
-        "Name of this run in MLflow and W&B.",
-        metavar="NAME",
-        unset="that of --out",
-        check=not_empty,
-    )
-
-    engine: str = option(
-        "auto",
-        "Library that communicates, see docs/engines.md; auto: nccl if each rank has a GPU, "
-        "otherwise mpi, or gloo under torchrun.",
-        group="Devices",
-        choices=("auto", *registry.ENGINES),
-    )
-    device: str = option(
-        "auto",
-        "cuda: one GPU for each local rank; auto: GPUs if there are any.",
-        choices=("auto", "cpu", "cuda"),
-    )
-    gpu_map: str | None = option(
-        None,
-        "GPU of each local rank, such as 3,2,1,0.",
-        metavar="I,J,...",
-        unset="the local rank",
-    )
-    share_gpus: bool = option(False, "Let several ranks use the same GPU.")
-
     def __post_init__(self) -> None:
-        for one in OPTIONS:
-            one.require(getattr(self, one.name))
-        require_consistent(self, OPTIONS)
+        super().__post_init__()
+        _require_consistent(self)
 
     @property
     def recipe_location(self) -> RecipeLocation:
@@ -365,7 +72,7 @@ class TrainOptions:
 
     def make_exchange(self) -> Exchange | None:
         """Return a new exchange; None for the plain average of gradients."""
-        if self.exchange == _AVERAGE:
+        if self.exchange == AVERAGE:
             return None
         exchange = make_exchange(self.exchange)
         if self.quiet:
@@ -402,8 +109,161 @@ class TrainOptions:
         """Return the global batch size for `size` ranks, all backward passes of a step included."""
         if self.global_batch_size is not None:
             return self.global_batch_size
-        return (self.batch_size or _BATCH_SIZE) * self.accumulate * self.worker_count(size)
+        return (self.batch_size or BATCH_SIZE) * self.accumulate * self.worker_count(size)
 
 
-# In the order of docs/options.md.
-OPTIONS = declared(TrainOptions)
+_WITH_KERAS = ("digits", "mnist")
+
+# Options that apply to some values of another option only.
+_OF_OPTIMIZER = {"momentum": ("sgd", "lars")}
+_OF_SCHEDULE = {
+    "milestones": ("step",),
+    "decay": ("step",),
+    "power": ("polynomial",),
+    "final_lr": ("cosine", "polynomial"),
+}
+_OF_TRACKERS = {
+    "tracking_uri": ("mlflow",),
+    "experiment": ("mlflow", "wandb"),
+    "run_name": ("mlflow", "wandb"),
+}
+
+# Options that do not go with another: name, values (none: all but the default), and the reason.
+_Refusals = tuple[tuple[str, tuple[str | bool, ...], str], ...]
+_NO_EXCHANGE: _Refusals = (
+    ("virtual_shards", (), "its sums over shards have an order of their own: leave one out"),
+    ("shard_optimizer", (True,), "only averages can be shared: leave one out"),
+)
+_NO_WEIGHTS: _Refusals = (
+    ("amp", ("fp16",), "ranks would have to agree on the loss scale in each step: take --amp bf16"),
+    ("ema", (), "ranks have different weights between two exchanges: leave one out"),
+)
+_NO_SERVER: _Refusals = (
+    ("exchange", (), "workers push whole gradients"),
+    ("optimizer", ("lars", "lamb"), "servers hold parts of layers, and cannot compute their norms"),
+    ("clip_norm", (), "no rank has the whole reduced gradient"),
+    ("ema", (), "servers do not average weights"),
+    ("amp", ("fp16",), "servers do not agree on a loss scale"),
+    ("virtual_shards", (), "gradients are added in the order of arrival"),
+    ("shard_optimizer", (True,), "servers share the work already"),
+    ("non_finite", ("skip",), "servers do not agree on skipping a step"),
+    ("engine", ("local", "gloo", "nccl", "horovod"), "only mpi has messages between two ranks"),
+)
+_TORCH_ONLY: _Refusals = (
+    ("optimizer", ("lars",), ""),
+    ("amp", ("fp16",), ""),
+    ("accumulate", (), ""),
+    ("ema", (), ""),
+    ("compile", (), "Keras compiles the step by itself"),
+    ("workers", (), ""),
+    ("non_finite", ("skip",), ""),
+    ("virtual_shards", (), ""),
+    ("engine", ("nccl",), "gradients of keras are reduced in host memory"),
+)
+
+
+def _require_consistent(options: TrainOptions) -> None:
+    """Check that options, each valid by itself, go together."""
+    known = {one.name: one for one in OPTIONS}
+
+    def differs(name: str) -> bool:
+        return bool(getattr(options, name) != known[name].default)
+
+    def refuse(table: _Refusals, text: Callable[[str], str]) -> None:
+        for name, refused, reason in table:
+            value = getattr(options, name)
+            if value in refused or (not refused and differs(name)):
+                raise UsageError(f"{known[name].given(value)} {text(reason)}")
+
+    def require_one_of(other: str, table: Mapping[str, tuple[str, ...]]) -> None:
+        chosen = getattr(options, other)
+        for name, applies in table.items():
+            if differs(name) and chosen not in applies:
+                raise UsageError(
+                    f"{known[name].label} goes with --{other} {' or '.join(applies)} only, got "
+                    f"--{other} {chosen}"
+                )
+
+    _check_task(options)
+    _check_data(options)
+    require_one_of("optimizer", _OF_OPTIMIZER)
+    if options.shard_optimizer and options.optimizer in ("lars", "lamb"):
+        raise UsageError(
+            f"--shard-optimizer does not go with --optimizer {options.optimizer}, which needs the "
+            "norms of whole layers"
+        )
+    require_one_of("schedule", _OF_SCHEDULE)
+    if options.schedule == "step" and not parse_milestones(options.milestones):
+        raise UsageError("--schedule step needs --milestones, the epochs, such as 30,60,80")
+    if options.amp != "none" and options.dtype != "float32":
+        raise UsageError(f"--amp {options.amp} goes with --dtype float32 only, got {options.dtype}")
+    if options.resume == "auto" and options.out is None:
+        raise UsageError("--resume auto needs --out DIR, the directory to resume")
+    named = tracker_names(options.track)
+    for name, trackers in _OF_TRACKERS.items():
+        if differs(name) and not set(trackers) & set(named):
+            raise UsageError(
+                f"{known[name].label} needs --track {' or '.join(trackers)}, got "
+                f"--track {options.track!r}"
+            )
+    parse_gpu_map(options.gpu_map)
+    if options.framework != "torch":
+        only = f"goes with --framework torch only, got --framework {options.framework}"
+        refuse(_TORCH_ONLY, lambda reason: f"{only}: {reason}" if reason else only)
+    if options.strategy != ALLREDUCE:
+        refuse(
+            _NO_SERVER,
+            lambda reason: f"does not go with --strategy {options.strategy}: {reason}",
+        )
+    exchange = options.make_exchange()
+    if exchange is not None:
+        refuse(
+            _NO_EXCHANGE + _NO_WEIGHTS * (exchange.kind is Kind.WEIGHTS),
+            lambda reason: f"does not go with --exchange {options.exchange}: {reason}",
+        )
+    if options.shard_optimizer and options.virtual_shards is not None:
+        raise UsageError(
+            "--shard-optimizer and --virtual-shards exclude each other: one rank alone, which "
+            "shares nothing, would not get the same bits"
+        )
+
+
+def _check_task(options: TrainOptions) -> None:
+    """Check the recipe and its framework."""
+    recipe, location = options.recipe, options.recipe_location
+    if options.backend is not None and options.framework != "keras":
+        raise UsageError(f"--backend {options.backend} goes with --framework keras only")
+    if location.path is not None:
+        if not location.function.isidentifier():
+            raise UsageError(
+                f"recipe {recipe!r}: {location.function!r} is no name of a function, as in "
+                f"{location.path}:recipe"
+            )
+    elif recipe not in RECIPES:
+        raise UsageError(
+            f"unknown recipe {recipe!r}: choose from {', '.join(RECIPES)}, or name a file, as "
+            "my_recipe.py"
+        )
+    elif options.framework != "torch" and recipe not in _WITH_KERAS:
+        raise UsageError(
+            f"recipe {recipe} goes with --framework torch only: with {options.framework} choose "
+            f"from {', '.join(_WITH_KERAS)}, or name a file"
+        )
+
+
+def _check_data(options: TrainOptions) -> None:
+    """Check the numbers of samples."""
+    if options.batch_size is not None and options.global_batch_size is not None:
+        raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
+    if options.virtual_shards is None:
+        return
+    if options.global_batch_size is None:
+        raise UsageError(
+            "--virtual-shards needs --global-batch-size: a batch that grows with the ranks cannot "
+            "give the same weights on any number of them"
+        )
+    if options.accumulate > 1:
+        raise UsageError(
+            f"--virtual-shards and --accumulate {options.accumulate} exclude each other: each "
+            "virtual shard is a backward pass already"
+        )
