@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import keras
@@ -18,7 +19,7 @@ import numpy as np
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.exits import write_message
-from hvdtrain.core.horovod_api import size
+from hvdtrain.core.horovod_api import rank, size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import distribute, distributed_optimizers, undistribute
@@ -363,7 +364,20 @@ def save_model(original: Callable[..., object], arguments: inspect.BoundArgument
             "in fit give keras.callbacks.ModelCheckpoint(..., save_freq=batches) or "
             "BackupAndRestore, which hvdtrain knows on all ranks"
         )
-    return original(*arguments.args, **arguments.kwargs)
+    given, path = arguments.arguments, arguments.arguments["filepath"]
+    in_pieces = given.get("zipped") is False or given.get("max_shard_size")
+    one_file = str(path).endswith((".keras", ".h5")) and "://" not in str(path) and not in_pieces
+    if not (one_file and given["overwrite"] and context.is_initialized() and size() > 1):
+        return original(*arguments.args, **arguments.kwargs)
+    # Other ranks may save to this path now, as with a ModelCheckpoint on all of them.
+    own = Path(path).with_name(f".unfinished-rank{rank()}-{Path(path).name}")
+    given["filepath"] = str(own)
+    try:
+        result = original(*arguments.args, **arguments.kwargs)
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)
+    return result
 
 
 def hook_models() -> None:

@@ -227,7 +227,7 @@ class Reduction:
     ) -> None:
         """Update variables together with the other ranks of the node."""
         assert self.shared is not None
-        self.shared(optimizer, gradients, variables, self._weight)
+        self.shared(optimizer, gradients, variables, self.weight)
 
     @property
     def exchanges_weights(self) -> bool:
@@ -245,7 +245,7 @@ class Reduction:
         """Update variables, and exchange their values if that is due (collective if due)."""
         if self.weights is not None:
             own = self._scaled(self._backend.as_dense(gradients) if self._as_dense else gradients)
-            self.weights.update(update, own, variables, self._local, self._weight, optimizer)
+            self.weights.update(update, own, variables, self._local, self.weight, optimizer)
 
     @collective
     def flush(self, optimizer: keras.optimizers.Optimizer) -> None:

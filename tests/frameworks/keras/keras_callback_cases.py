@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -229,7 +231,36 @@ def what_cannot_work_is_refused_at_the_start() -> None:
         hvd.callbacks.LearningRateScheduleCallback(missing, 0.1)
 
 
+class SeesItsFile(keras.layers.Layer):
+    """Records, while all ranks write their models, whether there is a file already."""
+
+    path, seen = "", list[bool]()
+
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+    def save_own_variables(self, store: Any) -> None:
+        self.seen.append(Path(self.path).exists())
+        allgather_object(None, "in the middle")
+        store["0"] = np.zeros(1)
+
+
+def checkpoints_of_all_ranks_in_one_file_leave_it_whole() -> None:
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2), SeesItsFile()])
+    for path, weights_only in (("all.keras", False), ("all.weights.h5", True)):
+        SeesItsFile.path = path
+        save = keras.callbacks.ModelCheckpoint(path, save_weights_only=weights_only)
+        save.set_model(model)
+        save.on_epoch_end(0, {})
+        assert SeesItsFile.seen.pop() == (hvd.size() == 1)
+        allgather_object(None, "saved")
+        assert path in os.listdir()
+        assert not list(Path().glob(".unfinished-*"))
+        allgather_object(None, "seen")
+
+
 CASES = [
+    checkpoints_of_all_ranks_in_one_file_leave_it_whole,
     learning_rates_follow_the_formulas,
     velocities_are_corrected,
     metrics_of_every_form_are_averaged,
