@@ -82,7 +82,7 @@ def _moments_of_all_ranks(
     return mean, squares / counts
 
 
-def _adder(weigh: Callable[[], Any]) -> Callable[..., tf.Tensor]:
+def _adder(weigh: Callable[[], Any]) -> Any:
     """Return what adds values over ranks, and weights gradients of which ranks' later count c_r."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
