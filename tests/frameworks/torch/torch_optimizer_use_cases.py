@@ -322,6 +322,21 @@ def a_later_optimizer_takes_parameters_over() -> None:
 
 
 @case
+def an_unwrapped_optimizer_steps_on_gradients_of_a_wrapped_one() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3).double())
+    plain, other = (torch.optim.SGD([weight], lr=rate) for rate in (1.0, 2.0))
+    optimizer = hvd.DistributedOptimizer(other, op=hvd.Sum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight.sum() * (hvd.rank() + 1)).backward()
+        optimizer.synchronize()
+        plain.step()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert weight.tolist() == [-6.0 * ranks_sum()] * 3
+
+
+@case
 def bad_arguments() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     sgd = torch.optim.SGD([weight], lr=1.0)
