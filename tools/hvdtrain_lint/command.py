@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,7 +37,14 @@ def command(scripts: tuple[Path, ...], steps: int | None, as_json: bool) -> int:
     """
     if steps is not None and promised_world(os.environ) is not None:
         raise UsageError("'lint --run' starts ranks itself: call it without a launcher")
-    findings, errors = _check(scripts, steps)
+    findings: list[Finding] = []
+    errors: list[UsageError] = []
+    for script in scripts:
+        try:
+            findings += check_script(script)
+            findings += run_script(script, steps) if steps else []
+        except UsageError as error:
+            errors.append(error)
     if as_json:
         click.echo(json.dumps({"findings": [asdict(each) for each in findings]}, indent=2))
     else:
@@ -49,16 +55,3 @@ def command(scripts: tuple[Path, ...], steps: int | None, as_json: bool) -> int:
     if errors:
         raise errors[-1]
     return EXIT_CRASH if findings else 0
-
-
-def _check(scripts: Sequence[Path], steps: int | None) -> tuple[list[Finding], list[UsageError]]:
-    """Return what is wrong with the scripts, and why some could not be checked."""
-    findings: list[Finding] = []
-    errors: list[UsageError] = []
-    for script in scripts:
-        try:
-            findings += check_script(script)
-            findings += run_script(script, steps) if steps else []
-        except UsageError as error:
-            errors.append(error)
-    return findings, errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
@@ -53,7 +54,7 @@ _VERBOSE_POSITION = 4
     "leave the division out, or use allreduce(..., op=Sum)",
 )
 def hvd204(script: Script) -> Places:
-    for node in _quotients(*script.nodes):
+    for node in _quotients(script.nodes):
         if script.is_size(node.right) and _is_average(script, node.left):
             yield node, "allreduce() has averaged already, and is divided by size() again"
 
@@ -61,8 +62,8 @@ def hvd204(script: Script) -> Places:
 def _is_average(script: Script, node: ast.expr) -> bool:
     while isinstance(node, ast.Call) and last_name(node) in _VALUES:
         node = next(iter(node.args), getattr(node.func, "value", node.func))
-    origins = [each for each in script.origins(node) if each is not node]
-    return all(_is_average(script, e) for e in origins) if origins else _averages(script, node)
+    values = script.behind(node)
+    return all(_is_average(script, e) for e in values) if values else _averages(script, node)
 
 
 def _averages(script: Script, node: ast.expr) -> bool:
@@ -80,17 +81,14 @@ def _averages(script: Script, node: ast.expr) -> bool:
 )
 def hvd209(script: Script) -> Places:
     for call in (call for call in script.calls if _averages(script, call)):
-        averaged = [
-            node
-            for each in script.origins(keyword(call, "tensor", 0))
-            for node in _quotients(*ast.walk(each))
-        ]
-        lengths = script.origins(*(_measured(node.right) for node in averaged))
+        averaged = script.origins(keyword(call, "tensor", 0))
+        parts = (node for each in averaged for node in ast.walk(each))
+        lengths = script.origins(*(_measured(node.right) for node in _quotients(parts)))
         if any(is_every_nth(script, each) for each in lengths):
             yield call, "each rank divides by the length of its own share"
 
 
-def _quotients(*nodes: ast.AST) -> list[ast.BinOp]:
+def _quotients(nodes: Iterable[ast.AST]) -> list[ast.BinOp]:
     return [each for each in nodes if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div)]
 
 
@@ -108,17 +106,12 @@ def _measured(node: ast.expr) -> ast.expr | None:
 def hvd210(script: Script) -> Places:
     if script.is_managed:
         return
-    for node in _quotients(*script.nodes):
-        if not _is_whole_set(script, node.right):
-            continue
-        summed = {
-            path_of(call.args[0])
-            for call in script.calls
-            if script.scope(call) is script.scope(node) and _sums(script, call)
-        }
+    for node in _quotients(script.nodes):
         statement = next(each for each in script.ancestors(node) if isinstance(each, ast.stmt))
-        if any(script.is_size(each) for each in ast.walk(statement)):
+        if not _is_whole_set(script, node.right) or any(map(script.is_size, ast.walk(statement))):
             continue
+        near = (each for each in script.calls if script.scope(each) is script.scope(node))
+        summed = {path_of(call.args[0]) for call in near if _sums(script, call)}
         if (summed - {None}).intersection(map(path_of, ast.walk(node.left))):
             yield node, "every rank evaluates all samples, and the sum over ranks is divided once"
 

@@ -135,11 +135,10 @@ class Guards(Ranks):
 
 def _reached(scopes: Iterable[Scope], leads: Callable[[Scope], Iterable[Scope]]) -> set[Scope]:
     """Return scopes and all to which they lead, directly or not."""
-    found = set(scopes)
-    waiting = list(found)
+    found: set[Scope] = set()
+    waiting = list(scopes)
     while waiting:
-        for each in leads(waiting.pop()):
-            if each not in found:
-                found.add(each)
-                waiting.append(each)
+        if (scope := waiting.pop()) not in found:
+            found.add(scope)
+            waiting += leads(scope)
     return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from hvdtrain_lint.source.tree import NAMES, constant, last_name, path_of, words_in
 from hvdtrain_lint.source.values import HVD, Values
@@ -54,7 +55,7 @@ class Ranks(Values):
         """Return whether a rank, or a name made from one, is a part of expressions."""
         values = list(nodes)
         # An object that knows its rank, such as a sampler, does not show it.
-        values += [v for v in self._behind(*nodes) if not last_name(v)[:1].isupper()]
+        values += [v for v in self._named_in(*nodes) if not last_name(v)[:1].isupper()]
         return any(self.is_rank(part) for value in values for part in ast.walk(value))
 
     def branches(self, test: ast.expr) -> tuple[bool, bool]:
@@ -79,19 +80,16 @@ class Ranks(Values):
     def perhaps(self, test: ast.expr) -> bool:
         """Return whether a condition may depend on the rank."""
         words = {word for word in words_in(test) if not word.startswith("__")}
-        words |= words_in(*self._behind(test))
+        words |= words_in(*self._named_in(test))
         return any(self.branches(test)) or any(map(_PERHAPS.search, words))
 
-    def _behind(self, *nodes: ast.AST) -> Iterator[ast.expr]:
-        """Yield what the names in expressions stand for."""
-        for each in (each for node in nodes for each in ast.walk(node)):
-            if isinstance(each, NAMES):
-                yield from (value for value in self.origins(each) if value is not each)
+    def _named_in(self, *nodes: ast.AST) -> list[ast.expr]:
+        """Return what the names in expressions stand for."""
+        names = (e for node in nodes for e in ast.walk(node) if isinstance(e, NAMES))
+        return [value for name in names for value in self.behind(name)]
 
     def _is_number(self, kind: str, node: ast.AST) -> bool:
-        def holds(value: ast.AST) -> bool:
-            return self._is_number(kind, value)
-
+        holds = partial(self._is_number, kind)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return kind == _RANK and holds(node.left)
         if isinstance(node, ast.Subscript):
@@ -119,7 +117,7 @@ class Ranks(Values):
         ranges = (loop.target for loop in loops if last_name(loop.iter) == "range")
         if path_of(node) in map(path_of, ranges):
             return True
-        values = [value for value in self.origins(node) if value is not node]
+        values = self.behind(node)
         numbers = [each.value for each in values if isinstance(each, ast.Constant)]
         if not values or len(numbers) < len(values) or None in numbers:
             return False
@@ -144,11 +142,8 @@ class Ranks(Values):
 
     def _is_main(self, node: ast.expr) -> bool:
         """Return whether a flag is true on some ranks only."""
-        if not isinstance(node, (ast.Call, *NAMES)):
-            return False
-        if _MAIN.fullmatch(last_name(node)):
-            return True
-        return self._every_value("test", node, self._is_test)
+        is_named = bool(_MAIN.fullmatch(last_name(node)))
+        return is_named or self._every_value("test", node, self._is_test)
 
     def _every_value(self, kind: object, node: ast.expr, holds: Callable[[ast.expr], bool]) -> bool:
         """Return whether all that a name is assigned is of a kind; x = int(x) says nothing."""
@@ -157,8 +152,8 @@ class Ranks(Values):
             return False
         self._questions.add(asked)
         try:
-            values = [value for value in self.origins(node) if value is not node]
-            return bool(values) and all(holds(value) for value in values)
+            values = self.behind(node)
+            return bool(values) and all(map(holds, values))
         finally:
             self._questions.remove(asked)
 

@@ -91,6 +91,10 @@ class Values(Tree):
         """Return the expressions that names lead to; a name without any stands for itself."""
         return [each for node in nodes if node for each in self._follow(node, None, set())]
 
+    def behind(self, node: ast.expr) -> list[ast.expr]:
+        """Return what a name or a call of the script stands for; nothing where that is itself."""
+        return [each for each in self.origins(node) if each is not node]
+
     def makers(self, node: ast.expr) -> list[str]:
         """Return the full names of the functions and classes whose results an expression may be.
 
