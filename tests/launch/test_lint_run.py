@@ -31,7 +31,8 @@ for number in range(100):
     loss.backward()
     optimizer.step()  # HVD901
     alone = int(str(hvd.rank())) == 0 and number == 1
-    mean = hvd.allreduce(loss.detach()) if alone else loss  # HVD903
+    sums = hvd.grouped_allreduce_async([loss.detach()]) if alone else None  # HVD903
+    mean = hvd.synchronize(sums) if alone else loss
 """
 )
 # A table is looked up in the same way on all ranks, and then the network has samples of its own.
