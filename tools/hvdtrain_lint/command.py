@@ -50,8 +50,8 @@ def command(scripts: tuple[Path, ...], steps: int | None, as_json: bool) -> int:
     else:
         for finding in findings:
             click.echo(str(finding))
-    for error in errors[:-1]:
-        click.echo(f"hvdtrain: {error}", err=True)
+    for each in errors[:-1]:
+        click.echo(f"hvdtrain: {each}", err=True)
     if errors:
         raise errors[-1]
     return EXIT_CRASH if findings else 0

@@ -157,9 +157,9 @@ def _of_name(script: Script, node: ast.expr, of: Callable[[ast.expr], float]) ->
     found, firsts = 0.0, 0
     for value in script.values(node):
         later = script.parent(value)
-        is_later = isinstance(later, ast.AugAssign)
-        firsts += not is_later
-        found += of(value) * (_SIGNS.get(type(later.op), nan) if is_later else 1)
+        firsts += not isinstance(later, ast.AugAssign)
+        sign = _SIGNS.get(type(later.op), nan) if isinstance(later, ast.AugAssign) else 1
+        found += of(value) * sign
     return found if firsts <= 1 else nan
 
 
