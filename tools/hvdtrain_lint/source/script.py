@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain_lint.source.guards import Guards
-from hvdtrain_lint.source.tree import last_name
+from hvdtrain_lint.source.tree import NAMES, last_name
 from hvdtrain_lint.source.values import HVD, modules_of
 
 _MOST_MODULES = 20
@@ -46,11 +46,10 @@ class Script(Guards):
         return any(self.full(call) == f"{HVD}.join" for call in self.calls)
 
     @cached_property
-    def words(self) -> frozenset[str]:
+    def words(self) -> set[str]:
         """All names and attributes in it, and what it imports."""
-        imported = (module.rpartition(".")[2] for module in self.modules)
-        kinds = (ast.Name, ast.Attribute)
-        return frozenset((*(last_name(n) for n in self.nodes if isinstance(n, kinds)), *imported))
+        imported = {module.rpartition(".")[2] for module in self.modules}
+        return imported.union(last_name(node) for node in self.nodes if isinstance(node, NAMES))
 
     def named(self, *names: str) -> list[ast.Call]:
         """Return the calls whose last word is one of these, in the order of the text."""

@@ -273,7 +273,7 @@ class Values(Tree):
             yield from self._follow(element, None, seen)
 
     def _results(self, call: ast.Call) -> list[ast.expr]:
-        """Return what the functions of the script give that a call surely runs; [] if unknown."""
+        """Return what the functions of the script give back that a call runs; [] if unknown."""
         if call in self._asked:  # a function that calls itself
             return []
         self._asked.add(call)
