@@ -93,6 +93,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "if rank == 0:\n    print(s)\n",
     ),
     ("HVD204", HVD, "a = h.allreduce(x)\nb = a.item()\nc = b / n  # here\n"),
+    ("HVD204", HVD, "def a(x):\n    return h.allreduce(x)\nb = a(x) / n  # here\n"),
     (
         "HVD205",
         KERAS,
