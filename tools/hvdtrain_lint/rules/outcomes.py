@@ -218,7 +218,7 @@ def _is_for_one(script: Script, call: ast.Call) -> bool:
 )
 def hvd403(script: Script) -> Places:
     seen: set[str] = set()
-    adds = any(True for _ in script.everywhere(script.named(*_ADDS)))
+    adds = any(script.everywhere(script.named(*_ADDS)))
     for call in script.calls:
         full = script.full(call)
         if full in seen or not (full in _TRACKING or (adds and last_name(call) == _WRITER)):

@@ -233,10 +233,6 @@ def hvd205(script: Script) -> Places:
 
 
 def _is_before_averages(script: Script, call: ast.Call, callbacks: list[ast.expr]) -> bool:
-    made = [script.origins(each) for each in callbacks]
-    averages = [
-        index
-        for index, origins in enumerate(made)
-        if any(last_name(each) == "MetricAverageCallback" for each in origins)
-    ]
-    return any(call in origins for origins in made[: max(averages, default=0)])
+    averages = [script.made_by(each, "MetricAverageCallback") for each in callbacks]
+    last = max((index for index, made in enumerate(averages) if made), default=0)
+    return call in script.origins(*callbacks[:last])
