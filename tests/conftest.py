@@ -23,6 +23,7 @@ _CHECKOUT = Path(__file__).parents[1]
 LONG = [
     *("failure/*.py", "scripts/*.py", "bench/*.py", "compare/*.py", "train/test_own_recipe.py"),
     *("unit/core/agreement/test_exploration*.py", "unit/core/test_stream_order.py"),
+    *("kernel/*.py", "launch/test_lint_run.py"),
 ]
 _PATIENCE_SECONDS = 120.0
 _HEADER_PACKAGES = ("hvdtrain", "torch", "mpi4py", "numpy")

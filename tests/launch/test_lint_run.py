@@ -65,7 +65,7 @@ def test_what_differs_between_ranks_is_found(
 ) -> None:
     # A rank that waits for the other one ends the job.
     monkeypatch.setenv("HVDTRAIN_STALL_SECONDS", "3")
-    monkeypatch.setenv("HVDTRAIN_STALL_SHUTDOWN_SECONDS", "8")
+    monkeypatch.setenv("HVDTRAIN_STALL_SHUTDOWN_SECONDS", "20")
     script = tmp_path / "wrong.py"
     script.write_text(WRONG)
     done = lint(5, script)
