@@ -85,7 +85,6 @@ setup(
     ],
     package_dir={
         "hvdtrain_bench": "benchmarks/hvdtrain_bench",
-        "hvdtrain_compare": "benchmarks/hvdtrain_compare",
         "hvdtrain_lint": "tools/hvdtrain_lint",
         "hvdtrain_report": "tools/hvdtrain_report",
     },
@@ -101,7 +100,7 @@ setup(
             "core/*.h",
             *("torch/*.cpp", "tensorflow/*.cpp"),
         ],
-        "hvdtrain_compare": ["results/*.html", "results/*.css"],
+        "hvdtrain_bench": ["compare/*.html", "compare/*.css"],
         "hvdtrain_report": ["assets/*"],
     },
     python_requires=">=3.11",
@@ -141,7 +140,7 @@ setup(
         # Commands of `hvdtrain` that packages beside it bring.
         "hvdtrain.commands": [
             "bench = hvdtrain_bench.cli.commands:command",
-            "compare = hvdtrain_compare.command:command",
+            "compare = hvdtrain_bench.compare.command:command",
             "lint = hvdtrain_lint.command:command",
             "report = hvdtrain_report.command:command",
         ],

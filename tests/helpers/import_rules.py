@@ -49,8 +49,7 @@ _MAY_IMPORT: Mapping[str, set[str]] = {
     # It reads files, of runs of other versions too, and knows nothing of what wrote them.
     "hvdtrain_report": {"foundations"},
     "hvdtrain_lint": {"foundations", "torch", "launch", "check"},
-    "hvdtrain_compare": _BELOW_CLI | {"cli", "hvdtrain_report"},
-    "hvdtrain_bench": _BELOW_CLI,
+    "hvdtrain_bench": _BELOW_CLI | {"cli", "hvdtrain_report"},
 }
 # The folders of each layer, lowest first: each may import those before it. "" is the layer's own
 # modules, but for those that have a place by their names.
@@ -70,12 +69,8 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("checkpoint", "loop", "recipes.builtin", "torch", "keras", ""),
     ],
     "hvdtrain_lint": ["source", "rules", "running", ""],
-    "hvdtrain_compare": [
-        *("protocol", "meters", "torch", "keras", "strategies"),
-        *("figures", "contenders", "jobs", "turns", "results", ""),
-    ],
     "hvdtrain_bench": [
-        *("harness", "scaling", "analysis", "cases", "exchanges", "elastic", "", "cli")
+        *("harness", "scaling", "analysis", "cases", "exchanges", "elastic", "", "cli", "compare")
     ],
 }
 # All that other layers may know of engines: the contract, and how to find one by name.

@@ -5,13 +5,20 @@ Pure: everything follows from the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from hvdtrain_bench.analysis.kills import FIGURES_OF_ELASTIC
 from hvdtrain_bench.analysis.losses import compare_losses
-from hvdtrain_bench.analysis.statistics import Comparison, Figure, compare, figure_of, paired_ratios
+from hvdtrain_bench.analysis.statistics import (
+    Comparison,
+    Figure,
+    compare,
+    figure_of,
+    noise_of,
+    paired_ratios,
+)
 from hvdtrain_bench.harness.results import Case, Result
 
 _NAMED_MICROSECONDS = 8.0
@@ -42,30 +49,34 @@ class ComparedContender:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How efficiently a step uses n ranks: medians over the repeats, 1 is ideal.
+    """How efficiently a step uses n ranks: medians over the repeats, 1 is ideal."""
 
-    Attributes:
-        weak: time of one rank alone / time, with the same batch on every rank.
-        strong: time of one rank with the whole batch / (n * time).
-        limit: time of n ranks without communication / time.
-    """
-
-    weak: float
-    strong: float
-    limit: float
+    weak: float  # time of one rank alone / time, with the same batch on every rank
+    strong: float  # time of one rank with the whole batch / (n * time)
+    limit: float  # time of n ranks without communication / time
 
 
 def rows(case: Case) -> list[ComparedContender]:
     """Compare every contender of a case with its base."""
-    noise = _noise(case)
+    return compared(case.values, case.base, _same(case))
+
+
+def compared(
+    values: Mapping[str, Sequence[float]], base: str, same: Mapping[str, str]
+) -> list[ComparedContender]:
+    """Compare all contenders with the base, if there is one; `same` names again who took part."""
+    noise = noise_of(values, same)
     found = []
-    for name, values in case.values.items():
+    for name, own in values.items():
         comparison, verdict = None, ""
-        if case.base and name != case.base:
-            own = name == case.again
-            comparison = compare(case.values[case.base], values, 1.0 if own else noise)
-            verdict = _of_the_same_code(comparison) if own else _verdict(comparison)
-        found.append(ComparedContender(name, median(values), comparison, verdict))
+        if base and name != base:
+            if same.get(name) == base:
+                comparison = compare(values[base], own)
+                verdict = comparison.verdict_of_same_code
+            else:
+                comparison = compare(values[base], own, noise)
+                verdict = comparison.verdict
+        found.append(ComparedContender(name, median(own), comparison, verdict))
     return found
 
 
@@ -108,24 +119,12 @@ def _efficiency(case: Case, name: str, ranks: int) -> Efficiency:
     return Efficiency(weak, strong / ranks, limit)
 
 
+def _same(case: Case) -> dict[str, str]:
+    return {case.again: case.base} if case.again else {}
+
+
 def _noise(case: Case) -> float:
-    if not case.again:
-        return 1.0
-    return compare(case.values[case.base], case.values[case.again]).size
-
-
-def _verdict(comparison: Comparison) -> str:
-    if comparison.differs:
-        return "slower" if comparison.ratio > 1 else "faster"
-    return "too few repeats" if comparison.interval is None else "within the noise"
-
-
-def _of_the_same_code(comparison: Comparison) -> str:
-    if comparison.differs:
-        return "DIFFERS FROM ITSELF"
-    if comparison.interval is None:
-        return "same code, too few repeats"
-    return "same code, no difference"
+    return noise_of(case.values, _same(case))
 
 
 def _of_collectives(result: Result) -> Iterator[Figure]:
@@ -189,7 +188,7 @@ def _of_exchanges(result: Result) -> Iterator[Figure]:
             if name not in (NO_COMMUNICATION, AVERAGE_AGAIN):
                 found = compare(case.values[NO_COMMUNICATION], case.values[name], _noise(case))
                 label = f"{case.name}: {name} / {NO_COMMUNICATION}"
-                yield Figure(label, found.ratio, found.low, found.high, "x", _verdict(found))
+                yield Figure(label, found.ratio, found.low, found.high, "x", found.verdict)
 
 
 def _of_losses(result: Result) -> Iterator[Figure]:
@@ -220,4 +219,4 @@ def _ratios(case: Case, base: str, others: Sequence[str]) -> Iterator[Figure]:
         if base in case.values and other in case.values:
             found = compare(case.values[base], case.values[other], _noise(case))
             label = f"{case.name}: {other} / {base}"
-            yield Figure(label, found.ratio, found.low, found.high, "x", _verdict(found))
+            yield Figure(label, found.ratio, found.low, found.high, "x", found.verdict)

@@ -1,33 +1,32 @@
-"""Figures with their spread, paired comparisons, and when a difference is noise. Pure."""
+"""Figures with their spread, paired comparisons, and when a difference is noise. Pure.
+
+The only judge: `bench` and `compare` say the same of the same times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
-from statistics import median, quantiles
+from math import comb, exp, log, sqrt
+from statistics import fmean, median, quantiles, stdev
 
 CONFIDENCE = 0.99
 # A smaller difference is not reported, however certain it is, because it does not matter.
 SMALLEST_RATIO = 1.02
+# Student's t for a confidence of 99 %, by the number of repeats.
+STUDENT = {3: 9.925, 4: 5.841, 5: 4.604, 6: 4.032, 7: 3.707}
+TOO_FEW_REPEATS, WITHIN_THE_NOISE = "too few repeats", "within the noise"
+DIFFERS_FROM_ITSELF = "DIFFERS FROM ITSELF"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How one measurement compares with another that took turns with it.
+    """How one measurement compares with another that took turns with it."""
 
-    Attributes:
-        ratio: median of the repeats' ratios.
-        low: lower quartile of the ratios.
-        high: upper quartile of the ratios.
-        interval: interval that contains the true median with a confidence of 99 %; None with too
-            few repeats (fewer than 8).
-    """
-
-    ratio: float
+    ratio: float  # the median of the repeats' ratios, and their quartiles
     low: float
     high: float
-    interval: tuple[float, float] | None
+    interval: tuple[float, float] | None  # that holds the true ratio; None with too few repeats
     differs: bool
 
     @property
@@ -35,25 +34,41 @@ class Comparison:
         """Size of the difference, whatever its sign; 1 is none."""
         return max(self.ratio, 1 / self.ratio)
 
+    @property
+    def verdict(self) -> str:
+        """What can be said of the other one."""
+        if self.differs:
+            return "slower" if self.ratio > 1 else "faster"
+        return TOO_FEW_REPEATS if self.interval is None else WITHIN_THE_NOISE
+
+    @property
+    def verdict_of_same_code(self) -> str:
+        """What can be said of the other one if it is the same code."""
+        if self.differs:
+            return DIFFERS_FROM_ITSELF
+        return f"same code, {TOO_FEW_REPEATS if self.interval is None else 'no difference'}"
+
 
 def compare(
     base: Sequence[float], other: Sequence[float], noise: float = SMALLEST_RATIO
 ) -> Comparison:
     """Compare two contenders that took turns, repeat by repeat.
 
-    The ratio differs from 1 if the interval of its median leaves 1 out and it is larger than the
-    noise.
-
-    Args:
-        noise: largest ratio without a meaning, for example that of the same code with itself; at
-            least SMALLEST_RATIO.
+    The ratio differs from 1 if its interval leaves 1 out and it is larger than the noise, which is
+    what the same code shows, and at least SMALLEST_RATIO.
     """
     ratios = paired_ratios(base, other)
     low, high = spread(ratios)
-    middle, interval = median(ratios), median_interval(ratios)
+    middle, interval = median(ratios), ratio_interval(ratios)
     certain = interval is not None and not interval[0] <= 1.0 <= interval[1]
     differs = certain and max(middle, 1 / middle) > max(noise, SMALLEST_RATIO)
     return Comparison(middle, low, high, interval, differs)
+
+
+def noise_of(values: Mapping[str, Sequence[float]], same: Mapping[str, str]) -> float:
+    """Return the largest ratio without a meaning: what code shows that ran under two names."""
+    sizes = (compare(values[first], values[again]).size for again, first in same.items())
+    return max([SMALLEST_RATIO, *sizes])
 
 
 def paired_ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
@@ -69,6 +84,20 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
         return values[0], values[0]
     low, _, high = quantiles(values, n=4, method="inclusive")
     return low, high
+
+
+def ratio_interval(ratios: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that holds the true ratio with a confidence of 99 %.
+
+    That of the median, whatever the distribution. No such interval exists for fewer than 8 repeats:
+    Student's t of the logarithms then supposes a normal distribution. Logarithms of the same code's
+    ratios are symmetric, and outliers make such an interval wider, so it rarely errs, either.
+    """
+    if len(ratios) not in STUDENT:
+        return median_interval(ratios)
+    logs = [log(ratio) for ratio in ratios]
+    middle, error = fmean(logs), STUDENT[len(logs)] * stdev(logs) / sqrt(len(logs))
+    return exp(middle - error), exp(middle + error)
 
 
 def median_interval(
@@ -92,33 +121,21 @@ def median_interval(
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of interest.
-
-    Attributes:
-        number: median.
-        low: lower quartile.
-        high: upper quartile.
-        unit: "us", "ms", "s", "MB", "x", "%" or "" for a loss.
-        met: whether the target is met; None without a target.
-    """
+    """A figure of interest."""
 
     label: str
-    number: float
+    number: float  # the median, and the quartiles
     low: float
     high: float
-    unit: str
+    unit: str  # "us", "ms", "s", "MB", "x", "%", or "" for a loss
     verdict: str = ""
-    met: bool | None = None
+    met: bool | None = None  # whether the target is met, if there is one
 
 
 def figure_of(
     label: str, values: Sequence[float], unit: str, target: float | None = None
 ) -> Figure:
-    """Return the figure of repeated measurements.
-
-    Args:
-        target: the median must be less; None without a target.
-    """
+    """Return the figure of repeated measurements, whose median must be less than the target."""
     low, high = spread(values)
     met = None if target is None else median(values) < target
     verdict = "" if target is None else f"target: below {target:g} {unit}"

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from random import Random
 from statistics import mean, median
 
 import torch
@@ -21,7 +20,7 @@ from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import facts
+from hvdtrain_bench.harness.turns import facts, in_turns
 
 _FEWEST_STEPS = 8
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -98,15 +97,15 @@ def _case(training: _Training, name: str, repeats: int) -> Case:
     values: dict[str, list[float]] = {n: [] for n in (USUAL, LONGEST_WITHOUT, MEAN, LONGEST)}
     counts: list[int] = []
     count = len(training.steps_of_a_checkpoint())
-    for repeat in range(repeats):
-        first = Random(repeat).random() < 0.5
-        before = training.steps(count) if first else []
-        written = training.steps_of_a_checkpoint()
-        count = len(written)
-        without = before or training.steps(count)
-        counts.append(count)
-        values[USUAL].append(median(without))
-        values[LONGEST_WITHOUT].append(max(without))
-        values[MEAN].append(mean(written))
-        values[LONGEST].append(max(written))
+    for _, saves in in_turns((False, True), repeats):
+        if saves:
+            written = training.steps_of_a_checkpoint()
+            count = len(written)
+            counts.append(count)
+            values[MEAN].append(mean(written))
+            values[LONGEST].append(max(written))
+        else:
+            without = training.steps(count)
+            values[USUAL].append(median(without))
+            values[LONGEST_WITHOUT].append(max(without))
     return Case(name, {"steps": counts}, "seconds", values, USUAL)

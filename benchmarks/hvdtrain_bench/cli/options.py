@@ -16,11 +16,10 @@ from hvdtrain.check.checks import find_cores
 from hvdtrain.core.exchanges.catalog import make_exchange
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, HvdtrainError, UsageError
 from hvdtrain.launch.hosts.formats import read_file
-from hvdtrain.train.options import RUNS
-from hvdtrain.train.records import new_directory, prepare_directory
 from hvdtrain.world import refuse_on_ranks
 from hvdtrain_bench.analysis.machine import largest_power_of_two
 from hvdtrain_bench.harness.jobs import RankLauncher
+from hvdtrain_bench.harness.results import results_folder
 from hvdtrain_bench.harness.settings import DEFAULT, QUICK
 from hvdtrain_bench.suite import Suite
 
@@ -95,11 +94,7 @@ def run_suite(
         name: value for name, value in changes.items() if value is not None and value != ()
     }
     settings = replace(settings, **given)
-    out = options.out
-    if out is None:
-        out = new_directory(RUNS, "bench")
-    else:
-        prepare_directory(out)
+    out = results_folder(options.out, "bench")
     suite = Suite(lambda: _launcher(options.hostfile, options.threads), ranks, settings, out)
     try:
         benchmark(suite)

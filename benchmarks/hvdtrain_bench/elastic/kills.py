@@ -23,9 +23,11 @@ from hvdtrain_bench.analysis.kills import (
 )
 from hvdtrain_bench.elastic.contenders import CONTENDERS, Contender
 from hvdtrain_bench.elastic.sizes import RANKS, SAMPLES
+from hvdtrain_bench.harness.jobs import Command, Process, running
 from hvdtrain_bench.harness.notes import END, Note, read_notes
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import in_turns
 
 # By the events of worlds.py.
 STAGES = {
@@ -36,7 +38,7 @@ STAGES = {
 }
 # Steps of the victim before its end, and most seconds after the last of them.
 _FIRST_STEP, _LAST_STEP, _MOST_SECONDS = 10, 70, 0.05
-_LIMIT_SECONDS, _GRACE_SECONDS, _POLL_SECONDS = 240.0, 10.0, 0.005
+_LIMIT_SECONDS, _POLL_SECONDS = 240.0, 0.005
 _LAST_LINES = 20
 
 
@@ -44,29 +46,20 @@ def kill_one(contender: Contender, folder: Path, seed: int) -> Failure:
     """Run a job, kill one of its processes from outside, and return what that cost."""
     log = folder / "output.txt"
     variables = {**os.environ, "BENCH_NOTES": str(folder), "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            contender.command(folder),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            start_new_session=True,
-        )
+    command = Command(contender.command(folder), variables)
     try:
-        killed = _kill(process, folder, Random(seed))
-        process.wait(_LIMIT_SECONDS)
+        with log.open("wb") as output, running([command], output) as (process,):
+            killed = _kill(process, folder, Random(seed))
+            process.wait(_LIMIT_SECONDS)
         notes, starts = read_notes(folder), contender.starts(folder)
         return failure_of(notes, killed, SAMPLES, STAGES, starts)
     except (UnfinishedJobError, subprocess.TimeoutExpired) as error:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         told = "".join(f"\n  {line}" for line in lines)
         raise HvdtrainError(f"bench elastic: {contender.name}: {error}{told}") from None
-    finally:
-        _end(process)
 
 
-def _kill(process: subprocess.Popen[bytes], folder: Path, random: Random) -> float:
+def _kill(process: Process, folder: Path, random: Random) -> float:
     """Kill one process after some steps of it, and return the time."""
     step, victim = random.randint(_FIRST_STEP, _LAST_STEP), random.randrange(RANKS)
     waited = time.monotonic()
@@ -89,17 +82,6 @@ def _steps_of(lines: Sequence[Note]) -> int:
     return sum(line["event"] == END for line in lines)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 _OWN = "hvdtrain"
 
 
@@ -116,19 +98,18 @@ def measure_kills(settings: Settings, say: Callable[[str], None]) -> Result:
     found: dict[str, list[Failure]] = {name: [] for name in kills}
     failed: dict[str, list[str]] = {name: [] for name in kills}
     chosen = [contender for contender in CONTENDERS if contender.name in kills]
-    for seed in range(max(kills.values(), default=0)):
-        for contender in Random(seed).sample(chosen, len(chosen)):
-            if seed >= kills[contender.name]:
-                continue
-            title = f"  {KILLS}: {contender.name}, {seed + 1} of {kills[contender.name]}"
-            try:
-                with tempfile.TemporaryDirectory() as folder:
-                    failure = kill_one(contender, Path(folder), seed)
-                found[contender.name].append(failure)
-                say(f"{title}: {failure.seconds:.2f} s")
-            except HvdtrainError as error:
-                say(f"{title}: {error}")
-                failed[contender.name].append(str(error))
+    for number, contender in in_turns(chosen, max(kills.values(), default=0)):
+        if number >= kills[contender.name]:
+            continue
+        title = f"  {KILLS}: {contender.name}, {number + 1} of {kills[contender.name]}"
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                failure = kill_one(contender, Path(folder), number)
+            found[contender.name].append(failure)
+            say(f"{title}: {failure.seconds:.2f} s")
+        except HvdtrainError as error:
+            say(f"{title}: {error}")
+            failed[contender.name].append(str(error))
     for name in [name for name, failures in found.items() if not failures]:
         skipped[name] = f"no job of {len(failed[name])} went on: {failed[name][0]}"
     cases = [_case(one, found[one.name], failed[one.name]) for one in chosen if found[one.name]]

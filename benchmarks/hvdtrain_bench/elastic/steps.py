@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import isclose
 from multiprocessing.connection import Connection
 from pathlib import Path
-from random import Random
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.options import require_tolerance
 from hvdtrain_bench.analysis.kills import (
     ELASTIC,
@@ -23,9 +18,10 @@ from hvdtrain_bench.analysis.kills import (
     NOT_ELASTIC,
     NOT_ELASTIC_AGAIN,
 )
-from hvdtrain_bench.harness.jobs import RankLauncher
+from hvdtrain_bench.harness.jobs import RankLauncher, running, wait
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import in_turns
 
 _JOBS = (NOT_ELASTIC, NOT_ELASTIC_AGAIN, ELASTIC)
 _START_SECONDS, _GRACE_SECONDS = 120.0, 30.0
@@ -53,24 +49,21 @@ def measure_elastic_steps(
                 facts = [(name, jobs[name][0].recv()) for name in _JOBS]
                 peers = [PeerFacts(name, *told["facts"]) for name, told in facts]
                 title = facts[0][1]["title"]
-                _take_turns(jobs, settings.repeats, start, values)
+                _take_turns(jobs, settings.repeats, values)
         about = {"model": model, "title": title}
         cases.append(Case(title, about, "seconds", values, NOT_ELASTIC, NOT_ELASTIC_AGAIN))
     return Result(ELASTIC_STEPS, ranks, 1, peers, {}, cases)
 
 
-def _take_turns(
-    jobs: dict[str, _Job], repeats: int, start: int, values: dict[str, list[float]]
-) -> None:
+def _take_turns(jobs: dict[str, _Job], repeats: int, values: dict[str, list[float]]) -> None:
     moved: list[float] = []
-    for repeat in range(-1, repeats):  # the first one warms up
-        for name in Random(1000 * start + repeat + 1).sample(_JOBS, len(_JOBS)):
-            for rank in jobs[name]:
-                rank.send(True)
-            told = [rank.recv() for rank in jobs[name]]
-            moved += [distance for _, distance in told]
-            if repeat >= 0:
-                values[name].append(max(seconds for seconds, _ in told))
+    for repeat, name in in_turns(_JOBS, 1 + repeats):
+        for rank in jobs[name]:
+            rank.send(True)
+        told = [rank.recv() for rank in jobs[name]]
+        moved += [distance for _, distance in told]
+        if repeat:  # the first one warms up
+            values[name].append(max(seconds for seconds, _ in told))
     if not all(isclose(distance, moved[0], rel_tol=_AGREEMENT) for distance in moved):
         raise HvdtrainError(f"{ELASTIC_STEPS}: weights have moved by different distances: {moved}")
 
@@ -83,16 +76,17 @@ def _jobs(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         starting: dict[str, socket.socket] = {}
+        commands = []
         for number, name in enumerate(_JOBS):
             address = str(folder / str(number))
             starting[name] = stack.enter_context(socket.socket(socket.AF_UNIX))
             starting[name].bind(address)
             starting[name].listen(ranks)
             starting[name].settimeout(_START_SECONDS)
-            worker = ["hvdtrain_bench.elastic.steps_rank", address, model]
-            words = [*worker, str(settings.steps_per_turn), str(launcher.threads)]
-            process = _start(launcher, ranks, words, name == ELASTIC)
-            stack.callback(_end, process)
+            words = ("hvdtrain_bench.elastic.steps_rank", address, model, settings.steps_per_turn)
+            elastic = name == ELASTIC
+            commands.append(launcher.command(ranks, *words, launcher.threads, elastic=elastic))
+        started = stack.enter_context(running(commands))
         jobs = {name: _connected(server, ranks, stack) for name, server in starting.items()}
         try:
             yield jobs
@@ -103,22 +97,7 @@ def _jobs(
         for job in jobs.values():
             for rank in job:
                 rank.send(False)
-
-
-def _start(
-    launcher: RankLauncher, ranks: int, words: Sequence[str], elastic: bool
-) -> subprocess.Popen[bytes]:
-    environ = {**os.environ, "OMP_NUM_THREADS": str(launcher.threads)}
-    line = mpirun_command(
-        str(launcher.mpirun),
-        launcher.library.vendor,
-        [sys.executable, "-m", *words],
-        ranks=ranks,
-        environ=environ,
-        elastic=elastic,
-    )
-    variables = {**environ, **line.variables}
-    return subprocess.Popen(line.argv, stdin=subprocess.DEVNULL, env=variables)
+        wait(started, started, _GRACE_SECONDS)
 
 
 def _connected(server: socket.socket, ranks: int, stack: ExitStack) -> _Job:
@@ -135,11 +114,3 @@ def _connected(server: socket.socket, ranks: int, stack: ExitStack) -> _Job:
         rank = stack.enter_context(Connection(accepted.detach()))
         found[rank.recv()] = rank
     return [found[rank] for rank in range(ranks)]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # mpirun ends its ranks
-        process.wait()

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import facts
+from hvdtrain_bench.harness.turns import facts, in_turns
 
 _CONTEXT, _TEXT_CHARACTERS, _TEST_WINDOWS = 32, 1 << 20, 512
 _ASCII = 128
@@ -169,11 +168,10 @@ def measure_losses(
         task = TASKS[key]
         train, test = task.data()
         curves: dict[str, list[Curve]] = {name: [] for name in names}
-        for seed in range(settings.repeats):
-            say(f"{task.title}, seed {seed}")
-            for name in Random(seed).sample(names, len(names)):
-                run = _Training(ranks, task, train, name, seed, settings)
-                curves[name].append(run.curve(test))
+        for seed, name in in_turns(names, settings.repeats):
+            say(f"{task.title}, seed {seed}, {name}")
+            run = _Training(ranks, task, train, name, seed, settings)
+            curves[name].append(run.curve(test))
         found = [facts(ranks, "hvdtrain", peers.library)]
         losses = {name: [curve[-1][-1] for curve in of] for name, of in curves.items()}
         about = {"task": key, "title": task.title, "curves": curves}

@@ -8,55 +8,40 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.train.options import RUNS
+from hvdtrain.train.records import new_directory, prepare_directory
+
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """A contender, as it was in its turn.
-
-    Attributes:
-        torch_threads: number of threads with which torch computes, per rank.
-        threads: number of all threads of a rank during its turn.
-        cores: cores of rank 0, and whether it is bound to some of them.
-    """
+    """A contender, as it was in its turn."""
 
     name: str
     library: str
-    torch_threads: int
-    threads: int
-    cores: str
+    torch_threads: int  # of a rank, with which torch computes
+    threads: int  # all those of a rank
+    cores: str  # of the ranks, and whether they are bound to some of them
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement of all contenders, in turns.
-
-    Attributes:
-        unit: unit of the values: "seconds", or "percent" of a core.
-        values: one value per repeat for each contender.
-        base: contender with which the others are compared; "" for none.
-        again: same code as the base under another name; "" if there is none.
-    """
+    """One measurement of all contenders, in turns."""
 
     name: str
     about: dict[str, Any]
-    unit: str
-    values: dict[str, list[float]]
-    base: str = ""
-    again: str = ""
+    unit: str  # "seconds", "percent" of a core, or "loss"
+    values: dict[str, list[float]]  # of each contender in each repeat
+    base: str = ""  # contender with which the others are compared, if any
+    again: str = ""  # same code as the base under another name, if any
 
 
 @dataclass(frozen=True)
 class Result:
-    """The measurements of one job.
+    """The measurements of one job."""
 
-    Attributes:
-        kind: "collectives", "steps", "exchange", "exchange-loss" or another one of worker.py.
-        nodes: number of groups of ranks that share memory.
-    """
-
-    kind: str
+    kind: str  # "collectives", "steps", "exchange" or another one of worker.py
     ranks: int
-    nodes: int
+    nodes: int  # groups of ranks that share memory
     peers: list[PeerFacts]
     skipped: dict[str, str]
     cases: list[Case]
@@ -79,3 +64,11 @@ def write_json(path: Path, result: Any) -> None:
     """Write a dataclass, or a JSON value."""
     document = asdict(result) if hasattr(result, "__dataclass_fields__") else result
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def results_folder(out: Path | None, command: str) -> Path:
+    """Prepare the directory for results; without one make a new one in runs/."""
+    if out is None:
+        return new_directory(RUNS, command)
+    prepare_directory(out)
+    return out

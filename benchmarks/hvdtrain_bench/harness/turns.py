@@ -4,55 +4,53 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, TypeVar
 
 from hvdtrain_bench.harness.results import PeerFacts
 
 if TYPE_CHECKING:
     from hvdtrain_bench.harness.ranks import Ranks
 
+T = TypeVar("T")
 _MOST_CALLS = 2000
 
 
 @dataclass
 class Contender:
-    """Something that is timed and checked.
-
-    Attributes:
-        prepare: sets values whose result is known.
-        check: raises WrongResultError unless the result is that of so many calls since prepare.
-        most_calls: number of calls after which the result must be checked.
-        turn: starts and stops what must not run while the others have their turn.
-        meets: whether ranks synchronize before each call, because the call itself does not.
-    """
+    """Something that is timed and checked."""
 
     name: str
     library: str
-    prepare: Callable[[], None]
+    prepare: Callable[[], None]  # sets values whose result is known
     call: Callable[[], None]
+    # Raises WrongResultError unless the result is that of so many calls since prepare.
     check: Callable[[int], None]
-    most_calls: int = _MOST_CALLS
+    most_calls: int = _MOST_CALLS  # after which the result must be checked
+    # Starts and stops what must not run while the others have their turn.
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
-    meets: bool = False
+    meets: bool = False  # whether ranks synchronize before each call, which does not do it itself
 
 
 @dataclass
 class Turns:
-    """The measurements of all contenders.
+    """The measurements of all contenders."""
 
-    Attributes:
-        seconds: time of one call for each repeat: median of the slowest rank.
-    """
-
+    # Time of one call in each repeat: the median of the slowest rank.
     seconds: dict[str, list[float]] = field(default_factory=dict)
     peers: list[PeerFacts] = field(default_factory=list)
+
+
+def in_turns(contenders: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
+    """Yield all contenders in each repeat: first in their order, then in one at random."""
+    for repeat in range(repeats):
+        order = Random(repeat).sample(contenders, len(contenders)) if repeat else contenders
+        for contender in order:
+            yield repeat, contender
 
 
 def take_turns(
@@ -62,11 +60,7 @@ def take_turns(
     seconds_per_turn: float,
     fewest_calls: int = 3,
 ) -> Turns:
-    """Time all contenders once in each repeat, in an order that changes (collective).
-
-    Args:
-        repeats: number of turns of each contender, after one to warm up.
-    """
+    """Time all contenders once in each repeat, after a turn of each to warm up (collective)."""
     found = Turns()
     calls = {}
     for contender in contenders:
@@ -76,10 +70,9 @@ def take_turns(
         wanted = int(seconds_per_turn / ranks.largest(seconds))
         calls[contender.name] = min(max(fewest_calls, wanted), _MOST_CALLS)
         found.seconds[contender.name] = []
-    for repeat in range(repeats):
-        for contender in Random(repeat).sample(contenders, len(contenders)):
-            seconds = _one_turn(ranks, contender, calls[contender.name])
-            found.seconds[contender.name].append(seconds)
+    for _, contender in in_turns(contenders, repeats):
+        seconds = _one_turn(ranks, contender, calls[contender.name])
+        found.seconds[contender.name].append(seconds)
     return found
 
 
@@ -111,5 +104,7 @@ def _batch(ranks: Ranks, contender: Contender, calls: int) -> list[float]:
 
 def facts(ranks: Ranks, name: str, library: str) -> PeerFacts:
     """Return the description of a contender at this moment (collective)."""
+    import torch
+
     threads = int(ranks.largest(len(os.listdir("/proc/self/task"))))
     return PeerFacts(name, library, torch.get_num_threads(), threads, ranks.cores())

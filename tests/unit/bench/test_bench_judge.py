@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from math import comb
+from math import comb, exp
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy, rows
@@ -18,7 +20,14 @@ from hvdtrain_bench.analysis.kills import (
     summary_of,
 )
 from hvdtrain_bench.analysis.losses import Curve, compare_losses
-from hvdtrain_bench.analysis.statistics import compare, median_interval
+from hvdtrain_bench.analysis.statistics import (
+    STUDENT,
+    TOO_FEW_REPEATS,
+    WITHIN_THE_NOISE,
+    compare,
+    median_interval,
+    ratio_interval,
+)
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.sums import (
     WrongResultError,
@@ -29,10 +38,12 @@ from hvdtrain_bench.cases.sums import (
     sum_factor,
 )
 from hvdtrain_bench.harness.notes import Note
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result, result_of
 from hvdtrain_bench.harness.settings import period_of, turn_steps
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import ROOT
+from scipy import stats  # type: ignore[import-untyped]
 
 times = st.floats(1e-6, 1e3)
 enough = st.lists(times, min_size=8, max_size=30)
@@ -85,6 +96,63 @@ def test_the_interval_is_the_tightest_with_its_confidence(count: int) -> None:
         assert interval[1] == count - left_out
         assert confidence(left_out) >= 0.99
         assert confidence(left_out + 1) < 0.99
+
+
+@pytest.mark.parametrize("count", STUDENT)
+def test_few_repeats_have_the_interval_of_students_t(count: int) -> None:
+    logs = [0.3 + 0.1 * number for number in range(count)]
+    interval = ratio_interval([exp(one) for one in logs])
+    expected = stats.t.interval(0.99, count - 1, np.mean(logs), stats.sem(logs))
+    assert interval == pytest.approx([exp(one) for one in expected], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ((9.0,), TOO_FEW_REPEATS),
+        ((9.0, 9.0), TOO_FEW_REPEATS),
+        ((9.0, 9.0, 9.0), "slower"),
+        ((1.015,) * 3, WITHIN_THE_NOISE),  # certain, but too small to matter
+        ((1.03, 1.3, 1.9), WITHIN_THE_NOISE),  # three that vary as much
+        ((1.5, 1.5, 1.5, 1.5, 0.99), WITHIN_THE_NOISE),
+        ((0.5, 0.41, 0.63, 0.4, 0.55), "faster"),
+        ((1.5,) * 11 + (0.2,), "slower"),  # one outlier of many
+    ],
+)
+def test_what_repeats_say(ratios: Sequence[float], said: str) -> None:
+    assert compare([1.0] * len(ratios), ratios).verdict == said
+
+
+@pytest.mark.parametrize("count", [3, 5, 8, 12])
+@pytest.mark.parametrize("spread", [0.02, 0.3])
+def test_equal_contenders_are_rarely_told_apart(count: int, spread: float) -> None:
+    draws = np.random.default_rng(count).lognormal(0, spread, (1000, 2, count))
+    found = [compare(list(one), list(other)).differs for one, other in draws]
+    assert sum(found) <= 20
+
+
+@pytest.mark.parametrize("repeats", [3, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clear_difference_is_seen_although_steps_vary(seed: int, repeats: int) -> None:
+    steps = np.random.default_rng(seed).lognormal(0, 0.2, (2, repeats, 300))
+    one, slow = np.median(steps, axis=2) * [[1e-3], [1.27e-3]]
+    assert steps[0].max() > 1.27 * steps[1].min()  # single steps say nothing
+    assert compare(list(one), list(slow)).verdict == "slower"
+    assert compare(list(slow), list(one)).verdict == "faster"
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "said"),
+    [
+        ("10gbit-steps", "half:type=bf16", "slower"),
+        ("1gbit-rare", "no communication", "faster"),
+        ("100mbit-steps", "half:type=bf16", TOO_FEW_REPEATS),
+    ],
+)
+def test_what_is_said_of_recorded_times(record: str, name: str, said: str) -> None:
+    path = ROOT / "docs" / "exchanges" / "measured" / f"{record}.json"
+    (recorded,) = result_of(json.loads(path.read_text())["result"]).cases
+    assert {row.name: row.verdict for row in rows(recorded)}[name] == said
 
 
 def test_repeats_come_in_pairs() -> None:

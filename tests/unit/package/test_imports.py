@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import hvdtrain_bench
-import hvdtrain_compare
 import hvdtrain_lint
 import hvdtrain_report
 import pytest
@@ -19,7 +18,7 @@ import hvdtrain
 PACKAGE = Path(hvdtrain.__file__).parent
 BESIDE = [
     Path(str(package.__file__)).parent
-    for package in (hvdtrain_bench, hvdtrain_compare, hvdtrain_lint, hvdtrain_report)
+    for package in (hvdtrain_bench, hvdtrain_lint, hvdtrain_report)
 ]
 HEAVY = {"jax", "keras", "mpi4py", "numpy", "rich", "scipy", "sklearn", "tensorflow", "torch"}
 # A start shall take less than 0.3 s of a core of today. It makes 60,000 calls in 80 ms, and their

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain_bench
-import hvdtrain_compare
 import hvdtrain_lint
 import hvdtrain_report
 import pytest
@@ -30,7 +29,6 @@ PACKAGES = {
         Path(str(package.__file__)).parent: CHECKOUT / folder / package.__name__
         for folder, package in (
             ("benchmarks", hvdtrain_bench),
-            ("benchmarks", hvdtrain_compare),
             ("tools", hvdtrain_lint),
             ("tools", hvdtrain_report),
         )

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 from hvdtrain.data.sampling import Indices
 from hvdtrain.train.torch.evaluation import call_model
-from hvdtrain_compare.torch.problem import Problem
-from hvdtrain_compare.torch.trainer import Trainer
+from hvdtrain_bench.compare.torch_training import Problem, Trainer
 
 _EVALUATED_TOGETHER = 128
 

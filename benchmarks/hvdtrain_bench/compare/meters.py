@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.data.sampling import Indices
-from hvdtrain_compare.protocol import Place, RankResult, Task, Weights
+from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
 
 _LOOPBACK = re.compile(r"^\s*lo:\s*(.*)$", re.MULTILINE)
 # In /proc/net/dev eight numbers of what was received come first.
@@ -101,8 +101,8 @@ class StepMeter:
         """Return what was measured, with the final weights, and what else is known."""
         keeps = task.keeps_weights and place.rank == 0
         return RankResult(
-            step_seconds=np.array(self.seconds),
-            epoch_seconds=np.array(self._epochs),
+            step_seconds=self.seconds,
+            epoch_seconds=self._epochs,
             trained=self._trained,
             checked_after=self._check_after,
             peak_memory_bytes=peak_memory_bytes(),

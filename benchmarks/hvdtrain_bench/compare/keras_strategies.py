@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hvdtrain_compare.protocol import (
+from hvdtrain_bench.compare.protocol import (
     JAX,
     KERAS,
     TENSORFLOW,
@@ -19,7 +19,7 @@ from hvdtrain_compare.protocol import (
 
 
 def _train(task: Task, place: Place, library: str, **differences: Any) -> RankResult:
-    from hvdtrain_compare.keras import Approach, train_keras
+    from hvdtrain_bench.compare.keras_training import Approach, train_keras
 
     return train_keras(task, place, Approach(library, **differences))
 
@@ -74,7 +74,7 @@ def _horovod(task: Task, place: Place) -> RankResult:
     import horovod
     import horovod.keras as hvd
 
-    from hvdtrain_compare.keras import sharded_shares
+    from hvdtrain_bench.compare.keras_training import sharded_shares
 
     hvd.init()
     return _train(

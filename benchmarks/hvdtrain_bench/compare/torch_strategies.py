@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from hvdtrain.errors import UsageError
-from hvdtrain_compare.protocol import TORCH, Launch, Need, Place, RankResult, Strategy, Task
+from hvdtrain_bench.compare.protocol import TORCH, Launch, Need, Place, RankResult, Strategy, Task
 
 if TYPE_CHECKING:
-    from hvdtrain_compare.torch.problem import Problem
-    from hvdtrain_compare.torch.trainer import Trainer
+    from hvdtrain_bench.compare.torch_training import Problem, Trainer
 
 
 def _trains(
@@ -21,7 +20,7 @@ def _trains(
     """Return how a strategy trains, within a session of its library."""
 
     def train(task: Task, place: Place) -> RankResult:
-        from hvdtrain_compare.torch.loop import train_torch
+        from hvdtrain_bench.compare.torch_training import train_torch
 
         with session():
             return train_torch(task, place, wrap)
@@ -30,7 +29,7 @@ def _trains(
 
 
 def _one(problem: Problem) -> Trainer:
-    from hvdtrain_compare.torch.trainer import Trainer
+    from hvdtrain_bench.compare.torch_training import Trainer
 
     return Trainer(problem)
 
@@ -63,7 +62,7 @@ def _hvdtrain(problem: Problem) -> Trainer:
     import hvdtrain.torch as hvd
     from hvdtrain import __version__
     from hvdtrain.core import context
-    from hvdtrain_compare.torch.trainer import ExactTrainer
+    from hvdtrain_bench.compare.torch_training import ExactTrainer
 
     sharded = problem.variant == "sharded"
     hvd.broadcast_parameters(problem.model.state_dict(), root_rank=0)
@@ -108,7 +107,7 @@ def _horovod(problem: Problem) -> Trainer:
     import horovod
     import horovod.torch as hvd
 
-    from hvdtrain_compare.torch.trainer import padded_trainer
+    from hvdtrain_bench.compare.torch_training import padded_trainer
 
     own = problem.optimizer(problem.model)
     optimizer = hvd.DistributedOptimizer(own, problem.model.named_parameters())
@@ -151,7 +150,7 @@ model = DistributedDataParallel(model)
 def _ddp(problem: Problem) -> Trainer:
     from torch.nn.parallel import DistributedDataParallel
 
-    from hvdtrain_compare.torch.trainer import padded_trainer
+    from hvdtrain_bench.compare.torch_training import padded_trainer
 
     return padded_trainer(problem, model=DistributedDataParallel(problem.model))
 
@@ -171,7 +170,7 @@ def _fsdp2(problem: Problem) -> Trainer:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from hvdtrain_compare.torch.trainer import padded_trainer
+    from hvdtrain_bench.compare.torch_training import padded_trainer
 
     fully_shard(problem.model, mesh=init_device_mesh("cpu", (problem.place.size,)))
     optimizer = problem.optimizer(problem.model)
@@ -213,7 +212,7 @@ def _postlocal(problem: Problem) -> Trainer:
     from torch.distributed.optim import PostLocalSGDOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
-    from hvdtrain_compare.torch.trainer import padded_trainer
+    from hvdtrain_bench.compare.torch_training import padded_trainer
 
     model = DistributedDataParallel(problem.model)
     # By default a subgroup has all ranks of a host, which would then never train on their own.
@@ -232,7 +231,7 @@ def _postlocal(problem: Problem) -> Trainer:
 def _dp(problem: Problem) -> Trainer:
     import torch
 
-    from hvdtrain_compare.torch.trainer import Trainer
+    from hvdtrain_bench.compare.torch_training import Trainer
 
     model = torch.nn.DataParallel(problem.model)
     trainer = Trainer(problem, model=model)
@@ -261,7 +260,7 @@ def _with_accelerate() -> Iterator[None]:
 
 
 def _accelerate(problem: Problem) -> Trainer:
-    from hvdtrain_compare.torch.accelerated_trainer import AcceleratedTrainer
+    from hvdtrain_bench.compare.accelerated_training import AcceleratedTrainer
 
     return AcceleratedTrainer(problem)
 

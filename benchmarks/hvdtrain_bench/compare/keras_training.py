@@ -32,8 +32,8 @@ from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain_compare.meters import StepMeter
-from hvdtrain_compare.protocol import Place, RankResult, Task, Weights
+from hvdtrain_bench.compare.meters import StepMeter
+from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
 
 Shares = Callable[[Indices, int, Place], list[Indices]]
 
@@ -97,7 +97,7 @@ class Problem:
 
 def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
     """Build and compile the recipe."""
-    options = task.train_options
+    options = task.options
     alone = Topology.from_nodes(0, [0], ["localhost"])
     make_recipe = load_recipe(options)
     keras.config.set_floatx(options.dtype)
@@ -109,7 +109,7 @@ def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
         _require_keras(options.recipe, recipe)
         samples = recipe.samples_per_epoch or len(recipe.train)
         plan = StepPlan(options, alone, samples, ranks=task.ranks)
-        _set_first_weights(recipe.model, Path(task.shared) / _FIRST_WEIGHTS, place)
+        _set_first_weights(recipe.model, task.shared / _FIRST_WEIGHTS, place)
         optimizer = approach.optimizer(plain_optimizer(recipe, options, StepPlanSchedule(plan)))
         recipe.model.compile(optimizer, sum_over_samples(recipe.loss))
     return Problem(place, recipe, plan, options)

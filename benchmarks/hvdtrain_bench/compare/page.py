@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,112 @@ from hvdtrain_report.document import asset, policy, write_document
 
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
-from hvdtrain_compare.figures import bytes_text, difference_text, time_text
-from hvdtrain_compare.results.charts import Mark, chart
-from hvdtrain_compare.results.row import Row
-from hvdtrain_compare.results.tables import result_cells, result_columns, time_cells, time_columns
+from hvdtrain_bench.compare.rows import Row
+from hvdtrain_bench.compare.tables import (
+    bytes_text,
+    difference_text,
+    result_cells,
+    result_columns,
+    time_cells,
+    time_columns,
+    time_text,
+)
+
+_WIDTH, _LEFT, _RIGHT = 720, 190, 110
+_ROW, _TOP, _BOTTOM = 30, 6, 34
+_TICKS = 5
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One contender in a chart."""
+
+    label: str
+    value: float
+    text: str
+    low: float | None = None
+    high: float | None = None
+    points: tuple[float, ...] = ()
+
+
+def chart(
+    title: str, marks: Sequence[Mark], text: Callable[[float], str], logarithmic: bool = False
+) -> str:
+    """Return a chart as an SVG element."""
+    values = [v for mark in marks for v in (mark.value, mark.high or 0.0, *mark.points)]
+    ticks = log_ticks(values) if logarithmic else linear_ticks(values)
+    height = _TOP + _ROW * len(marks) + _BOTTOM
+    place = _log_place(ticks) if logarithmic else _linear_place(ticks)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-label="{escape(title)}">'
+    ]
+    for tick in ticks:
+        x, bottom = place(tick), _TOP + _ROW * len(marks)
+        parts.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+        label = escape(text(tick))
+        parts.append(f'<text class="scale" x="{x:.1f}" y="{bottom + 18}">{label}</text>')
+    for number, mark in enumerate(marks):
+        parts += _row(number, mark, place)
+    return "".join([*parts, "</svg>"])
+
+
+def linear_ticks(values: Sequence[float]) -> list[float]:
+    """Return round numbers from 0 to at least the largest value."""
+    largest = max([*values, 0.0]) or 1.0
+    rough = largest / (_TICKS - 1)
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    return [step * number for number in range(math.ceil(largest / step - 1e-9) + 1)]
+
+
+def log_ticks(values: Sequence[float]) -> list[float]:
+    """Return powers of ten, of which the first is smaller than all values but 0."""
+    positive = [value for value in values if value > 0] or [1.0]
+    first = math.floor(math.log10(min(positive))) - 1
+    last = math.ceil(math.log10(max(positive)))
+    stride = max(1, math.ceil((last - first) / (_TICKS + 1)))
+    return [10.0**power for power in range(first, last + stride, stride)]
+
+
+def _linear_place(ticks: Sequence[float]) -> Callable[[float], float]:
+    width = _WIDTH - _LEFT - _RIGHT
+    return lambda value: _LEFT + width * value / ticks[-1]
+
+
+def _log_place(ticks: Sequence[float]) -> Callable[[float], float]:
+    width = _WIDTH - _LEFT - _RIGHT
+    first, last = math.log10(ticks[0]), math.log10(ticks[-1])
+
+    def place(value: float) -> float:
+        power = math.log10(value) if value > 0 else first
+        return _LEFT + width * (power - first) / (last - first)
+
+    return place
+
+
+def _row(number: int, mark: Mark, place: Callable[[float], float]) -> list[str]:
+    top, end = _TOP + _ROW * number, place(mark.value)
+    middle = top + _ROW / 2
+    parts = [
+        f'<text class="label" x="{_LEFT - 10}" y="{middle + 4}">{escape(mark.label)}</text>',
+        f'<rect class="bar fill-{number % 6}" x="{_LEFT}" y="{top + 7}" height="{_ROW - 14}" '
+        f'width="{max(0.0, end - _LEFT):.1f}"/>',
+    ]
+    right = end
+    if mark.low is not None and mark.high is not None:
+        low, right = place(mark.low), max(end, place(mark.high))
+        parts.append(
+            f'<line class="interval" x1="{low:.1f}" x2="{place(mark.high):.1f}" '
+            f'y1="{middle}" y2="{middle}"/>'
+        )
+    parts += [
+        f'<circle class="point" cx="{place(p):.1f}" cy="{middle}" r="3"/>' for p in mark.points
+    ]
+    parts.append(
+        f'<text class="value" x="{right + 8:.1f}" y="{middle + 4}">{escape(mark.text)}</text>'
+    )
+    return parts
 
 
 def require_jinja() -> None:
@@ -65,7 +169,7 @@ def _render(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def _own(name: str) -> str:
-    return files("hvdtrain_compare.results").joinpath(name).read_text(encoding="utf-8")
+    return files("hvdtrain_bench.compare").joinpath(name).read_text(encoding="utf-8")
 
 
 def _time_charts(ran: Sequence[Row]) -> list[tuple[str, str]]:

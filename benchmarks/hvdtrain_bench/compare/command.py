@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hvdtrain import __version__
+from hvdtrain.check.checks import find_cores
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import EXIT_CRASH, EXIT_INTERRUPTED, UsageError
 from hvdtrain.train.options import BACKENDS, DTYPES, FRAMEWORKS
+from hvdtrain.train.records import json_text
 from hvdtrain.world import refuse_on_ranks
+from hvdtrain_bench.harness.results import results_folder
+
+if TYPE_CHECKING:
+    from hvdtrain_bench.compare.contenders import Contender
+    from hvdtrain_bench.compare.turns import Settings
 
 _DEFAULTS = {"torch": ("hvdtrain,ddp",), "keras": ("hvdtrain,mirrored",)}
+# Options that say what is trained; the others have no meaning for other libraries.
+_COMPARED = (
+    *("recipe", "set", "data_dir", "framework", "backend", "dtype"),
+    *("epochs", "batch_size", "optimizer", "lr", "seed"),
+)
 _PYTHON_HELP = "Interpreter of another environment for a strategy; may be given several times."
 
 
@@ -73,27 +90,62 @@ def command(
     host: how long steps take, whether weights are those of one process, which samples are really
     used. One process with the whole batch is always included.
     """
-    from hvdtrain_compare.contenders import parse_contenders
-    from hvdtrain_compare.session import Request, compare
+    from hvdtrain_bench.compare.contenders import parse_contenders
+    from hvdtrain_bench.compare.page import require_jinja
+    from hvdtrain_bench.compare.turns import Settings
 
     refuse_on_ranks("'compare'")
     options = read_options({name: value for name, value in given.items() if value != ()})
-    request = Request(
-        contenders=parse_contenders(
-            names or _DEFAULTS[options.framework], dict(map(_python, pythons)), options.framework
-        ),
-        options=options.with_absolute_paths(),
-        ranks=ranks,
-        repeats=repeats,
-        check_steps=check_steps,
-        limit_seconds=time_limit,
-        out=out,
+    own = dict(map(_python, pythons))
+    contenders = parse_contenders(names or _DEFAULTS[options.framework], own, options.framework)
+    require_jinja()
+    folder = results_folder(out, "compare")
+    settings = Settings(
+        options.with_absolute_paths(), ranks, repeats, check_steps, time_limit, folder
     )
     try:
-        return 0 if compare(request) else EXIT_CRASH
+        return 0 if _compare(contenders, settings) else EXIT_CRASH
     except KeyboardInterrupt:
         print("hvdtrain: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _compare(contenders: Sequence[Contender], settings: Settings) -> bool:
+    """Run all contenders, and print and write what they did; return whether one of them ran."""
+    from hvdtrain_bench.compare.contenders import reference
+    from hvdtrain_bench.compare.page import write_page
+    from hvdtrain_bench.compare.rows import make_rows
+    from hvdtrain_bench.compare.tables import print_tables
+    from hvdtrain_bench.compare.turns import run_turns
+
+    options = settings.options
+    outcomes = run_turns(contenders, reference(options.framework), settings)
+    rows = make_rows(outcomes, settings.ranks)
+    given = {name: getattr(options, name) for name in _COMPARED}
+    given["data_dir"] = given["data_dir"] and str(given["data_dir"])
+    # What the figures depend on.
+    about: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "recipe": options.recipe_title,
+        "ranks": settings.ranks,
+        "global_batch": options.samples_per_step(settings.ranks),
+        "epochs": options.epochs,
+        "repeats": settings.repeats,
+        "seed": options.seed,
+        "optimizer": options.optimizer,
+        "cores": find_cores().usable,
+        "system": f"{platform.system()} on {platform.machine()}",
+        "python": platform.python_version(),
+        "hvdtrain": __version__,
+        "options": {name: value for name, value in given.items() if value not in (None, {})},
+    }
+    print_tables(rows)
+    content = {**about, "contenders": [asdict(row) for row in rows]}
+    file, page = settings.out / "compare.json", settings.out / "compare.html"
+    file.write_text(json_text(content, indent=2) + "\n", encoding="utf-8")
+    write_page(page, about, rows)
+    print(f"{page}, {file}", flush=True)
+    return any(not row.failure for row in rows[:-1])
 
 
 def _python(text: str) -> tuple[str, str]:

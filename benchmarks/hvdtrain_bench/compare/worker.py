@@ -1,4 +1,4 @@
-"""One process of a contender: python -m hvdtrain_compare.worker TASK."""
+"""One process of a contender: python -m hvdtrain_bench.compare.worker TASK."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hvdtrain.world import promised_world
-from hvdtrain_compare.protocol import Launch, Place, Task, result_file, write_error
-from hvdtrain_compare.strategies import find_strategy
+from hvdtrain_bench.compare.contenders import find_strategy
+from hvdtrain_bench.compare.protocol import (
+    Launch,
+    Place,
+    Task,
+    read,
+    result_file,
+    write,
+    write_error,
+)
 
 
 def main(file: str) -> None:
     """Train, and write what was measured, or the error."""
-    task = Task.read(Path(file))
-    options = task.train_options
+    task: Task = read(Path(file))
+    options = task.options
     strategy = find_strategy(options.framework, task.strategy)
     place = _place(strategy.launch, os.environ)
     if options.framework == "keras":
         _prepare_keras(strategy.backend or options.backend, options.dtype, place)
-    folder = Path(task.folder)
     try:
         for need in strategy.needs:
             need.require()
-        strategy.train(task, place).write(result_file(folder, place.rank))
+        write(result_file(task.folder, place.rank), strategy.train(task, place))
     except Exception as error:
-        write_error(folder, place.rank, error)
+        write_error(task.folder, place.rank, error)
         raise
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.data.sampling import Indices
@@ -29,93 +28,51 @@ class Place:
 
 @dataclass(frozen=True)
 class Task:
-    """What the processes of a contender do; a file of JSON."""
+    """What the processes of a contender do."""
 
     strategy: str
     variant: str
-    options: Mapping[str, Any]
+    options: TrainOptions
     ranks: int
     check_steps: int
     keeps_weights: bool
-    folder: str
-    shared: str
-
-    @property
-    def train_options(self) -> TrainOptions:
-        """The options of the training."""
-        folder = self.options.get("data_dir")
-        return TrainOptions(**{**self.options, "data_dir": folder and Path(folder)})
-
-    def write(self, path: Path) -> None:
-        """Write the file."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Task:
-        """Read the file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+    folder: Path  # of this turn
+    shared: Path  # of all turns
 
 
 Weights = Mapping[str, npt.NDArray[Any]]
-_FACTS = "facts"
-# Attributes that are arrays; the others are facts.
-_LISTS, _WEIGHTS = ("trained",), ("checked_weights", "final_weights")
-_ARRAYS = ("step_seconds", "epoch_seconds", "evaluated")
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank has measured.
-
-    Attributes:
-        socket_bytes_per_step: bytes that all processes have sent through sockets in a step; None
-            where that is unknown.
-    """
+    """What one rank has measured."""
 
     library: str
     samples: int
     test_samples: int
     threads: int | None
-    step_seconds: npt.NDArray[np.float64]
-    epoch_seconds: npt.NDArray[np.float64]
-    trained: list[Indices]
+    step_seconds: Sequence[float]
+    epoch_seconds: Sequence[float]
+    trained: Sequence[Indices]  # in each epoch
     evaluated: Indices
     scores: Mapping[str, tuple[float, float]]
     checked_after: int
     peak_memory_bytes: int
-    socket_bytes_per_step: float | None
-    notes: list[str] = field(default_factory=list)
+    socket_bytes_per_step: float | None  # of all processes; None where that is unknown
+    notes: Sequence[str] = ()
     checked_weights: Weights = field(default_factory=dict)
     final_weights: Weights = field(default_factory=dict)
 
-    def write(self, path: Path) -> None:
-        """Write the file atomically."""
-        arrays: dict[str, Any] = {name: getattr(self, name) for name in _ARRAYS}
-        for name in _LISTS:
-            arrays |= {f"{name}/{n}": part for n, part in enumerate(getattr(self, name))}
-        for name in _WEIGHTS:
-            arrays |= {f"{name}/{key}": array for key, array in getattr(self, name).items()}
-        named = {*_ARRAYS, *_LISTS, *_WEIGHTS}
-        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in named}
-        with replacing(path) as file:
-            np.savez(file, **{_FACTS: np.array(json.dumps(facts)), **arrays})
 
-    @classmethod
-    def read(cls, path: Path) -> RankResult:
-        """Read the file."""
-        found: dict[str, Any] = {name: {} for name in (*_LISTS, *_WEIGHTS)}
-        with np.load(path, allow_pickle=False) as file:
-            for key in file.files:
-                name, _, rest = key.partition("/")
-                if rest:
-                    found[name][rest] = file[key]
-                else:
-                    found[name] = file[key]
-        found |= json.loads(str(found.pop(_FACTS)))
-        for name in _LISTS:
-            parts = found[name]
-            found[name] = [parts[str(number)] for number in range(len(parts))]
-        return cls(**found)
+def write(path: Path, value: Task | RankResult) -> None:
+    """Write a file for another process, atomically."""
+    with replacing(path) as file:
+        pickle.dump(value, file)
+
+
+def read(path: Path) -> Any:
+    """Read what another process of this comparison has written."""
+    return pickle.loads(path.read_bytes())
 
 
 def result_file(folder: Path, rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""The contenders that --with names."""
+"""The strategies by name, and the contenders that --with names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,30 @@ from dataclasses import dataclass
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain_compare.protocol import Strategy
-from hvdtrain_compare.strategies import reference_of, strategies_of
+from hvdtrain_bench.compare import keras_strategies, torch_strategies
+from hvdtrain_bench.compare.protocol import Strategy
+
+_REFERENCES = {"torch": torch_strategies.REFERENCE, "keras": keras_strategies.REFERENCE}
+_STRATEGIES: Mapping[str, tuple[Strategy, ...]] = {
+    "torch": torch_strategies.STRATEGIES,
+    "keras": keras_strategies.STRATEGIES,
+}
+
+
+def reference_of(framework: str) -> Strategy:
+    """Return what all others are compared with; it always runs."""
+    return _REFERENCES[framework]
+
+
+def strategies_of(framework: str) -> Mapping[str, Strategy]:
+    """Return the strategies of a framework by name."""
+    return {strategy.name: strategy for strategy in _STRATEGIES[framework]}
+
+
+def find_strategy(framework: str, name: str) -> Strategy:
+    """Return the strategy of this name, the reference included."""
+    reference = reference_of(framework)
+    return reference if name == reference.name else strategies_of(framework)[name]
 
 
 @dataclass(frozen=True)

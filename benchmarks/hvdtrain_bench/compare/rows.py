@@ -1,0 +1,217 @@
+"""What a comparison says of one contender: counts of samples, times, and what follows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+
+from hvdtrain.data.sampling import Indices
+from hvdtrain_bench.analysis.judge import compared
+from hvdtrain_bench.analysis.statistics import noise_of, paired_ratios, spread
+from hvdtrain_bench.compare.turns import Difference, Outcome, Turn
+
+
+@dataclass(frozen=True)
+class SampleCount:
+    """The samples of one pass over a data set."""
+
+    samples: int
+    seen: int
+    duplicates: int
+    lost: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether each sample was used once."""
+        return self.duplicates == 0 and self.lost == 0
+
+    @property
+    def text(self) -> str:
+        """The counts for people."""
+        parts = [f"{self.seen}"]
+        if self.duplicates:
+            parts.append(f"{self.duplicates} twice")
+        if self.lost:
+            parts.append(f"{self.lost} never")
+        return ", ".join(parts)
+
+
+def count_samples(parts: Sequence[Indices], samples: int) -> SampleCount:
+    """Count the samples of one pass."""
+    used = np.concatenate([np.zeros(0, np.int64), *parts])
+    if len(used) and not 0 <= used.min() <= used.max() < samples:
+        raise ValueError(f"samples are numbered from 0 to {samples - 1}, got {used.max()}")
+    times = np.bincount(used, minlength=samples)
+    return SampleCount(
+        samples, len(used), int((times - 1).clip(min=0).sum()), int((times == 0).sum())
+    )
+
+
+def worst(counts: Sequence[SampleCount]) -> SampleCount:
+    """Return the pass with the most duplicates and losses."""
+    return max(counts, key=lambda count: (count.duplicates + count.lost, count.seen))
+
+
+# The first steps open connections, and make memory and plans.
+_MOST_FIRST_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time of a step."""
+
+    seconds: float  # the median of the medians of the repeats
+    low: float
+    high: float
+    repeats: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The time of a contender relative to another one's in the same repeats."""
+
+    middle: float
+    low: float
+    high: float
+    repeats: tuple[float, ...]
+
+
+def without_start(seconds: Sequence[float]) -> list[float]:
+    """Return the times of steps without those of the first ones: ten, or a quarter of a few."""
+    return list(seconds[min(_MOST_FIRST_STEPS, len(seconds) // 4) :])
+
+
+def time_steps(repeats: Sequence[Sequence[float]]) -> Timing:
+    """Summarize the steps of all repeats."""
+    medians = [median(steps) for steps in repeats]
+    low, high = spread([seconds for steps in repeats for seconds in steps])
+    return Timing(median(medians), min(low, *medians), max(high, *medians), tuple(medians))
+
+
+def ratio_to(base: Timing, other: Timing) -> Ratio:
+    """Return how a contender compares with another one, repeat by repeat."""
+    ratios = tuple(paired_ratios(base.repeats, other.repeats))
+    return Ratio(median(ratios), min(ratios), max(ratios), ratios)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender."""
+
+    label: str
+    summary: str
+    processes: int
+    lines: int
+    code: str
+    failure: str = ""
+    library: str = ""
+    threads: int | None = None
+    step: Timing | None = None
+    ratio: Ratio | None = None
+    verdict: str = ""
+    epoch_seconds: float | None = None
+    difference: Difference | None = None
+    trained: SampleCount | None = None
+    evaluated: SampleCount | None = None
+    scores: Mapping[str, float] | None = None
+    memory_bytes: int | None = None
+    socket_bytes: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def make_rows(outcomes: Sequence[Outcome], ranks: int) -> list[Row]:
+    """Return a row for each contender, compared with the first one that has a name on --with."""
+    rows = [_row(one, ranks) for one in outcomes]
+    times = {row.label: row.step for row in rows if row.step is not None}
+    base = times.get(rows[0].label)
+    if base is None:
+        return rows
+    firsts: dict[str, str] = {}
+    for outcome in outcomes:
+        if (label := outcome.contender.label) in times:
+            firsts.setdefault(outcome.contender.title, label)
+    same = {
+        label: first
+        for outcome in outcomes
+        if (label := outcome.contender.label) in times
+        and (first := firsts[outcome.contender.title]) != label
+    }
+    values = {label: timing.repeats for label, timing in times.items()}
+    verdicts = {one.name: one.verdict for one in compared(values, rows[0].label, same)}
+    notes = {
+        label: _noise_text(ratio_to(times[first], times[label]), noise_of(values, same))
+        for label, first in same.items()
+    }
+    return [
+        replace(
+            row,
+            ratio=None if row is rows[0] else ratio_to(base, row.step),
+            verdict=verdicts[row.label],
+            notes=(*row.notes, *([notes[row.label]] if row.label in notes else [])),
+        )
+        if row.step is not None
+        else row
+        for row in rows
+    ]
+
+
+def _noise_text(ratio: Ratio, noise: float) -> str:
+    """Return what the ratio of the same code to itself says of the others."""
+    return (
+        f"the same code took {ratio.low:.2f} to {ratio.high:.2f} of its own time: ratios of "
+        f"{1 / noise:.2f} to {noise:.2f} are noise"
+    )
+
+
+def _row(outcome: Outcome, ranks: int) -> Row:
+    """Return what was measured of a contender alone."""
+    contender = outcome.contender
+    strategy = contender.strategy
+    about = Row(
+        label=contender.label,
+        summary=strategy.summary,
+        processes=strategy.processes(ranks),
+        lines=strategy.lines,
+        code=strategy.code,
+        failure=outcome.failure,
+    )
+    if outcome.failure:
+        return about
+    first = outcome.turns[0].ranks
+    epochs = [seconds for turn in outcome.turns for seconds in turn.epoch_seconds]
+    passes = zip(*(rank.trained for rank in first), strict=True)
+    return replace(
+        about,
+        library=first[0].library,
+        threads=first[0].threads,
+        step=time_steps([without_start(turn.step_seconds) for turn in outcome.turns]),
+        epoch_seconds=median(epochs),
+        difference=outcome.difference,
+        trained=worst([count_samples(parts, first[0].samples) for parts in passes]),
+        evaluated=_evaluated(outcome.turns[0]),
+        scores=_scores(outcome.turns[0]),
+        memory_bytes=max(rank.peak_memory_bytes for turn in outcome.turns for rank in turn.ranks),
+        socket_bytes=_socket_bytes(outcome.turns),
+        notes=tuple(dict.fromkeys(note for rank in first for note in rank.notes)),
+    )
+
+
+def _evaluated(turn: Turn) -> SampleCount | None:
+    samples = turn.ranks[0].test_samples
+    return count_samples([rank.evaluated for rank in turn.ranks], samples) if samples else None
+
+
+def _scores(turn: Turn) -> dict[str, float]:
+    found = {}
+    for name in turn.ranks[0].scores:
+        total, count = (sum(rank.scores[name][n] for rank in turn.ranks) for n in (0, 1))
+        found[name] = total / count if count else float("nan")
+    return found
+
+
+def _socket_bytes(turns: tuple[Turn, ...]) -> float | None:
+    known = [turn.ranks[0].socket_bytes_per_step for turn in turns]
+    return median([nbytes for nbytes in known if nbytes is not None]) if None not in known else None

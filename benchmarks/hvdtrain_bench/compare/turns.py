@@ -1,0 +1,209 @@
+"""Run all contenders in turns, repeat after repeat, so that what slows the machine affects all."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from hvdtrain.errors import UsageError
+from hvdtrain.train.options import TrainOptions
+from hvdtrain_bench.compare.contenders import Contender
+from hvdtrain_bench.compare.jobs import run_job
+from hvdtrain_bench.compare.protocol import RankResult, Task, Weights, read, result_file, write
+from hvdtrain_bench.harness.jobs import JobEnd
+from hvdtrain_bench.harness.turns import in_turns
+
+_LONGEST_LINE = 300
+# Of a Python traceback, or of an interpreter: "path/python: Error while ...".
+_ERROR = re.compile(r"(\S+: )?([\w.]*\.)?\w*(Error|Exception)\b")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a contender."""
+
+    ranks: tuple[RankResult, ...]
+
+    @property
+    def step_seconds(self) -> list[float]:
+        """The time of each step: that of the slowest rank."""
+        steps = min(len(rank.step_seconds) for rank in self.ranks)
+        slowest = np.max([rank.step_seconds[:steps] for rank in self.ranks], axis=0)
+        return [float(seconds) for seconds in slowest]
+
+    @property
+    def epoch_seconds(self) -> list[float]:
+        """The time of each epoch: that of the slowest rank."""
+        slowest = np.max([rank.epoch_seconds for rank in self.ranks], axis=0)
+        return [float(seconds) for seconds in slowest]
+
+
+def failure(folder: Path, processes: int, end: JobEnd, log: Path, limit: float) -> str:
+    """Return in one line why a turn failed; "" if it did not.
+
+    The error of the rank that failed first is the cause; without one, it is what was printed last.
+    Where ranks had to be ended, errors only say that.
+    """
+    if end.late:
+        return f"it did not end within {limit:g} s, and was ended; --time-limit gives it more"
+    errors = sorted(folder.glob("rank.*.error"), key=lambda path: path.stat().st_mtime_ns)
+    if errors:
+        rank = errors[0].name.split(".")[1]
+        text = errors[0].read_text(encoding="utf-8", errors="replace")
+        return _shortened(text if processes == 1 else f"{text} (rank {rank} of {processes})")
+    ranks = range(processes)
+    missing = [str(rank) for rank in ranks if not result_file(folder, rank).exists()]
+    if not missing and end.code == 0:
+        return ""
+    said = _cause(log)
+    if end.code:
+        return _shortened(f"it ended with exit code {end.code}{said and f': {said}'}")
+    return _shortened(f"rank {', '.join(missing)} ended without a result{said and f': {said}'}")
+
+
+def _cause(log: Path) -> str:
+    """Return the first line that names an error; without one, the last line."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace").replace("\0", "")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -=")]
+    return next(filter(_ERROR.match, lines), lines[-1] if lines else "")
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the weights of a contender are from those of one process with the whole batch."""
+
+    checked: float
+    steps: int
+    final: float
+
+
+def largest_difference(one: Weights, other: Weights) -> float:
+    """Return max |a - b| over all weights of two models; NaN where one is not finite."""
+    shapes = {name: weights.shape for name, weights in one.items()}
+    others = {name: weights.shape for name, weights in other.items()}
+    if shapes != others:
+        odd = sorted({*shapes.items()} ^ {*others.items()})
+        raise ValueError(f"the models differ in {odd[0][0]}")
+    found = [np.abs(weights - other[name]).max(initial=0.0) for name, weights in one.items()]
+    return float(np.max(found)) if found else 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of all turns of one contender."""
+
+    contender: Contender
+    turns: tuple[Turn, ...]
+    failure: str = ""
+    difference: Difference | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all contenders have in common."""
+
+    options: TrainOptions
+    ranks: int
+    repeats: int
+    check_steps: int
+    limit_seconds: float
+    out: Path
+
+
+def run_turns(
+    contenders: Sequence[Contender], reference: Contender, settings: Settings
+) -> list[Outcome]:
+    """Run the contenders and the reference in turns; one that has failed gets no other turn.
+
+    The others are compared with the weights of the reference, which comes first.
+    """
+    outcomes = {one.label: Outcome(one, ()) for one in (*contenders, reference)}
+    expected: RankResult | None = None
+    folder = settings.out / "turns"
+    try:
+        for repeat, contender in in_turns([reference, *contenders], settings.repeats):
+            known = outcomes[contender.label]
+            if known.failure:
+                continue
+            _say(f"repeat {repeat + 1} of {settings.repeats}: {contender.label}")
+            try:
+                turn = _turn(contender, repeat, settings, folder)
+            except _FailedTurnError as error:
+                _say(f"  {contender.label}: {error}")
+                outcomes[contender.label] = replace(known, failure=str(error))
+                continue
+            if contender is reference and repeat == 0:
+                expected = turn.ranks[0]
+            if expected is not None and repeat == 0:
+                known = replace(known, difference=_difference(expected, turn.ranks[0]))
+            outcomes[contender.label] = replace(known, turns=(*known.turns, _without_weights(turn)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return list(outcomes.values())
+
+
+class _FailedTurnError(Exception):
+    """The turn of a contender has failed, for a reason in one line."""
+
+
+def _turn(contender: Contender, repeat: int, settings: Settings, shared: Path) -> Turn:
+    """Start the processes of a contender, and return what they have measured."""
+    strategy = contender.strategy
+    processes = strategy.processes(settings.ranks)
+    name = "".join(c if c.isalnum() else "-" for c in f"{contender.label}-{repeat + 1}")
+    folder, log = (shared / name).absolute(), settings.out / "logs" / f"{name}.log"
+    for path in (folder, log.parent):
+        path.mkdir(parents=True, exist_ok=True)
+    task = Task(
+        strategy.name,
+        contender.variant,
+        settings.options,
+        settings.ranks,
+        settings.check_steps,
+        keeps_weights=repeat == 0,
+        folder=folder,
+        shared=folder.parent,
+    )
+    file, limit = folder / "task", settings.limit_seconds
+    try:
+        write(file, task)
+        end = run_job(strategy, settings.ranks, file, log, contender.python, limit)
+        if failed := failure(folder, processes, end, log, limit):
+            raise _FailedTurnError(failed)
+        return Turn(tuple(read(result_file(folder, rank)) for rank in range(processes)))
+    except UsageError as error:
+        raise _FailedTurnError(str(error)) from error
+    except OSError as error:
+        raise _FailedTurnError(f"{type(error).__name__}: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _difference(expected: RankResult, found: RankResult) -> Difference:
+    return Difference(
+        largest_difference(expected.checked_weights, found.checked_weights),
+        found.checked_after,
+        largest_difference(expected.final_weights, found.final_weights),
+    )
+
+
+def _without_weights(turn: Turn) -> Turn:
+    return Turn(tuple(replace(rank, checked_weights={}, final_weights={}) for rank in turn.ranks))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

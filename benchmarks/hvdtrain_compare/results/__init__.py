@@ -1,1 +1,0 @@
-"""What a comparison says: rows, tables, and the page."""

@@ -1,1 +1,0 @@
-"""What all strategies for torch share: the recipe, the division of samples, the loop."""
