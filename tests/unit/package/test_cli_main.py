@@ -49,14 +49,17 @@ def test_an_interruption_is_one_line() -> None:
     assert "interrupted" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["bench", "compare", "lint", "report"])
-def test_a_command_of_a_package_beside_it(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("bench", "bench"), ("compare", "bench"), ("lint", "lint"), ("report", "report")],
+)
+def test_a_command_of_a_package_beside_it(name: str, package: str) -> None:
     """It is found where it is installed; where only hvdtrain is, one line says what to do."""
     help_of = f"from hvdtrain.cli.main import main; main([{name!r}, '--help'])"
     alone = (
         "import sys; from importlib.machinery import PathFinder\n"
         "find = PathFinder.find_spec\n"
-        f"PathFinder.find_spec = lambda name, *a: None if name == 'hvdtrain_{name}' "
+        f"PathFinder.find_spec = lambda name, *a: None if name == 'hvdtrain_{package}' "
         "else find(name, *a)\n"
     )
     found, missing = (
