@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain_bench.harness.results import Result, write_json
+from hvdtrain_bench.harness.results import write_json
 from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.turns import Bench
 
 if TYPE_CHECKING:
     from hvdtrain_bench.harness.ranks import Ranks
@@ -34,9 +35,9 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
 
     ranks = Ranks()
     measure = _measure_framework if framework in ("tensorflow", "keras") else _measure_torch
-    result = measure(kind, ranks, Settings.from_json(settings), _say(kind, ranks.rank))
+    bench = measure(kind, ranks, Settings.from_json(settings))
     if ranks.rank == 0:
-        write_json(Path(file), result)
+        write_json(Path(file), bench.result)
 
 
 def _configure_framework(backend: str, threads: int) -> None:
@@ -51,40 +52,31 @@ def _configure_framework(backend: str, threads: int) -> None:
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
 
 
-def _measure_framework(
-    kind: str, ranks: Ranks, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def _measure_framework(kind: str, ranks: Ranks, settings: Settings) -> Bench:
+    bench = Bench(kind, ranks, settings)
     if kind.startswith("tensorflow"):
         from hvdtrain_bench.cases.tensorflow_steps import measure_tensorflow
 
-        return measure_tensorflow(ranks, settings, say, kind == "tensorflow-strategy")
-    from hvdtrain_bench.cases.keras_fits import measure_fits
+        measure_tensorflow(bench, kind == "tensorflow-strategy")
+    else:
+        from hvdtrain_bench.cases.keras_fits import measure_fits
 
-    return measure_fits(ranks, settings, say)
-
-
-def _measure_torch(
-    kind: str, ranks: Ranks, settings: Settings, say: Callable[[str], None]
-) -> Result:
-    from hvdtrain_bench.cases.peers import Peers
-
-    peers = Peers(ranks)
-    result = _measure(kind)(ranks, peers, settings, say)
-    peers.close()
-    return result
+        measure_fits(bench)
+    return bench
 
 
-def _measure(kind: str) -> Callable[..., Result]:
+def _measure_torch(kind: str, ranks: Ranks, settings: Settings) -> Bench:
     from hvdtrain_bench.cases.checkpoints import measure_checkpoints
     from hvdtrain_bench.cases.collectives import measure_collectives
     from hvdtrain_bench.cases.idle import measure_idle
     from hvdtrain_bench.cases.loops import measure_loops
+    from hvdtrain_bench.cases.peers import Peers
     from hvdtrain_bench.cases.profile import measure_profile
     from hvdtrain_bench.cases.steps import measure_steps
     from hvdtrain_bench.exchanges.losses import measure_losses
     from hvdtrain_bench.exchanges.steps import measure_exchanges
 
-    return {
+    measures: dict[str, Callable[[Bench, Peers], None]] = {
         "checkpoint": measure_checkpoints,
         "collectives": measure_collectives,
         "exchange": measure_exchanges,
@@ -93,15 +85,12 @@ def _measure(kind: str) -> Callable[..., Result]:
         "idle": measure_idle,
         "loop": measure_loops,
         "profile": measure_profile,
-    }[kind]
-
-
-def _say(kind: str, rank: int) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        if rank == 0:
-            print(f"  {kind}: {text}", file=sys.stderr, flush=True)
-
-    return say
+    }
+    peers = Peers(ranks)
+    bench = Bench(kind, ranks, settings, peers.nodes)
+    measures[kind](bench, peers)
+    peers.close()
+    return bench
 
 
 if __name__ == "__main__":

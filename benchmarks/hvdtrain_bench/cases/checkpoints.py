@@ -18,9 +18,7 @@ from hvdtrain_bench.analysis.judge import LONGEST, LONGEST_WITHOUT, MEAN, USUAL
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import facts, in_turns
+from hvdtrain_bench.harness.turns import Bench, in_turns
 
 _FEWEST_STEPS = 8
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -29,22 +27,17 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def measure_checkpoints(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_checkpoints(bench: Bench, peers: Peers) -> None:
     """Time steps of models while rank 0 writes a checkpoint, and without one (collective)."""
-    found: list[PeerFacts] = []
-    cases = []
-    for key in settings.models:
+    for key in bench.settings.models:
         for title in _OPTIMIZERS:
             name = f"{MODELS[key].title}, {title}"
-            say(name)
+            bench.say(name)
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 saver = stack.enter_context(Saver(folder, keep=1))
-                cases.append(_case(_Training(ranks, key, title, saver), name, settings.repeats))
-                found = [facts(ranks, "hvdtrain", peers.library)]
-    return Result("checkpoint", ranks.size, peers.nodes, found, {}, cases)
+                _case(bench, _Training(bench.ranks, key, title, saver), name)
+                bench.note("hvdtrain", peers.library)
 
 
 class _Training:
@@ -93,11 +86,11 @@ class _Training:
         return [max(of_ranks) for of_ranks in zip(*self._ranks.all_of(times), strict=True)]
 
 
-def _case(training: _Training, name: str, repeats: int) -> Case:
+def _case(bench: Bench, training: _Training, name: str) -> None:
     values: dict[str, list[float]] = {n: [] for n in (USUAL, LONGEST_WITHOUT, MEAN, LONGEST)}
     counts: list[int] = []
     count = len(training.steps_of_a_checkpoint())
-    for _, saves in in_turns((False, True), repeats):
+    for _, saves in in_turns((False, True), bench.settings.repeats):
         if saves:
             written = training.steps_of_a_checkpoint()
             count = len(written)
@@ -108,4 +101,4 @@ def _case(training: _Training, name: str, repeats: int) -> Case:
             without = training.steps(count)
             values[USUAL].append(median(without))
             values[LONGEST_WITHOUT].append(max(without))
-    return Case(name, {"steps": counts}, "seconds", values, USUAL)
+    bench.add(name, values, USUAL, steps=counts)

@@ -14,9 +14,7 @@ import hvdtrain.torch as hvd
 from hvdtrain_bench.cases.peers import Peer, Peers
 from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import Contender, take_turns
+from hvdtrain_bench.harness.turns import Bench, Contender
 
 _ITEM_BYTES = 4
 _MANY, _MANY_BYTES = 100, 40 << 10
@@ -35,26 +33,19 @@ class _Asynchronous:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def measure_collectives(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_collectives(bench: Bench, peers: Peers) -> None:
     """Time every contender for all sizes (collective)."""
+    bench.result.skipped.update(peers.skipped)
+    ranks, settings = bench.ranks, bench.settings
     memory = torch.empty(max(settings.sizes_bytes) // _ITEM_BYTES)
     ways = peers.all_of_them(max(settings.sizes_bytes))
-    facts: dict[str, PeerFacts] = {}
-    cases = []
     for name, about, base, contenders in [
         *_sizes(ranks, peers, ways, memory, settings.sizes_bytes),
         *_asynchronous(ranks, peers),
     ]:
-        say(name)
-        turns = take_turns(ranks, contenders, settings.repeats, settings.seconds_per_turn)
-        facts |= {peer.name: peer for peer in turns.peers}
-        again = f"{base} again"
-        cases.append(Case(name, about, "seconds", turns.seconds, base, again))
-    return Result(
-        "collectives", ranks.size, peers.nodes, list(facts.values()), peers.skipped, cases
-    )
+        bench.say(name)
+        seconds = bench.take_turns(contenders, settings.seconds_per_turn)
+        bench.add(name, seconds, base, f"{base} again", **about)
 
 
 def size_text(nbytes: int) -> str:

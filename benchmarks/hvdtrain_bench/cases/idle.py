@@ -17,9 +17,7 @@ import hvdtrain.torch as hvd
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import facts
+from hvdtrain_bench.harness.turns import Bench
 
 _PERCENT = 100.0
 
@@ -34,19 +32,16 @@ class _State:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def measure_idle(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_idle(bench: Bench, peers: Peers) -> None:
     """Measure the CPU time of ranks that wait (collective)."""
-    values, found = {}, []
+    bench.result.skipped.update(peers.skipped)
+    values, seconds = {}, bench.settings.idle_seconds
     for state in _states(peers):
-        say(state.name)
+        bench.say(state.name)
         with state.turn():
-            found.append(facts(ranks, state.name, state.library))
-            values[state.name] = [_watch(ranks, state, settings.idle_seconds)]
-    about = {"seconds": settings.idle_seconds}
-    case = Case(f"waiting {settings.idle_seconds:g} s", about, "percent", values)
-    return Result("idle", ranks.size, peers.nodes, found, peers.skipped, [case])
+            bench.note(state.name, state.library)
+            values[state.name] = [_watch(bench.ranks, state, seconds)]
+    bench.add(f"waiting {seconds:g} s", values, unit="percent", seconds=seconds)
 
 
 def _watch(ranks: Ranks, state: _State, seconds: float) -> float:

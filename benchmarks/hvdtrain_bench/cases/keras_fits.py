@@ -13,20 +13,17 @@ import hvdtrain
 import hvdtrain.keras as hvd
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import Contender, take_turns
+from hvdtrain_bench.harness.turns import Bench, Contender
 
 _BASE, _AGAIN, _OURS = "no communication", "no communication again", "hvdtrain"
 # Steps of a fit for each step of a turn, so that its start and end matter little.
 _STEPS = 8
 
 
-def measure_fits(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -> Result:
+def measure_fits(bench: Bench) -> None:
     """Time `fit` of a CNN and of an MLP, if the settings include them (collective)."""
+    ranks, settings = bench.ranks, bench.settings
     backend = keras.backend.backend()
-    peers: dict[str, PeerFacts] = {}
-    cases = []
     for model, title, build, shape, classes, batch in (
         ("mnist-cnn", "MNIST CNN, 1.2 M", _cnn, (28, 28, 1), 10, 64),
         ("mlp", "MLP, 25.2 M", _mlp, (1024,), 1024, 16),
@@ -35,7 +32,7 @@ def measure_fits(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -
             continue
         steps = _STEPS * settings.steps_per_turn
         name = f"fit of Keras on {backend}, {title}, {steps} steps of {batch} samples per rank"
-        say(name)
+        bench.say(name)
         random = np.random.default_rng(ranks.rank)
         inputs = random.normal(size=(steps * batch, *shape)).astype(np.float32)
         data = inputs, random.integers(classes, size=steps * batch)
@@ -44,11 +41,9 @@ def measure_fits(ranks: Ranks, settings: Settings, say: Callable[[str], None]) -
             _contender(ranks, _AGAIN, _Fit(build, data, batch, wrap=None)),
             _contender(ranks, _OURS, _Fit(build, data, batch, wrap=hvd.DistributedOptimizer)),
         ]
-        turns = take_turns(ranks, contenders, settings.repeats, 0.0, fewest_calls=1)
-        peers |= {peer.name: peer for peer in turns.peers}
+        seconds = bench.take_turns(contenders, fewest_calls=1)
         about = {"title": title, "backend": backend, "samples": batch, "steps": steps}
-        cases.append(Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN))
-    return Result(f"keras-{backend}", ranks.size, 1, list(peers.values()), {}, cases)
+        bench.add(name, seconds, _BASE, _AGAIN, **about)
 
 
 def _contender(ranks: Ranks, name: str, fit: _Fit) -> Contender:

@@ -35,9 +35,7 @@ from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import facts
+from hvdtrain_bench.harness.turns import Bench
 
 _AGAIN = "by hand again"
 # Steps of an epoch; the built-in loop compares its ranks once in as many.
@@ -86,19 +84,17 @@ _TASKS = {
 }
 
 
-def measure_loops(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_loops(bench: Bench, peers: Peers) -> None:
     """Time steps of the built-in loop and of a handwritten one (collective)."""
-    cases = []
+    ranks, settings = bench.ranks, bench.settings
     for task in map(_TASKS.__getitem__, settings.loops):
         name = f"{task.title}, {task.batch} samples per rank"
-        say(name)
+        bench.say(name)
         with tempfile.TemporaryDirectory() as folder:
             seconds = _case(ranks, task, settings.repeats, Path(ranks.of_root(folder)))
-        cases.append(Case(name, {}, "seconds", seconds, BY_HAND, _AGAIN))
-    found = [facts(ranks, name, peers.library) for name in (BY_HAND, _AGAIN, BUILT_IN)]
-    return Result("loop", ranks.size, peers.nodes, found, {}, cases)
+        bench.add(name, seconds, BY_HAND, _AGAIN)
+    for name in (BY_HAND, _AGAIN, BUILT_IN):
+        bench.note(name, peers.library)
 
 
 class _ByHand:

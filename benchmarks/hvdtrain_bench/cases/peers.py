@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import mpi4py
 import torch
@@ -25,6 +23,7 @@ from hvdtrain.engines.registry import open_world
 from hvdtrain.engines.shared_memory.kernel import load_kernel
 from hvdtrain.engines.torch_distributed.rendezvous import RankInfo, open_on_ranks
 from hvdtrain.types import ReduceOp
+from hvdtrain_bench.cases.horovod import find_horovod
 from hvdtrain_bench.harness.ranks import Ranks
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
@@ -32,39 +31,14 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Peer:
-    """A way to sum a float32 tensor over all ranks.
-
-    Attributes:
-        reduce: sums, in place or not, and returns the sum.
-        memory: memory of the library to sum in; None for any memory.
-        turn: starts and stops what must not run while others have their turn.
-    """
+    """A way to sum a float32 tensor over all ranks."""
 
     name: str
     library: str
-    reduce: Reduce
-    memory: torch.Tensor | None = None
+    reduce: Reduce  # in place or not; returns the sum
+    memory: torch.Tensor | None = None  # of the library, to sum in; None for any
+    # Starts and stops what must not run while others have their turn.
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
-
-
-class Horovod:
-    """Horovod itself, through horovod.torch.
-
-    Its thread polls as long as it is initialized, so it is initialized for its turns only.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self.hvd = module
-        cycle = os.environ.get("HOROVOD_CYCLE_TIME", "1")
-        version = importlib.import_module("horovod").__version__
-        self.library = f"Horovod {version} on MPI, cycle {cycle} ms"
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Initialize Horovod, and shut it down again (collective); an error ends the job anyway."""
-        self.hvd.init()
-        yield
-        self.hvd.shutdown()
 
 
 class Peers:
@@ -74,7 +48,7 @@ class Peers:
         here = context.current()
         self._mpi = here.library.partition(" (")[0]
         self.skipped: dict[str, str] = {}
-        self.horovod = self._find_horovod(ranks)
+        self.horovod = find_horovod(ranks, "torch", hvd, self.skipped)
         self._shared = open_world("mpi", here.config, os.environ)
         self._plain = open_world("mpi", replace(here.config, shared_memory="0"), os.environ)
         self._numpy = open_world("mpi", replace(here.config, shared_memory="numpy"), os.environ)
@@ -160,36 +134,15 @@ class Peers:
         horovod = self.horovod
         if horovod is None:
             return []
-        its = horovod.hvd
-        return [
-            Peer(
-                "Horovod allreduce",
-                horovod.library,
-                lambda x: its.allreduce(x, name="x", op=its.Sum),
-                turn=horovod.turn,
-            ),
-            Peer(
-                "Horovod allreduce_",
-                horovod.library,
-                lambda x: its.allreduce_(x, name="x", op=its.Sum),
-                turn=horovod.turn,
-            ),
-        ]
+        its, library, turn = horovod.hvd, horovod.library, horovod.turn
 
-    def _find_horovod(self, ranks: Ranks) -> Horovod | None:
-        problem, module = "", None
-        try:
-            module = importlib.import_module("horovod.torch")
-            if module is hvd:
-                problem = "hvdtrain itself answers its name here: take it from PYTHONPATH"
-            elif not module.mpi_built():
-                problem = "Horovod was built without MPI: python -m hvdtrain build-horovod --force"
-        except (ImportError, OSError) as error:
-            problem = f"{error}: python -m hvdtrain build-horovod"
-        problem = ranks.reason(problem)
-        if problem:
-            self.skipped["Horovod"] = problem
-        return None if problem else Horovod(module)
+        def peer(name: str, reduce: Callable[..., torch.Tensor]) -> Peer:
+            return Peer(name, library, lambda x: reduce(x, name="x", op=its.Sum), turn=turn)
+
+        return [
+            peer("Horovod allreduce", its.allreduce),
+            peer("Horovod allreduce_", its.allreduce_),
+        ]
 
 
 def _start_gloo(config: Config) -> Callable[[], None]:

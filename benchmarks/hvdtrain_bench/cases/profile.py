@@ -29,9 +29,8 @@ from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.sums import sum_contender
 from hvdtrain_bench.cases.trainer import Trainer, bare, bare_optimizer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, Settings, period_of
-from hvdtrain_bench.harness.turns import Contender, take_turns
+from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, period_of
+from hvdtrain_bench.harness.turns import Bench, Contender
 from hvdtrain_bench.scaling.paper import jitter_seconds
 from hvdtrain_bench.scaling.predictions import HVDTRAIN
 
@@ -42,44 +41,35 @@ _PHASES = ("forward", "backward", "copy", "optimizer")
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # containers of a machine have the same
 
 
-def measure_profile(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_profile(bench: Bench, peers: Peers) -> None:
     """Measure all-reduces, the phases of bare steps, and hvdtrain's steps (collective).
 
-    Returns:
-        A result whose extra has `link`: bytes of all-reduces, and seconds in each repeat;
-        `core_share`: what they take of a core that computes; `crowding`: by which factor ranks
-        outnumber the cores; and `works`: for each model its name, its buckets, the phases of
-        each repeat, and the fields of its schemes.
+    The result's extra has `link`: bytes of all-reduces, and seconds in each repeat; `core_share`:
+    what they take of a core that computes; `crowding`: by which factor ranks outnumber the cores;
+    and `works`: for each model its name, its buckets, the phases of each repeat, and the fields of
+    its schemes.
     """
-    say("all-reduces")
-    extra: dict[str, Any] = {
-        "link": _measure_link(ranks, peers, settings),
-        "core_share": _core_share(ranks),
-        "crowding": _crowding(ranks),
-        "works": {},
-    }
-    cases: list[Case] = []
-    facts: dict[str, PeerFacts] = {}
-    for key in settings.models:
-        model = MODELS[key]
-        say(model.title)
-        case, found, work = _measure_model(ranks, peers, settings, key)
-        cases.append(case)
-        facts |= {peer.name: peer for peer in found}
-        extra["works"][key] = {"name": model.title, **work}
-    return Result("profile", ranks.size, peers.nodes, list(facts.values()), {}, cases, extra)
+    bench.say("all-reduces")
+    works: dict[str, Any] = {}
+    bench.result.extra.update(
+        link=_measure_link(bench, peers),
+        core_share=_core_share(bench.ranks),
+        crowding=_crowding(bench.ranks),
+        works=works,
+    )
+    for key in bench.settings.models:
+        bench.say(MODELS[key].title)
+        works[key] = _measure_model(bench, peers, key)
 
 
-def _measure_link(ranks: Ranks, peers: Peers, settings: Settings) -> list[tuple[int, list[float]]]:
+def _measure_link(bench: Bench, peers: Peers) -> list[tuple[int, list[float]]]:
     memory = torch.as_tensor(peers.communicator.empty(max(_LINK_BYTES))).view(torch.float32)
     peer: Peer = peers.engine("engine mpi")
     points = []
     for nbytes in _LINK_BYTES:
-        contender = sum_contender(ranks, peer, memory[: nbytes // _ITEM_BYTES])
-        turns = take_turns(ranks, [contender], settings.repeats, settings.seconds_per_turn)
-        points.append((nbytes, turns.seconds[contender.name]))
+        contender = sum_contender(bench.ranks, peer, memory[: nbytes // _ITEM_BYTES])
+        found = bench.take_turns([contender], bench.settings.seconds_per_turn)
+        points.append((nbytes, found[contender.name]))
     return points
 
 
@@ -99,10 +89,8 @@ def _crowding(ranks: Ranks) -> float:
     return ranks.largest(max(1.0, threads / len(os.sched_getaffinity(0))))
 
 
-def _measure_model(
-    ranks: Ranks, peers: Peers, settings: Settings, key: str
-) -> tuple[Case, list[PeerFacts], dict[str, Any]]:
-    model = MODELS[key]
+def _measure_model(bench: Bench, peers: Peers, key: str) -> dict[str, Any]:
+    ranks, settings, model = bench.ranks, bench.settings, MODELS[key]
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)
     memory = peers.communicator.empty(sum(weight.nbytes for weight in weights))
@@ -116,16 +104,12 @@ def _measure_model(
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
         step = partial(_repeat, trainer.step, periods[name])
         contenders.append(Contender(name, peers.library, trainer.restart, step, _pass, meets=True))
-    steps = PROFILE_STEPS * settings.steps_per_turn
-    turns = take_turns(ranks, contenders, settings.repeats, 0.0, steps)
-    about = {"model": key, "title": model.title, "samples": model.batch}
-    seconds = {
-        name: [value / periods[name] for value in values] for name, values in turns.seconds.items()
-    }
-    case = Case(model.title, about, "seconds", seconds, _COPIED)
+    turns = bench.take_turns(contenders, fewest_calls=PROFILE_STEPS * settings.steps_per_turn)
+    seconds = {name: [value / periods[name] for value in values] for name, values in turns.items()}
+    bench.add(model.title, seconds, _COPIED, model=key, title=model.title, samples=model.batch)
     specs = phases.specs()
     schemes = [asdict(measured_scheme(text, specs)) for text in settings.exchanges]
-    return case, turns.peers, {**phases.work(ranks), "schemes": schemes}
+    return {"name": model.title, **phases.work(ranks), "schemes": schemes}
 
 
 def _with_scheme(name: str, module: nn.Module) -> tuple[nn.Module, Optimizer]:
@@ -193,11 +177,9 @@ class _Phases:
         seconds["optimizer"].append(ended - backward_ended)
 
     def work(self, ranks: Ranks) -> dict[str, Any]:
-        """Return the fields of paper.Work that are measured (collective).
+        """Return `buckets` of paper.Work, and `repeats`: the rest in each turn (collective).
 
-        Returns:
-            `buckets`; and `repeats`: the other fields in each turn but the first, means over the
-            ranks of their medians.
+        The first turn does not count. They are means over the ranks of their medians.
         """
         return {
             "buckets": self._buckets([median(times) for times in self._ready]),

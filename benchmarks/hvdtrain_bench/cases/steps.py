@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from math import isclose, isfinite
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import hvdtrain.torch as hvd
+from hvdtrain_bench.cases.horovod import Horovod
 from hvdtrain_bench.cases.models import MODELS, BenchModel
-from hvdtrain_bench.cases.peers import Horovod, Peers
+from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare_optimizer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import OPTIMIZERS, Settings
-from hvdtrain_bench.harness.turns import Contender, take_turns
+from hvdtrain_bench.harness.settings import OPTIMIZERS
+from hvdtrain_bench.harness.turns import Bench, Contender
 
 _ALONE, _WHOLE, _LIMIT = "one rank alone", "one rank, whole batch", "no communication"
 _BASE, _AGAIN = "hvdtrain", "hvdtrain again"
@@ -30,30 +30,27 @@ _FUSED_LIMIT, _FUSED, _SHARDED = "no communication, fused", "hvdtrain, fused", "
 _AGREEMENT = 1e-4
 
 
-def measure_steps(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_steps(bench: Bench, peers: Peers) -> None:
     """Time a step of each model with every library (collective)."""
-    facts: dict[str, PeerFacts] = {}
-    cases = []
+    bench.result.skipped.update(peers.skipped)
+    settings = bench.settings
     for key, factor, optimizer in product(settings.models, settings.batches, settings.optimizers):
         model = MODELS[key]
         samples = factor * model.batch
         suffix = "" if optimizer == OPTIMIZERS[0] else f", {optimizer}"
         name = f"{model.title}, {samples} samples per rank{suffix}"
-        say(name)
-        turns = take_turns(
-            ranks,
-            _contenders(ranks, peers, model, samples, optimizer),
-            settings.repeats,
-            seconds_per_turn=0.0,
-            fewest_calls=settings.steps_per_turn,
-        )
+        bench.say(name)
+        contenders = _contenders(bench.ranks, peers, model, samples, optimizer)
+        seconds = bench.take_turns(contenders, fewest_calls=settings.steps_per_turn)
+        del contenders
         gc.collect()  # models, their hooks and their process groups' buffers
-        facts |= {peer.name: peer for peer in turns.peers}
-        about = {"model": key, "title": model.title, "samples": samples, "optimizer": optimizer}
-        cases.append(Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN))
-    return Result("steps", ranks.size, peers.nodes, list(facts.values()), peers.skipped, cases)
+        about: dict[str, Any] = {
+            "model": key,
+            "title": model.title,
+            "samples": samples,
+            "optimizer": optimizer,
+        }
+        bench.add(name, seconds, _BASE, _AGAIN, **about)
 
 
 def with_hvdtrain(

@@ -2,33 +2,118 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
 from math import isclose, isfinite
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 import hvdtrain
 import hvdtrain.keras as hvd_keras
 import hvdtrain.tensorflow as hvd
+from hvdtrain_bench.cases.horovod import find_horovod
 from hvdtrain_bench.cases.sums import WrongResultError
-from hvdtrain_bench.cases.tensorflow_trainer import (
-    BATCH,
-    CLASSES,
-    INPUTS,
-    Library,
-    TensorFlowTrainer,
-)
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import Contender, take_turns
+from hvdtrain_bench.harness.turns import Bench, Contender
+
+INPUTS, CLASSES, BATCH = 1024, 1024, 16
+_LR, _MOMENTUM = 0.01, 0.9
+
+
+@dataclass(frozen=True)
+class Library:
+    """How a library takes part in a training step. TensorFlow's types are not known to mypy."""
+
+    # Wraps the tape, before it computes the gradients.
+    tape: Callable[[Any], Any] = lambda tape: tape
+    optimizer: Callable[[Any], Any] = lambda optimizer: optimizer
+    # Calls the step, a function of inputs and targets.
+    run: Callable[[Callable[[Any, Any], Any], Any, Any], Any] = lambda step, *batch: step(*batch)
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    replicas: int = 1  # divisor of the loss, if the library sums gradients
+
+
+class TensorFlowTrainer:
+    """Trains an MLP with SGD and momentum on one batch of this rank."""
+
+    def __init__(self, rank: int, hidden: Sequence[int], library: Library) -> None:
+        self._widths = (INPUTS, *hidden, CLASSES)
+        self._library = library
+        random = np.random.default_rng(rank)
+        self._inputs = random.normal(size=(BATCH, INPUTS)).astype(np.float32)
+        self._targets = random.integers(CLASSES, size=BATCH)
+        self._variables: list[Any] = []
+
+    def restart(self) -> None:
+        """Return to the first weights and to an optimizer without momentum (local)."""
+        if not self._variables:
+            self._build()
+        for variable, array in zip(self._variables, _first_weights(self._widths), strict=True):
+            variable.assign(array)
+        for variable in self._optimizer.variables:
+            if len(variable.shape):  # neither a rate nor a number of steps
+                variable.assign(np.zeros(variable.shape, np.float32))
+
+    def step(self) -> None:
+        """Take a step, and wait for its loss."""
+        self._step(*self._batch).numpy()
+
+    def moved(self) -> float:
+        """Return the sum of the absolute changes of all weights."""
+        return sum(
+            float(np.abs(variable.numpy() - array).sum(dtype=np.float64))
+            for variable, array in zip(self._variables, _first_weights(self._widths), strict=True)
+        )
+
+    def _build(self) -> None:
+        library = self._library
+        self._batch = tf.constant(self._inputs), tf.constant(self._targets)
+        with library.scope():
+            model = _mlp(self._widths)
+            optimizer = library.optimizer(keras.optimizers.SGD(_LR, momentum=_MOMENTUM))
+            optimizer.build(model.trainable_variables)
+        self._variables, self._optimizer = model.trainable_variables, optimizer
+
+        def step(inputs: Any, targets: Any) -> Any:
+            with tf.GradientTape() as tape:
+                logits = model(inputs, training=True)
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+                loss = tf.reduce_mean(losses) / library.replicas
+            # Horovod's tape does not take variables of Keras.
+            own = [variable.value for variable in model.trainable_variables]
+            gradients = library.tape(tape).gradient(loss, own)
+            optimizer.apply(gradients, model.trainable_variables)
+            return loss
+
+        def run(inputs: Any, targets: Any) -> Any:
+            return library.run(step, inputs, targets)
+
+        self._step = tf.function(run, autograph=False)
+
+
+def _mlp(widths: Sequence[int]) -> Any:
+    layers = keras.layers
+    hidden = [layers.Dense(width, activation="relu") for width in widths[1:-1]]
+    return keras.Sequential([keras.Input([widths[0]]), *hidden, layers.Dense(widths[-1])])
+
+
+def _first_weights(widths: Sequence[int]) -> list[Any]:
+    random = np.random.default_rng(0)
+    arrays: list[Any] = []
+    for width, following in pairwise(widths):
+        spread = np.float32(np.sqrt(2 / width))
+        arrays.append(random.standard_normal((width, following), np.float32) * spread)
+        arrays.append(np.zeros(following, np.float32))
+    return arrays
+
 
 _BASE, _AGAIN, _LIMIT = "hvdtrain", "hvdtrain again", "no communication"
 _SHARDED, _STRATEGY = "hvdtrain, sharded", "MultiWorkerMirroredStrategy"
@@ -37,28 +122,21 @@ _HIDDEN, _QUICK_HIDDEN = (2048,) * 6, (64,)
 _AGREEMENT = 1e-4
 
 
-def measure_tensorflow(
-    ranks: Ranks, settings: Settings, say: Callable[[str], None], distributed: bool
-) -> Result:
+def measure_tensorflow(bench: Bench, distributed: bool) -> None:
     """Time a step of an MLP with every library (collective).
 
-    Args:
-        distributed: whether to compare with tf.distribute, whose servers may slow everything beside
-            them, instead of Horovod.
+    It is compared with Horovod, or with tf.distribute, whose servers may slow everything else.
     """
+    ranks, settings = bench.ranks, bench.settings
     strategy = _strategy(ranks) if distributed else None  # must be first in TensorFlow
     hidden = _HIDDEN if "mlp" in settings.models else _QUICK_HIDDEN
     pairs = pairwise((INPUTS, *hidden, CLASSES))
     millions = sum((width + 1) * following for width, following in pairs) / 1e6
     name = f"TensorFlow MLP, {millions:.1f} M, {BATCH} samples per rank"
-    say(name)
-    skipped: dict[str, str] = {}
-    contenders = _contenders(ranks, hidden, strategy, skipped)
-    turns = take_turns(ranks, contenders, settings.repeats, 0.0, settings.steps_per_turn)
-    about = {"model": "mlp", "samples": BATCH}
-    case = Case(name, about, "seconds", turns.seconds, _BASE, _AGAIN)
-    kind = "tensorflow-strategy" if distributed else "tensorflow"
-    return Result(kind, ranks.size, 1, turns.peers, skipped, [case])
+    bench.say(name)
+    contenders = _contenders(ranks, hidden, strategy, bench.result.skipped)
+    seconds = bench.take_turns(contenders, fewest_calls=settings.steps_per_turn)
+    bench.add(name, seconds, _BASE, _AGAIN, model="mlp", samples=BATCH)
 
 
 def _contenders(
@@ -100,18 +178,11 @@ def _contenders(
     if strategy is not None:
         found.append(contender(_STRATEGY, version, _mirrored(strategy, ranks.size)))
         return found
-    horovod = _horovod(ranks, skipped)
+    horovod = find_horovod(ranks, "tensorflow", hvd, skipped)
     if horovod is not None:
-        text = f"Horovod {importlib.import_module('horovod').__version__}, {version}"
-
-        @contextmanager
-        def turn() -> Any:
-            horovod.init()  # its thread polls while it is initialized
-            yield
-            horovod.shutdown()
-
-        theirs = Library(tape=lambda tape: horovod.DistributedGradientTape(tape))
-        found.append(contender("Horovod", text, theirs, turn))
+        theirs = Library(tape=horovod.hvd.DistributedGradientTape)
+        text = f"{horovod.library}, {version}"
+        found.append(contender("Horovod", text, theirs, horovod.turn))
     return found
 
 
@@ -132,17 +203,3 @@ def _strategy(ranks: Ranks) -> Any:
     task = {"type": "worker", "index": ranks.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
     return tf.distribute.MultiWorkerMirroredStrategy()
-
-
-def _horovod(ranks: Ranks, skipped: dict[str, str]) -> Any:
-    problem, module = "", None
-    try:
-        module = importlib.import_module("horovod.tensorflow")
-        if module is hvd:
-            problem = "hvdtrain itself answers its name here: take it from PYTHONPATH"
-    except (ImportError, OSError) as error:
-        problem = f"{error}: python -m hvdtrain build-horovod"
-    problem = ranks.reason(problem)
-    if problem:
-        skipped["Horovod"] = problem
-    return None if problem else module

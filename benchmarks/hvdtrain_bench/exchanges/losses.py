@@ -23,9 +23,8 @@ from hvdtrain_bench.analysis.judge import AVERAGE
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings
-from hvdtrain_bench.harness.turns import facts, in_turns
+from hvdtrain_bench.harness.turns import Bench, in_turns
 
 _CONTEXT, _TEXT_CHARACTERS, _TEST_WINDOWS = 32, 1 << 20, 512
 _ASCII = 128
@@ -157,26 +156,21 @@ TASKS = {
 Curve = list[tuple[int, float, float]]
 
 
-def measure_losses(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_losses(bench: Bench, peers: Peers) -> None:
     """Train small models with every exchange, once for each seed, in turns (collective)."""
-    found: list[PeerFacts] = []
-    cases = []
+    ranks, settings = bench.ranks, bench.settings
     names = [AVERAGE, *settings.exchanges]
     for key in settings.tasks:
         task = TASKS[key]
         train, test = task.data()
         curves: dict[str, list[Curve]] = {name: [] for name in names}
         for seed, name in in_turns(names, settings.repeats):
-            say(f"{task.title}, seed {seed}, {name}")
+            bench.say(f"{task.title}, seed {seed}, {name}")
             run = _Training(ranks, task, train, name, seed, settings)
             curves[name].append(run.curve(test))
-        found = [facts(ranks, "hvdtrain", peers.library)]
+        bench.note("hvdtrain", peers.library)
         losses = {name: [curve[-1][-1] for curve in of] for name, of in curves.items()}
-        about = {"task": key, "title": task.title, "curves": curves}
-        cases.append(Case(task.title, about, "loss", losses))
-    return Result("exchange-loss", ranks.size, peers.nodes, found, {}, cases)
+        bench.add(task.title, losses, unit="loss", task=key, title=task.title, curves=curves)
 
 
 class _Training:

@@ -20,9 +20,8 @@ from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.results import Case, PeerFacts, Result
 from hvdtrain_bench.harness.settings import Settings, turn_steps
-from hvdtrain_bench.harness.turns import facts
+from hvdtrain_bench.harness.turns import Bench
 
 _FIRST_STEPS = 2
 
@@ -95,27 +94,29 @@ def _slices(
 _COUNTERS = Path("/proc/net/dev")
 
 
-def measure_exchanges(
-    ranks: Ranks, peers: Peers, settings: Settings, say: Callable[[str], None]
-) -> Result:
+def measure_exchanges(bench: Bench, peers: Peers) -> None:
     """Time steps of each model with every exchange, and count what they send (collective)."""
-    cases = []
-    found: list[PeerFacts] = []
+    ranks, settings = bench.ranks, bench.settings
     for key in settings.models:
         model = MODELS[key]
-        say(model.title)
+        bench.say(model.title)
         meter = _Meter()
         steppers = _steppers(ranks, model, settings)
         seconds = take_slices(ranks, steppers, settings.repeats, settings.steps_per_turn, meter.run)
-        found = [
-            facts(ranks, NO_COMMUNICATION, f"torch {torch.__version__}"),
-            facts(ranks, "hvdtrain", peers.library),
-        ]
+        bench.note(NO_COMMUNICATION, f"torch {torch.__version__}")
+        bench.note("hvdtrain", peers.library)
         sent = {name: max(ranks.all_of(meter.per_step(name))) for name in seconds}
         steps = {stepper.name: stepper.steps for stepper in steppers}
-        about = {"model": key, "title": model.title, "steps": steps, "sent_bytes": sent}
-        cases.append(Case(model.title, about, "seconds", seconds, AVERAGE, AVERAGE_AGAIN))
-    return Result("exchange", ranks.size, peers.nodes, found, {}, cases)
+        bench.add(
+            model.title,
+            seconds,
+            AVERAGE,
+            AVERAGE_AGAIN,
+            model=key,
+            title=model.title,
+            steps=steps,
+            sent_bytes=sent,
+        )
 
 
 class _Meter:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvdtrain_bench.harness.results import PeerFacts
+from hvdtrain_bench.harness.results import Case, PeerFacts, Result
+from hvdtrain_bench.harness.settings import Settings
 
 if TYPE_CHECKING:
     from hvdtrain_bench.harness.ranks import Ranks
@@ -36,15 +38,6 @@ class Contender:
     meets: bool = False  # whether ranks synchronize before each call, which does not do it itself
 
 
-@dataclass
-class Turns:
-    """The measurements of all contenders."""
-
-    # Time of one call in each repeat: the median of the slowest rank.
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    peers: list[PeerFacts] = field(default_factory=list)
-
-
 def in_turns(contenders: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
     """Yield all contenders in each repeat: first in their order, then in one at random."""
     for repeat in range(repeats):
@@ -53,27 +46,67 @@ def in_turns(contenders: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
             yield repeat, contender
 
 
-def take_turns(
-    ranks: Ranks,
-    contenders: Sequence[Contender],
-    repeats: int,
-    seconds_per_turn: float,
-    fewest_calls: int = 3,
-) -> Turns:
-    """Time all contenders once in each repeat, after a turn of each to warm up (collective)."""
-    found = Turns()
-    calls = {}
-    for contender in contenders:
-        with contender.turn():
-            seconds = _batch(ranks, contender, 1)[0]
-            found.peers.append(facts(ranks, contender.name, contender.library))
-        wanted = int(seconds_per_turn / ranks.largest(seconds))
-        calls[contender.name] = min(max(fewest_calls, wanted), _MOST_CALLS)
-        found.seconds[contender.name] = []
-    for _, contender in in_turns(contenders, repeats):
-        seconds = _one_turn(ranks, contender, calls[contender.name])
-        found.seconds[contender.name].append(seconds)
-    return found
+class Bench:
+    """What all ranks of a job measure together: contenders in turns, and the cases so far.
+
+    All methods but `say` are collective.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        ranks: Ranks,
+        settings: Settings,
+        nodes: int = 1,
+    ) -> None:
+        self.ranks, self.settings = ranks, settings
+        self.result = Result(kind, ranks.size, nodes, [], {}, [])
+
+    def say(self, text: str) -> None:
+        """Print what is measured now."""
+        if self.ranks.rank == 0:
+            print(f"  {self.result.kind}: {text}", file=sys.stderr, flush=True)
+
+    def note(self, name: str, library: str) -> None:
+        """Keep the description of a contender as it is at this moment."""
+        found, peers = facts(self.ranks, name, library), self.result.peers
+        known = [number for number, peer in enumerate(peers) if peer.name == name]
+        for number in known:
+            peers[number] = found
+        if not known:
+            peers.append(found)
+
+    def add(
+        self,
+        name: str,
+        values: dict[str, list[float]],
+        base: str = "",
+        again: str = "",
+        unit: str = "seconds",
+        **about: Any,
+    ) -> None:
+        """Add a case to the result."""
+        self.result.cases.append(Case(name, about, unit, values, base, again))
+
+    def take_turns(
+        self, contenders: Sequence[Contender], seconds_per_turn: float = 0.0, fewest_calls: int = 3
+    ) -> dict[str, list[float]]:
+        """Time a call of each contender in each repeat, after a turn of each to warm up.
+
+        The time is the median of a turn's calls on the slowest rank.
+        """
+        seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        calls = {}
+        for contender in contenders:
+            with contender.turn():
+                once = _batch(self.ranks, contender, 1)[0]
+                self.note(contender.name, contender.library)
+            wanted = int(seconds_per_turn / self.ranks.largest(once))
+            calls[contender.name] = min(max(fewest_calls, wanted), _MOST_CALLS)
+        for _, contender in in_turns(contenders, self.settings.repeats):
+            found = _one_turn(self.ranks, contender, calls[contender.name])
+            seconds[contender.name].append(found)
+        return seconds
 
 
 def _one_turn(ranks: Ranks, contender: Contender, calls: int) -> float:
