@@ -30,22 +30,15 @@ from hvdtrain_bench.scaling.scheme import AVERAGE, PRESETS, Link
 
 @dataclass(frozen=True)
 class Paper:
-    """Parameters of predicted scaling; what is not given is measured.
+    """Parameters of predicted scaling; what is not given is measured."""
 
-    Attributes:
-        links: links between nodes; None is the link between ranks of this machine.
-        works: work of a step; empty for that of the models.
-        schemes: exchanges besides the average, and SHARDED, by name.
-        node: link between the ranks of a node; None is that of this machine.
-        jitter_seconds: jitter of every step; None for the measured one.
-    """
-
+    # Links between nodes; None is the link between ranks of this machine.
     links: tuple[Link | None, ...] = (None, *PRESETS.values())
-    works: tuple[Work, ...] = ()
-    schemes: tuple[str, ...] = ()
+    works: tuple[Work, ...] = ()  # work of a step; empty for that of the models
+    schemes: tuple[str, ...] = ()  # exchanges besides the average, and SHARDED, by name
     ranks_per_node: int = 1
-    node: Link | None = None
-    jitter_seconds: float | None = None
+    node: Link | None = None  # link between the ranks of a node; None is that of this machine
+    jitter_seconds: float | None = None  # jitter of every step; None for the measured one
 
     @property
     def needs_ranks(self) -> bool:
@@ -55,12 +48,9 @@ class Paper:
 
 @dataclass
 class Suite:
-    """Runs benchmarks and collects their results.
+    """Runs benchmarks and collects their results."""
 
-    Attributes:
-        find_launcher: finds the launcher of ranks; only called when ranks are started.
-    """
-
+    # Finds the launcher of ranks; only called when ranks are started.
     find_launcher: Callable[[], RankLauncher]
     ranks: int
     settings: Settings

@@ -68,13 +68,13 @@ def _measure_framework(kind: str, ranks: Ranks, settings: Settings) -> Bench:
 def _measure_torch(kind: str, ranks: Ranks, settings: Settings) -> Bench:
     from hvdtrain_bench.cases.checkpoints import measure_checkpoints
     from hvdtrain_bench.cases.collectives import measure_collectives
+    from hvdtrain_bench.cases.exchange_losses import measure_losses
+    from hvdtrain_bench.cases.exchange_steps import measure_exchanges
     from hvdtrain_bench.cases.idle import measure_idle
     from hvdtrain_bench.cases.loops import measure_loops
     from hvdtrain_bench.cases.peers import Peers
     from hvdtrain_bench.cases.profile import measure_profile
     from hvdtrain_bench.cases.steps import measure_steps
-    from hvdtrain_bench.exchanges.losses import measure_losses
-    from hvdtrain_bench.exchanges.steps import measure_exchanges
 
     measures: dict[str, Callable[[Bench, Peers], None]] = {
         "checkpoint": measure_checkpoints,

@@ -70,7 +70,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
     "hvdtrain_lint": ["source", "rules", "running", ""],
     "hvdtrain_bench": [
-        *("harness", "scaling", "analysis", "cases", "exchanges", "elastic", "", "cli", "compare")
+        *("harness", "scaling", "analysis", "cases", "elastic", "", "cli", "compare")
     ],
 }
 # All that other layers may know of engines: the contract, and how to find one by name.

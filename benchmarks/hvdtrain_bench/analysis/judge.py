@@ -32,7 +32,7 @@ MEAN, LONGEST = "checkpoint, mean", "checkpoint, longest"
 BY_HAND, BUILT_IN = "by hand", "hvdtrain train"
 NO_COMMUNICATION = "no communication"
 AVERAGE, AVERAGE_AGAIN = "average", "average again"
-_ALONE, _WHOLE = "one rank alone", "one rank, whole batch"
+ALONE, WHOLE = "one rank alone", "one rank, whole batch"
 _HVDTRAIN, _FUSED, _SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
 _FUSED_LIMIT = "no communication, fused"
 
@@ -89,9 +89,9 @@ def is_trustworthy(case: Case) -> bool:
 
 def efficiencies(case: Case, ranks: int) -> dict[str, Efficiency]:
     """Return the efficiency of each contender on all ranks; empty if they take no steps."""
-    if _WHOLE not in case.values:
+    if WHOLE not in case.values:
         return {}
-    together = [name for name in case.values if name not in (_ALONE, _WHOLE, NO_COMMUNICATION)]
+    together = [name for name in case.values if name not in (ALONE, WHOLE, NO_COMMUNICATION)]
     return {name: _efficiency(case, name, ranks) for name in together}
 
 
@@ -113,8 +113,7 @@ def figures(result: Result) -> list[Figure]:
 def _efficiency(case: Case, name: str, ranks: int) -> Efficiency:
     own = case.values[name]
     weak, strong, limit = (
-        median(paired_ratios(own, case.values[other]))
-        for other in (_ALONE, _WHOLE, NO_COMMUNICATION)
+        median(paired_ratios(own, case.values[other])) for other in (ALONE, WHOLE, NO_COMMUNICATION)
     )
     return Efficiency(weak, strong / ranks, limit)
 

@@ -22,25 +22,17 @@ class UnfinishedJobError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """The cost of one killed process.
+    """The cost of one killed process."""
 
-    Attributes:
-        seconds: time from the kill to the end of the first step on samples that were not used
-            before it, on the last rank.
-        next_seconds: time from the kill to the end of the first step after it, new or not.
-        stages: time of each stage in between, if the library's notes tell it.
-        again: samples of steps that were complete, and taken again.
-        twice: samples that have changed the final weights more than once, counted once more each.
-        lost: samples that have never changed the final weights.
-    """
-
+    # Time from the kill to the end of the first step on samples that were not used before it, on
+    # the last rank.
     seconds: float
-    next_seconds: float
-    stages: dict[str, float]
+    next_seconds: float  # time from the kill to the end of the first step after it, new or not
+    stages: dict[str, float]  # time of each stage in between, if the library's notes tell it
     step_seconds: float
-    again: int
-    twice: int
-    lost: int
+    again: int  # samples of steps that were complete, and taken again
+    twice: int  # samples that have changed the final weights more than once, counted once more each
+    lost: int  # samples that have never changed the final weights
 
 
 @dataclass
@@ -66,10 +58,8 @@ def failure_of(
 ) -> Failure:
     """Return what a kill cost.
 
-    Args:
-        stages: title of the stage that ends with an event, by event, in order; the last one ends
-            with the next step.
-        starts: samples that were used before the world of each number, where notes lack it.
+    Stages have a title for each event that ends one, in order; the last ends with the next step.
+    `starts` are samples that were used before the world of each number, where notes lack it.
     """
     starts, worlds = dict(starts), _worlds(notes)
     for lines in notes.values():
@@ -175,20 +165,14 @@ class TimeSpread:
 
 @dataclass(frozen=True)
 class KillSummary:
-    """What kills cost with one library.
-
-    Attributes:
-        again: median of the samples that were taken again.
-        twice: most samples of a job that count more than once in the final weights.
-        lost: most samples of a job that do not count.
-    """
+    """What kills cost with one library."""
 
     survived: int
     kills: int
     times: dict[str, TimeSpread]
-    again: float
-    twice: int
-    lost: int
+    again: float  # median of the samples that were taken again
+    twice: int  # most samples of a job that count more than once in the final weights
+    lost: int  # most samples of a job that do not count
 
 
 def summary_of(case: Case) -> KillSummary:

@@ -13,39 +13,26 @@ Curve = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class LossSummary:
-    """The losses that one exchange reaches on one task.
-
-    Attributes:
-        mean: mean of the last losses over the seeds.
-        low: lowest last loss of a seed.
-        high: highest last loss of a seed.
-        difference: mean difference from the base with the same seed; 0 for the base.
-        verdict: "within the seeds" if the mean lies between the lowest and the highest loss of
-            the base, otherwise "lower" or "higher".
-        equal_time: mean loss after the time that the fastest exchange needs for all steps.
-        seconds: median time of all steps.
-    """
+    """The losses that one exchange reaches on one task."""
 
     name: str
-    mean: float
-    low: float
-    high: float
-    difference: float
+    mean: float  # mean of the last losses over the seeds
+    low: float  # lowest last loss of a seed
+    high: float  # highest last loss of a seed
+    difference: float  # mean difference from the base with the same seed; 0 for the base
+    # "within the seeds" if the mean lies between the lowest and the highest loss of the base,
+    # otherwise "lower" or "higher".
     verdict: str
-    equal_time: float
-    seconds: float
+    equal_time: float  # mean loss after the time that the fastest exchange needs for all steps
+    seconds: float  # median time of all steps
 
 
 def compare_losses(
     curves: Mapping[str, Sequence[Curve]], base: str
 ) -> tuple[float, list[LossSummary]]:
-    """Compare the curves of exchanges, one for each seed.
+    """Return the seconds that the fastest exchange needs, and a summary for each exchange.
 
-    Args:
-        curves: curves by exchange and seed, all with the same steps and seeds.
-
-    Returns:
-        The seconds that the fastest exchange needs, and a summary for each exchange.
+    All have curves with the same steps and seeds.
     """
     last = {name: [curve[-1][2] for curve in of_seeds] for name, of_seeds in curves.items()}
     seconds = {name: median(curve[-1][1] for curve in of) for name, of in curves.items()}
@@ -68,11 +55,7 @@ def compare_losses(
 
 
 def loss_after(curve: Curve, seconds: float) -> float:
-    """Return the loss after a time: between two points of the curve on the line between them.
-
-    Args:
-        seconds: time since its begin; after the last point its loss remains.
-    """
+    """Return the loss at a time, on the line between two points; after the last it remains."""
     for (_, before, first), (_, after, second) in pairwise(curve):
         if seconds <= after:
             return first + (second - first) * (seconds - before) / (after - before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN
-from hvdtrain_bench.harness.results import Result
+from hvdtrain_bench.analysis.judge import ALONE, AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION, WHOLE
+from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.scaling.paper import Prediction
 from hvdtrain_bench.scaling.predictions import Check
 
@@ -37,11 +37,7 @@ def plot_collectives(result: Result, path: Path) -> None:
 
 
 def plot_losses(result: Result, against: int, path: Path) -> None:
-    """Plot the loss of each task on the way, one line per exchange: medians over the seeds.
-
-    Args:
-        against: 0 for the number of steps on the x axis, 1 for the seconds of training.
-    """
+    """Plot medians of the losses of each task against steps (0) or seconds (1), by exchange."""
     figure = Figure((_INCHES[0], 0.8 * _INCHES[1] * len(result.cases)), layout="constrained")
     for row, case in enumerate(result.cases):
         axes = figure.add_subplot(len(result.cases), 1, row + 1)
@@ -63,42 +59,39 @@ def plot_losses(result: Result, against: int, path: Path) -> None:
 
 def plot_ratios(results: Mapping[str, Result], path: Path) -> None:
     """Plot step times as multiples of the average's, one group of bars per link."""
-    figure, axes = _one_plot()
-    of_links = [result.cases[0].values for result in results.values()]
-    names = dict.fromkeys(name for values in of_links for name in values)
-    shown = [name for name in names if name not in (AVERAGE, AVERAGE_AGAIN)]
-    width = 0.8 / len(shown)
-    for number, name in enumerate(shown):
-        heights = {
-            place + number * width: median(values[name]) / median(values[AVERAGE])
-            for place, values in enumerate(of_links)
-            if name in values
-        }
-        axes.bar(list(heights), list(heights.values()), width, label=name)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(results))], list(results))
-    axes.set(ylabel="step time / average", yscale="log")
-    _finish(figure, axes, path, legend_outside=True)
+    groups = [(name, result.cases[0]) for name, result in results.items()]
+    _bars(groups, AVERAGE, (AVERAGE, AVERAGE_AGAIN), path)
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:
     """Plot step times as multiples of a step without communication, one group per case."""
+    groups = [
+        (f"{case.name}\n{result.ranks} ranks".replace(", ", "\n"), case)
+        for result in results
+        for case in result.cases
+    ]
+    _bars(groups, NO_COMMUNICATION, (ALONE, WHOLE), path)
+
+
+def _bars(
+    groups: Sequence[tuple[str, Case]], base: str, hidden: Collection[str], path: Path
+) -> None:
+    """Plot medians as multiples of the base's, one group of bars for each case."""
     figure, axes = _one_plot()
-    cases = [(result.ranks, case) for result in results for case in result.cases]
-    names = list(dict.fromkeys(name for _, case in cases for name in case.values))
-    shown = [name for name in names if not name.startswith("one rank")]
+    names = dict.fromkeys(name for _, case in groups for name in case.values)
+    shown = [name for name in names if name not in hidden]
     width = 0.8 / len(shown)
     for number, name in enumerate(shown):
-        places, heights = [], []
-        for place, (_, case) in enumerate(cases):
-            if name in case.values:
-                places.append(place + number * width)
-                limit = median(case.values["no communication"])
-                heights.append(median(case.values[name]) / limit)
-        axes.bar(places, heights, width, label=name)
-    labels = [f"{case.name}\n{ranks} ranks".replace(", ", "\n") for ranks, case in cases]
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(cases))], labels, fontsize=7)
-    axes.set(ylabel="step time / no communication")
+        heights = {
+            place + number * width: median(case.values[name]) / median(case.values[base])
+            for place, (_, case) in enumerate(groups)
+            if name in case.values
+        }
+        axes.bar(list(heights), list(heights.values()), width, label=name)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    middles = [place + 0.4 - width / 2 for place in range(len(groups))]
+    axes.set_xticks(middles, [title for title, _ in groups], fontsize=7)
+    axes.set(ylabel=f"step time / {base}", yscale="log")
     _finish(figure, axes, path, legend_outside=True)
 
 

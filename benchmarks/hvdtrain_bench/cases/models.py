@@ -66,21 +66,16 @@ _CLASSES = 1000
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model and its data.
-
-    Attributes:
-        targets_per_sample: number of tokens of a sequence; 1 otherwise.
-        batch: samples per rank.
-        exact: whether n ranks take the same step as one rank with the whole batch; not with batch
-            normalization, which sees a rank's own samples, or with dropout.
-    """
+    """A model and its data."""
 
     title: str
     build: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], Tensor]
     classes: int
-    batch: int
-    targets_per_sample: int = 1
+    batch: int  # samples per rank
+    targets_per_sample: int = 1  # number of tokens of a sequence; 1 otherwise
+    # Whether n ranks take the same step as one rank with the whole batch; not with batch
+    # normalization, which sees a rank's own samples, or with dropout.
     exact: bool = True
 
     def make_batch(self, samples: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -91,12 +86,7 @@ class BenchModel:
         return inputs, torch.randint(self.classes, (count,), generator=generator)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy, a scalar.
-
-        Args:
-            outputs: scores, float32 [..., classes].
-            targets: classes, int64 [samples * targets_per_sample].
-        """
+        """Return the mean cross-entropy of scores [..., classes], a scalar."""
         return F.cross_entropy(outputs.reshape(-1, self.classes), targets)
 
 

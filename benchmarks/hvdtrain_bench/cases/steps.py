@@ -119,13 +119,10 @@ def _contenders(
 
 
 class _Judge:
-    """Turns trainers into contenders, and compares their final weights.
-
-    Args:
-        exact: whether all ranks together take the same steps as one rank with the whole batch.
-    """
+    """Turns trainers into contenders, and compares their final weights."""
 
     def __init__(self, ranks: Ranks, exact: bool) -> None:
+        # Whether all ranks together take the same steps as one rank with the whole batch.
         self._ranks, self._exact = ranks, exact
         self._expected: dict[int, tuple[str, float]] = {}
 

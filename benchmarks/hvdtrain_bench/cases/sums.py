@@ -26,11 +26,7 @@ class WrongResultError(HvdtrainError):
 
 
 def fill(tensor: torch.Tensor, factor: float) -> None:
-    """Write factor * (1 + i mod 8) into element i.
-
-    Args:
-        tensor: flat float32 tensor, overwritten.
-    """
+    """Write factor * (1 + i mod 8) into element i of a flat float32 tensor."""
     for start in range(0, tensor.numel(), _PIECE):
         piece = tensor[start : start + _PIECE]
         torch.mul(_PATTERN[: piece.numel()], factor, out=piece)
@@ -63,11 +59,7 @@ def most_calls(ranks: int) -> int:
 
 
 def sum_contender(ranks: Ranks, peer: Peer, tensor: torch.Tensor) -> Contender:
-    """Return a contender that sums a tensor repeatedly; one check at the end covers all calls.
-
-    Args:
-        tensor: flat float32 tensor, overwritten.
-    """
+    """Return a contender that sums a flat float32 tensor in each call; one check covers all."""
     latest = [tensor]
 
     def prepare() -> None:

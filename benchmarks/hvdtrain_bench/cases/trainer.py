@@ -36,14 +36,7 @@ def bare_optimizer(module: nn.Module, kind: str = "sgd", fused: bool | None = No
 
 
 class Trainer:
-    """A model with an optimizer, and the batch of every step.
-
-    Args:
-        wrap: adds the library; called when the first turn begins.
-
-    Attributes:
-        parameters: parameters of the model; empty before the first restart.
-    """
+    """A model with an optimizer, and the batch of every step."""
 
     optimizer: Optimizer
 
@@ -57,8 +50,8 @@ class Trainer:
     ) -> None:
         self._model, self._weights, self._seed = model, weights, seed
         self._inputs, self._targets = batch
-        self._wrap = wrap
-        self.parameters: list[nn.Parameter] = []
+        self._wrap = wrap  # adds the library, when the first turn begins
+        self.parameters: list[nn.Parameter] = []  # none before the first restart
 
     def restart(self) -> None:
         """Restore the first weights, with a new optimizer."""

@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader
 
 from hvdtrain.data.sampling import Indices
 from hvdtrain.train.torch.evaluation import call_model
+from hvdtrain_bench.compare.division import EVALUATED_TOGETHER
 from hvdtrain_bench.compare.torch_training import Problem, Trainer
-
-_EVALUATED_TOGETHER = 128
 
 
 class AcceleratedDivision:
@@ -29,7 +28,7 @@ class AcceleratedDivision:
     def test_share(self, samples: int) -> Indices:
         """Return the test samples that this process evaluates and that count; see Division."""
         kept = [np.zeros(0, np.int64)]
-        for part in self._prepared(np.arange(samples), _EVALUATED_TOGETHER):
+        for part in self._prepared(np.arange(samples), EVALUATED_TOGETHER):
             # Those of all processes, in their order, without the padding at the end.
             counted = self._accelerator.gather_for_metrics(part).numpy()
             start = len(part) * self._accelerator.process_index

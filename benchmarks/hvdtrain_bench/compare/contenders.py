@@ -1,4 +1,4 @@
-"""The strategies by name, and the contenders that --with names."""
+"""The contenders that --with names."""
 
 from __future__ import annotations
 
@@ -8,30 +8,7 @@ from dataclasses import dataclass
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain_bench.compare import keras_strategies, torch_strategies
-from hvdtrain_bench.compare.protocol import Strategy
-
-_REFERENCES = {"torch": torch_strategies.REFERENCE, "keras": keras_strategies.REFERENCE}
-_STRATEGIES: Mapping[str, tuple[Strategy, ...]] = {
-    "torch": torch_strategies.STRATEGIES,
-    "keras": keras_strategies.STRATEGIES,
-}
-
-
-def reference_of(framework: str) -> Strategy:
-    """Return what all others are compared with; it always runs."""
-    return _REFERENCES[framework]
-
-
-def strategies_of(framework: str) -> Mapping[str, Strategy]:
-    """Return the strategies of a framework by name."""
-    return {strategy.name: strategy for strategy in _STRATEGIES[framework]}
-
-
-def find_strategy(framework: str, name: str) -> Strategy:
-    """Return the strategy of this name, the reference included."""
-    reference = reference_of(framework)
-    return reference if name == reference.name else strategies_of(framework)[name]
+from hvdtrain_bench.compare.strategies import REFERENCES, STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)
@@ -47,14 +24,14 @@ class Contender:
 
 def reference(framework: str) -> Contender:
     """Return the contender that the weights of the others are compared with."""
-    return Contender("one process", "one process", reference_of(framework))
+    return Contender("one process", "one process", REFERENCES[framework])
 
 
 def parse_contenders(
     texts: Sequence[str], pythons: Mapping[str, str], framework: str
 ) -> list[Contender]:
     """Return the contenders in the order in which they are named."""
-    known = strategies_of(framework)
+    known = STRATEGIES[framework]
     titles = [title for text in texts for title in _names(text, known)]
     seen: Counter[str] = Counter()
     found = []

@@ -18,7 +18,7 @@ from hvdtrain.launch.cluster_environment import (
 from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import without_allocation
-from hvdtrain_bench.compare.protocol import Launch, Strategy
+from hvdtrain_bench.compare.strategies import Launch, Strategy
 from hvdtrain_bench.harness.jobs import Command, JobEnd, running, wait
 
 # Where they are set, ranks believe them rather than mpirun, and all take themselves for one rank.

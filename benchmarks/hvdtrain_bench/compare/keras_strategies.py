@@ -1,21 +1,12 @@
-"""The strategies for Keras: the code that a user adds for each, and what it does otherwise."""
+"""What each strategy for Keras does otherwise than one process."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvdtrain_bench.compare.protocol import (
-    JAX,
-    KERAS,
-    TENSORFLOW,
-    Launch,
-    Need,
-    Place,
-    RankResult,
-    Strategy,
-    Task,
-)
+from hvdtrain_bench.compare.protocol import Place, RankResult, Task
 
 
 def _train(task: Task, place: Place, library: str, **differences: Any) -> RankResult:
@@ -28,15 +19,6 @@ def _one(task: Task, place: Place) -> RankResult:
     import keras
 
     return _train(task, place, f"Keras {keras.__version__} on {keras.backend.backend()}")
-
-
-_HVDTRAIN = """\
-import hvdtrain.keras as hvd
-hvd.init()
-weights = hvd.size() * counted / batch_size
-optimizer = hvd.DistributedOptimizer(optimizer)
-callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-"""
 
 
 def _hvdtrain(task: Task, place: Place) -> RankResult:
@@ -60,21 +42,11 @@ def _hvdtrain(task: Task, place: Place) -> RankResult:
     )
 
 
-_HOROVOD = """\
-import horovod.keras as hvd
-hvd.init()
-dataset = dataset.shard(hvd.size(), hvd.rank()).batch(batch_size // hvd.size())
-steps = len(images) // batch_size
-optimizer = hvd.DistributedOptimizer(optimizer)
-callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-"""
-
-
 def _horovod(task: Task, place: Place) -> RankResult:
     import horovod
     import horovod.keras as hvd
 
-    from hvdtrain_bench.compare.keras_training import sharded_shares
+    from hvdtrain_bench.compare.division import ShardedDivision
 
     hvd.init()
     return _train(
@@ -82,17 +54,10 @@ def _horovod(task: Task, place: Place) -> RankResult:
         place,
         f"Horovod {horovod.__version__}",
         optimizer=hvd.DistributedOptimizer,
-        shares=sharded_shares,
+        division=ShardedDivision,
         scale=float(place.size),
         callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)],
     )
-
-
-_SCOPE = """\
-with strategy.scope():
-    model = make_model()
-    model.compile(optimizer, loss)
-"""
 
 
 def _mirrored(task: Task, place: Place) -> RankResult:
@@ -116,16 +81,6 @@ def _multiworker(task: Task, place: Place) -> RankResult:
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     return _train(task, place, f"TensorFlow {tf.__version__}", scope=strategy.scope)
-
-
-_CLUSTER = """\
-resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-if resolver.task_type in ("worker", "ps"):
-    server = tf.distribute.Server(
-        resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
-    )
-    server.join()
-"""
 
 
 def _serve_unless_chief() -> Any:
@@ -176,78 +131,18 @@ def _jax_distribution(task: Task, place: Place) -> RankResult:
     )
 
 
-REFERENCE = Strategy("one", "one process with the whole batch", Launch.ONE, (KERAS,), "", _one)
-STRATEGIES = (
-    Strategy(
-        "hvdtrain",
-        "hvdtrain.keras; with :sharded or an exchange, such as :half:type=bf16",
-        Launch.MPI,
-        (KERAS,),
-        _HVDTRAIN,
-        _hvdtrain,
-        takes_variants=True,
-    ),
-    Strategy(
-        "horovod",
-        "Horovod itself",
-        Launch.MPI,
-        (
-            KERAS,
-            Need(
-                "horovod",
-                "python -m hvdtrain build-horovod, or --python horovod=PATH of an environment with "
-                "it",
-            ),
-        ),
-        _HOROVOD,
-        _horovod,
-    ),
-    Strategy(
-        "mirrored",
-        "tf.distribute.MirroredStrategy, in one process",
-        Launch.ONE,
-        (KERAS, TENSORFLOW),
-        f"strategy = tf.distribute.MirroredStrategy()\n{_SCOPE}",
-        _mirrored,
-        backend="tensorflow",
-    ),
-    Strategy(
-        "multiworker",
-        "tf.distribute.MultiWorkerMirroredStrategy",
-        Launch.PROCESSES,
-        (KERAS, TENSORFLOW),
-        f"strategy = tf.distribute.MultiWorkerMirroredStrategy()\n{_SCOPE}",
-        _multiworker,
-        backend="tensorflow",
-    ),
-    Strategy(
-        "ps-sync",
-        "tf.compat.v1.train.SyncReplicasOptimizer, with one server",
-        Launch.PROCESSES,
-        (KERAS, TENSORFLOW),
-        f"{_CLUSTER}optimizer = tf.compat.v1.train.SyncReplicasOptimizer(optimizer, replicas, "
-        "replicas)\n",
-        _ps_sync,
-        backend="tensorflow",
-        helpers=("ps",),
-    ),
-    Strategy(
-        "ps-async",
-        "tf.distribute.ParameterServerStrategy, with one server",
-        Launch.PROCESSES,
-        (KERAS, TENSORFLOW),
-        f"{_CLUSTER}strategy = tf.distribute.ParameterServerStrategy(resolver)\n{_SCOPE}",
-        _ps_async,
-        backend="tensorflow",
-        helpers=("ps",),
-    ),
-    Strategy(
-        "jax-distribution",
-        "keras.distribution.DataParallel on JAX, in one process",
-        Launch.ONE,
-        (KERAS, JAX),
-        "keras.distribution.set_distribution(keras.distribution.DataParallel())\n",
-        _jax_distribution,
-        backend="jax",
-    ),
-)
+_WAYS: Mapping[str, Callable[[Task, Place], RankResult]] = {
+    "one": _one,
+    "hvdtrain": _hvdtrain,
+    "horovod": _horovod,
+    "mirrored": _mirrored,
+    "multiworker": _multiworker,
+    "ps-sync": _ps_sync,
+    "ps-async": _ps_async,
+    "jax-distribution": _jax_distribution,
+}
+
+
+def train(task: Task, place: Place) -> RankResult:
+    """Train as a strategy does."""
+    return _WAYS[task.strategy](task, place)

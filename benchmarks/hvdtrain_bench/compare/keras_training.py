@@ -14,10 +14,7 @@ import numpy as np
 from hvdtrain.data.sampling import (
     Indices,
     epoch_permutation,
-    global_batch,
-    rank_slice,
     seed_generators,
-    steps_per_epoch,
 )
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
@@ -32,28 +29,9 @@ from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain_bench.compare.division import EVALUATED_TOGETHER, Division, ExactDivision
 from hvdtrain_bench.compare.meters import StepMeter
 from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
-
-Shares = Callable[[Indices, int, Place], list[Indices]]
-
-
-def exact_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
-    """Return this process's part of each global batch; each sample is used once."""
-    batches = (global_batch(order, n, batch) for n in range(steps_per_epoch(len(order), batch)))
-    return [part[rank_slice(len(part), place.rank, place.size)] for part in batches]
-
-
-def sharded_shares(order: Indices, batch: int, place: Place) -> list[Indices]:
-    """Return the batches of tf.data's shard(), as many as all processes can fill."""
-    own, each = order[place.rank :: place.size], batch // place.size
-    return [own[start * each : (start + 1) * each] for start in range(len(order) // batch)]
-
-
-def exact_test_share(samples: int, place: Place) -> range:
-    """Return the test samples of this process; each is evaluated once."""
-    part = rank_slice(samples, place.rank, place.size)
-    return range(part.start, part.stop)
 
 
 @dataclass(frozen=True)
@@ -63,7 +41,7 @@ class Approach:
     library: str
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: Callable[[Any], Any] = lambda optimizer: optimizer
-    shares: Shares = exact_shares
+    division: Callable[[Place, int], Division] = ExactDivision
     scale: float = 1.0
     callbacks: Sequence[Any] = ()
     notes: list[str] = field(default_factory=list)
@@ -145,9 +123,6 @@ def weights_of(model: Any) -> Weights:
     return {one.path: np.array(keras.ops.convert_to_numpy(one)) for one in variables}
 
 
-_EVALUATED_TOGETHER = 128
-
-
 class _Meter(keras.callbacks.Callback, StepMeter):  # type: ignore[misc]
     def __init__(self, check_after: int) -> None:
         keras.callbacks.Callback.__init__(self)
@@ -164,18 +139,18 @@ def train_keras(task: Task, place: Place, approach: Approach) -> RankResult:
     """Train the recipe under a strategy, evaluate it, and return what was measured."""
     problem = make_problem(task, place, approach)
     plan, options = problem.plan, problem.options
-    meter = None
+    meter, batch = None, plan.global_batch_size
+    division = approach.division(place, batch)
     for epoch in range(options.epochs):
         order = epoch_permutation(plan.samples, options.seed, epoch)
-        batch = plan.global_batch_size
-        shares = approach.shares(order, batch, place)
+        shares = division.train_shares(order)
         meter = meter or _Meter(min(task.check_steps, len(shares) * options.epochs))
         sizes = [min(batch, len(order) - batch * step) for step in range(len(shares))]
         _fit(problem, approach, shares, sizes, [*approach.callbacks, meter], epoch)
         meter.end_epoch(shares)
     assert meter is not None
     meter.stop()
-    evaluated, scores = _evaluate(problem)
+    evaluated, scores = _evaluate(problem, division)
     return meter.result(
         task,
         place,
@@ -218,18 +193,20 @@ def _fit(
     )
 
 
-def _evaluate(problem: Problem) -> tuple[Indices, dict[str, tuple[float, float]]]:
+def _evaluate(
+    problem: Problem, division: Division
+) -> tuple[Indices, dict[str, tuple[float, float]]]:
     """Evaluate this process's test samples, and return them and the sums of their scores."""
     recipe = problem.recipe
     if recipe.test is None:
         return np.zeros(0, np.int64), {}
-    own = np.array(exact_test_share(len(recipe.test), problem.place), np.int64)
+    own = division.test_share(len(recipe.test))
     inputs, targets = problem.read(recipe.test, own)
-    starts = range(0, len(own), _EVALUATED_TOGETHER)
+    starts = range(0, len(own), EVALUATED_TOGETHER)
     # Not predict(), which strategies of tf.distribute give each replica's outputs.
     outputs = [
         keras.ops.convert_to_numpy(
-            recipe.model(inputs[start : start + _EVALUATED_TOGETHER], training=False)
+            recipe.model(inputs[start : start + EVALUATED_TOGETHER], training=False)
         )
         for start in starts
     ]

@@ -6,23 +6,18 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils.data.distributed import DistributedSampler
 
 from hvdtrain.collective import collective
 from hvdtrain.data.dataset import is_stream
 from hvdtrain.data.sampling import (
-    EvaluationSampler,
     Indices,
     epoch_permutation,
-    global_batch,
-    rank_slice,
     seed_generators,
-    steps_per_epoch,
 )
 from hvdtrain.devices import thread_share
 from hvdtrain.errors import UsageError
@@ -36,65 +31,14 @@ from hvdtrain.train.torch.device import limit_threads, move_to
 from hvdtrain.train.torch.evaluation import call_model
 from hvdtrain.train.torch.sources import Source, Step, make_source
 from hvdtrain.train.torch.update import plain_optimizer
+from hvdtrain_bench.compare.division import (
+    EVALUATED_TOGETHER,
+    Division,
+    ExactDivision,
+    PaddedDivision,
+)
 from hvdtrain_bench.compare.meters import StepMeter
 from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
-
-
-class Division(Protocol):
-    """Divides samples among processes."""
-
-    def train_shares(self, order: Indices) -> list[Indices]:
-        """Return the samples of this process for each step of an epoch."""
-
-    def test_share(self, samples: int) -> Indices:
-        """Return the test samples of this process."""
-
-
-class ExactDivision:
-    """Each sample once: hvdtrain's division, and that of a single process."""
-
-    def __init__(self, place: Place, batch: int) -> None:
-        self._place, self._batch = place, batch
-
-    def train_shares(self, order: Indices) -> list[Indices]:
-        steps = range(steps_per_epoch(len(order), self._batch))
-        batches = (global_batch(order, step, self._batch) for step in steps)
-        return [batch[rank_slice(len(batch), *self._numbers)] for batch in batches]
-
-    def test_share(self, samples: int) -> Indices:
-        return EvaluationSampler(samples, *self._numbers).indices()
-
-    @property
-    def _numbers(self) -> tuple[int, int]:
-        return self._place.rank, self._place.size
-
-
-class PaddedDivision:
-    """DistributedSampler: samples are repeated until all processes have the same number.
-
-    It divides places in the order of the epoch, so that each step of all processes together has the
-    samples that one process would take.
-    """
-
-    def __init__(self, place: Place, batch: int) -> None:
-        self._place, self._batch = place, batch
-
-    def train_shares(self, order: Indices) -> list[Indices]:
-        own = order[self._places(len(order))]
-        length = self._batch // self._place.size
-        return [own[start : start + length] for start in range(0, len(own), length)]
-
-    def test_share(self, samples: int) -> Indices:
-        return self._places(samples)
-
-    def _places(self, samples: int) -> Indices:
-        sampler: Any = DistributedSampler(
-            range(samples),  # type: ignore[arg-type]
-            num_replicas=self._place.size,
-            rank=self._place.rank,
-            shuffle=False,
-        )
-        return np.fromiter(sampler, np.int64)
 
 
 @dataclass(frozen=True)
@@ -265,7 +209,6 @@ class ExactTrainer(Trainer):
 
 
 Wrap = Callable[[Problem], Trainer]
-_EVALUATED_TOGETHER = 128
 
 
 def train_torch(task: Task, place: Place, wrap: Wrap) -> RankResult:
@@ -318,8 +261,8 @@ def _evaluate(trainer: Trainer) -> tuple[Indices, Mapping[str, tuple[float, floa
     if recipe.test is None:
         return np.zeros(0, np.int64), {}
     own = trainer.division.test_share(len(recipe.test))
-    starts = range(0, len(own), _EVALUATED_TOGETHER)
-    parts = [own[start : start + _EVALUATED_TOGETHER] for start in starts]
+    starts = range(0, len(own), EVALUATED_TOGETHER)
+    parts = [own[start : start + EVALUATED_TOGETHER] for start in starts]
     steps = [Step(number, part, [Microbatch(0, part)]) for number, part in enumerate(parts)]
     accuracies = {name: m for name, m in recipe.metrics.items() if isinstance(m, Accuracy)}
     sums = {name: np.zeros(2) for name in ("loss", *accuracies)}

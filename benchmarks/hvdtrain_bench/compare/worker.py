@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hvdtrain.world import promised_world
-from hvdtrain_bench.compare.contenders import find_strategy
 from hvdtrain_bench.compare.protocol import (
-    Launch,
     Place,
+    RankResult,
     Task,
     read,
     result_file,
     write,
     write_error,
 )
+from hvdtrain_bench.compare.strategies import Launch, find_strategy
 
 
 def main(file: str) -> None:
@@ -31,10 +31,20 @@ def main(file: str) -> None:
     try:
         for need in strategy.needs:
             need.require()
-        write(result_file(task.folder, place.rank), strategy.train(task, place))
+        write(result_file(task.folder, place.rank), _train(options.framework)(task, place))
     except Exception as error:
         write_error(task.folder, place.rank, error)
         raise
+
+
+def _train(framework: str) -> Callable[[Task, Place], RankResult]:
+    if framework == "keras":
+        from hvdtrain_bench.compare.keras_strategies import train
+
+        return train
+    from hvdtrain_bench.compare import torch_strategies
+
+    return torch_strategies.train
 
 
 def _prepare_keras(backend: str | None, dtype: str, place: Place) -> None:

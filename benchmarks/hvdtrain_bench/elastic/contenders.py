@@ -24,19 +24,14 @@ _NAMES = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to train on when a process is killed.
-
-    Attributes:
-        needs: what it needs beside the script.
-        command: returns the command line of a job with the folder for its notes.
-        problem: returns why it cannot run here; "" if it can.
-        starts: returns the samples that were used before each world, where the notes lack it.
-    """
+    """A way to train on when a process is killed."""
 
     name: str
-    needs: str
+    needs: str  # what it needs beside the script
+    # Returns the command line of a job with the folder for its notes.
     command: Callable[[Path], list[str]]
-    problem: Callable[[], str]
+    problem: Callable[[], str]  # returns why it cannot run here; "" if it can
+    # Returns the samples that were used before each world, where the notes lack it.
     starts: Callable[[Path], Mapping[int, int]] = lambda folder: {}
 
 

@@ -27,12 +27,7 @@ class Notes:
         os.write(self._file, f"{json.dumps(line)}\n".encode())
 
     def world(self, generation: int, done: int | None) -> None:
-        """Note that this process begins to train in a world of certain ranks.
-
-        Args:
-            generation: number of worlds before it.
-            done: samples that all ranks have used before; None if that is noted elsewhere.
-        """
+        """Note that a world begins after so many others, and after so many samples, if known."""
         self.add(WORLD, generation=generation, done=done)
 
     def begin(self, samples: Sequence[int]) -> None:

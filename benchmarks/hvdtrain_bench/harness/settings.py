@@ -15,11 +15,9 @@ _STEPS = re.compile(r"[:,]\s*steps\s*=\s*(\d+)")
 
 
 def period_of(exchange: str) -> int:
-    """Return the number of steps from one exchange to the next; 1 for exchanges of gradients.
+    """Return the number of steps from one exchange, such as "local:steps=8", to the next.
 
-    Args:
-        exchange: exchange as text, such as "local:steps=8", or SHARDED; blocks of samples count as
-            one step.
+    It is 1 for exchanges of gradients; blocks of samples count as one step.
     """
     if exchange == SHARDED:
         return 1
@@ -60,38 +58,26 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """The extent of a job's measurements.
+    """The extent of a job's measurements."""
 
-    Attributes:
-        repeats: number of turns of each contender; fewer than 8 cannot distinguish a difference
-            from noise.
-        seconds_per_turn: approximate duration of a turn of a collective.
-        batches: samples per rank of each case, as a factor of each model's own.
-        steps_per_turn: number of training steps; whole periods of an exchange that has some.
-        idle_seconds: time for which idle ranks are observed.
-        exchanges: exchanges to compare, as text; see `hvdtrain exchanges`. For "profile" also
-            periods.SHARDED.
-        points: number of times that a training is interrupted to test what it has learned.
-        kills: number of processes that are killed in jobs of hvdtrain, one in each.
-        peer_kills: the same in jobs of each other library.
-        job_starts: number of times that jobs which take turns are started.
-    """
-
+    # Number of turns of each contender; fewer than 8 tell only large differences from noise.
     repeats: int
-    seconds_per_turn: float
+    seconds_per_turn: float  # approximate duration of a turn of a collective
     sizes_bytes: tuple[int, ...]
     models: tuple[str, ...]
-    steps_per_turn: int
-    idle_seconds: float
+    steps_per_turn: int  # number of training steps; whole periods of an exchange that has some
+    idle_seconds: float  # time for which idle ranks are observed
     optimizers: tuple[str, ...] = OPTIMIZERS[:1]
+    # Samples per rank of each case, as a factor of each model's own.
     batches: tuple[int, ...] = (1,)
     loops: tuple[str, ...] = ("digits", "mlp", "resnet")
+    # Exchanges to compare, as text; see `hvdtrain exchanges`. For "profile" also periods.SHARDED.
     exchanges: tuple[str, ...] = EXCHANGES
     tasks: tuple[str, ...] = TASKS
-    points: int = 10
-    kills: int = 20
-    peer_kills: int = 5
-    job_starts: int = 3
+    points: int = 10  # number of times that a training is interrupted to test what it has learned
+    kills: int = 20  # number of processes that are killed in jobs of hvdtrain, one in each
+    peer_kills: int = 5  # the same in jobs of each other library
+    job_starts: int = 3  # number of times that jobs which take turns are started
 
     def to_json(self) -> str:
         """Return the settings as one line of JSON."""

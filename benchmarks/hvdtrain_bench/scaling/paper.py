@@ -76,22 +76,17 @@ _PERFECT = Link("perfect", 0.0, inf)
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank in a step.
-
-    Attributes:
-        backward_seconds: time of the backward pass without communication.
-        buckets: size in bytes of each bucket, in the order of reduction, and when it is ready in
-            seconds after the start of backward.
-        jitter_seconds: standard deviation of the step time between ranks.
-        copy_seconds: time to copy all gradients into their buckets, in the computing thread.
-    """
+    """The work of one rank in a step."""
 
     name: str
     forward_seconds: float
-    backward_seconds: float
+    backward_seconds: float  # time of the backward pass without communication
     optimizer_seconds: float
+    # Size in bytes of each bucket, in the order of reduction, and when it is ready in seconds after
+    # the start of backward.
     buckets: tuple[tuple[int, float], ...]
-    jitter_seconds: float = 0.0
+    jitter_seconds: float = 0.0  # standard deviation of the step time between ranks
+    # Time to copy all gradients into their buckets, in the computing thread.
     copy_seconds: float = 0.0
 
     @property
@@ -114,17 +109,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted step on `ranks` ranks with the same batch each.
-
-    Attributes:
-        efficiency: step time on one rank / seconds.
-        exposed_seconds: time in which ranks only wait for communication.
-    """
+    """A predicted step on `ranks` ranks with the same batch each."""
 
     ranks: int
     seconds: Interval
-    efficiency: Interval
-    exposed_seconds: Interval
+    efficiency: Interval  # step time on one rank / seconds
+    exposed_seconds: Interval  # time in which ranks only wait for communication
 
 
 def even_work(
@@ -194,11 +184,9 @@ def predict(
     clusters: Sequence[Cluster],
     scheme: Scheme = AVERAGE,
 ) -> list[Prediction]:
-    """Predict weak scaling: every rank keeps its batch.
+    """Predict weak scaling, where every rank keeps its batch, from works that are equally likely.
 
-    Args:
-        works: equally likely works of one rank among others.
-        alone: those of one rank alone, as many.
+    There are as many of one rank alone as of one among others.
     """
     predictions = []
     for count in ranks:

@@ -36,15 +36,10 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Steps:
-    """What is known of the steps of a model.
+    """What is known of the steps of a model."""
 
-    Attributes:
-        alone: equally likely works of one rank alone.
-        works: the same of one rank among others, as many.
-    """
-
-    alone: Sequence[Work]
-    works: Sequence[Work]
+    alone: Sequence[Work]  # equally likely works of one rank alone
+    works: Sequence[Work]  # the same of one rank among others, as many
     schemes: Sequence[Scheme] = (AVERAGE,)
 
     def with_jitter(self, seconds: float) -> Steps:
@@ -58,20 +53,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class Check:
-    """A prediction and its measurement.
-
-    Attributes:
-        predicted: predicted step time in seconds.
-        turns: measured step time of each turn.
-        efficiency: computation of a step / median of these.
-    """
+    """A prediction and its measurement."""
 
     model: str
     scheme: str
     ranks: int
-    predicted: Interval
-    turns: Sequence[float]
-    efficiency: float
+    predicted: Interval  # predicted step time in seconds
+    turns: Sequence[float]  # measured step time of each turn
+    efficiency: float  # computation of a step / median of these
 
     @property
     def title(self) -> str:
@@ -161,14 +150,9 @@ def predictions(
     node: Sequence[Link],
     ranks_per_node: int,
 ) -> dict[str, dict[str, list[Prediction]]]:
-    """Predict 1 to 4,096 ranks for each model and each link.
+    """Predict 1 to 4,096 ranks, by model with its scheme and by link between nodes.
 
-    Args:
-        links: equally likely properties of each link between nodes.
-        node: those of the link within a node, if several ranks share a network card.
-
-    Returns:
-        Predictions by model, with the name of the scheme if it is not the average, and by link.
+    Each link, and that within a node, is given by properties that are equally likely.
     """
     found: dict[str, dict[str, list[Prediction]]] = {}
     for model in steps:

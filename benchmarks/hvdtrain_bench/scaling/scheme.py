@@ -16,20 +16,15 @@ from hvdtrain.core.gradients.bucket_size import fit_cost
 
 @dataclass(frozen=True)
 class Link:
-    """A link between ranks.
-
-    Attributes:
-        bytes_per_second: bandwidth in each direction.
-        core_share: share of the computing core that communication takes: 1 if the same core adds
-            the gradients, 0 if a network card or a copy engine does the work.
-        trees: whether ranks reduce as NCCL does, else as MPI; see allreduce_seconds().
-    """
+    """A link between ranks."""
 
     name: str
     latency_seconds: float
-    bytes_per_second: float
+    bytes_per_second: float  # bandwidth in each direction
+    # Share of the computing core that communication takes: 1 if the same core adds the gradients, 0
+    # if a network card or a copy engine does the work.
     core_share: float = 0.0
-    trees: bool = False
+    trees: bool = False  # whether ranks reduce as NCCL does, else as MPI; see allreduce_seconds()
 
     def slowed(self, factor: float) -> Link:
         """Return the link as it is if each rank has only 1/factor of the time of a core."""
@@ -94,22 +89,18 @@ class Scheme:
 
     A bucket of S bytes crosses the network between n nodes as an all-reduce of
     S (rate + n rate_per_node) bytes, in `calls` collectives.
-
-    Attributes:
-        bucket_seconds: computation for a bucket, however small.
-        seconds_per_byte: computation for each byte of the gradients.
-        period: number of steps from one exchange to the next, of weights after the optimizer; 1
-            for exchanges of gradients.
-        sharded: whether ranks share the work of the optimizer, and then gather the weights.
     """
 
     name: str
     rate: float = 1.0
     rate_per_node: float = 0.0
     calls: float = 1.0
-    bucket_seconds: float = 0.0
-    seconds_per_byte: float = 0.0
+    bucket_seconds: float = 0.0  # computation for a bucket, however small
+    seconds_per_byte: float = 0.0  # computation for each byte of the gradients
+    # Number of steps from one exchange to the next, of weights after the optimizer; 1 for exchanges
+    # of gradients.
     period: int = 1
+    # Whether ranks share the work of the optimizer, and then gather the weights.
     sharded: bool = False
 
     def on_one_node(self) -> Scheme:
@@ -122,15 +113,10 @@ AVERAGE = Scheme("average")
 
 @dataclass(frozen=True)
 class Cluster:
-    """What connects ranks.
+    """What connects ranks."""
 
-    Attributes:
-        network: link between nodes, or between all ranks if each has a card of its own.
-        node: link between the ranks of a node; None if each has a card of its own.
-    """
-
-    network: Link
-    node: Link | None = None
+    network: Link  # link between nodes, or between all ranks if each has a card of its own
+    node: Link | None = None  # link between the ranks of a node; None if each has a card of its own
     ranks_per_node: int = 1
 
     def on_node(self, ranks: int) -> int:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from browser import chromium, low_contrasts, open_page
 from hvdtrain_bench.analysis.statistics import WITHIN_THE_NOISE
-from hvdtrain_bench.compare.contenders import parse_contenders, reference, strategies_of
+from hvdtrain_bench.compare.contenders import parse_contenders, reference
+from hvdtrain_bench.compare.division import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import write_page
 from hvdtrain_bench.compare.protocol import (
-    Need,
     Place,
     RankResult,
     error_file,
@@ -32,8 +32,8 @@ from hvdtrain_bench.compare.rows import (
     time_steps,
     without_start,
 )
+from hvdtrain_bench.compare.strategies import STRATEGIES, Need
 from hvdtrain_bench.compare.tables import ratio_text, time_cells
-from hvdtrain_bench.compare.torch_training import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.turns import Difference, Outcome, Turn, failure, largest_difference
 from hvdtrain_bench.harness.jobs import JobEnd
 from hypothesis import given
@@ -72,7 +72,7 @@ def test_an_environment_for_a_strategy_that_does_not_take_part() -> None:
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_the_lines_to_change_are_python(framework: str) -> None:
-    for name, strategy in strategies_of(framework).items():
+    for name, strategy in STRATEGIES[framework].items():
         assert strategy.name == name
         ast.parse(strategy.code)
         assert strategy.lines == len(strategy.code.splitlines())

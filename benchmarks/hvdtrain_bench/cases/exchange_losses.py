@@ -33,15 +33,10 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples in memory.
+    """Samples in memory."""
 
-    Attributes:
-        inputs: [n, ...].
-        targets: int64 [n, ...].
-    """
-
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tensor  # [n, ...]
+    targets: Tensor  # int64 [n, ...]
 
     def batches(self, rank: int, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's batches, forever: each epoch in another order."""
@@ -56,28 +51,19 @@ class Samples:
 
 @dataclass(frozen=True)
 class LossTask:
-    """A model, its data and its optimizer.
-
-    Attributes:
-        factor: returns the factor of the learning rate in a step, given its number from 0 and the
-            number of all steps; None if the rate is constant.
-        batch: samples per rank and step.
-    """
+    """A model, its data and its optimizer."""
 
     title: str
     data: Callable[[], tuple[Samples, Samples]]
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], Optimizer]
+    # Returns the factor of the learning rate in a step, given its number from 0 and the number of
+    # all steps; None if the rate is constant.
     factor: Callable[[int, int], float] | None = None
-    batch: int = _BATCH
+    batch: int = _BATCH  # samples per rank and step
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy, a scalar.
-
-        Args:
-            outputs: scores, float32 [n, classes, ...].
-            targets: classes, int64 [n, ...].
-        """
+        """Return the mean cross-entropy of scores [n, classes, ...], a scalar."""
         return F.cross_entropy(outputs, targets)
 
 

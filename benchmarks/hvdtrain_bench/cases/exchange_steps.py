@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,74 +20,47 @@ from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import Settings, turn_steps
-from hvdtrain_bench.harness.turns import Bench
+from hvdtrain_bench.harness.turns import Bench, Contender
 
 _FIRST_STEPS = 2
 
 
-@dataclass(frozen=True)
-class Stepper:
-    """Something whose steps are timed.
-
-    Attributes:
-        steps: number of steps of a turn.
-        prepare: called once, before the first step.
-        check: raises WrongResultError unless the ranks agree.
-    """
-
-    name: str
-    steps: int
-    prepare: Callable[[], None]
-    step: Callable[[], None]
-    check: Callable[[], None]
-
-
-def take_slices(
-    ranks: Ranks,
-    steppers: Sequence[Stepper],
-    repeats: int,
-    slice_steps: int,
-    run: Callable[[str, int, Callable[[], None]], None],
+def _take_slices(
+    bench: Bench,
+    contenders: Mapping[Contender, int],
+    run: Callable[[Contender, int], None],
 ) -> dict[str, list[float]]:
-    """Return the mean time of a step in each turn (collective).
+    """Return the mean time of a step in each turn of so many steps (collective).
 
     In each repeat every contender takes one turn, in slices of a few steps. The slices of all
     contenders alternate at random, so that turns of very different lengths see the same machine.
-
-    Args:
-        run: takes a number of steps of a contender; called with its name, that number, and step.
     """
-    for stepper in steppers:
-        stepper.prepare()
+    ranks, settings = bench.ranks, bench.settings
+    for contender in contenders:
+        contender.prepare()
         for _ in range(_FIRST_STEPS):
-            stepper.step()
-        stepper.check()  # also begins a new period
-    found: dict[str, list[float]] = {stepper.name: [] for stepper in steppers}
-    for repeat in range(repeats):
+            contender.call()
+        contender.check(_FIRST_STEPS)  # also begins a new period
+        bench.note(contender.name, contender.library)
+    found: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for repeat in range(settings.repeats):
+        slices = [
+            (contender, min(settings.steps_per_turn, steps - start))
+            for contender, steps in contenders.items()
+            for start in range(0, steps, settings.steps_per_turn)
+        ]
+        Random(repeat).shuffle(slices)
         seconds = dict.fromkeys(found, 0.0)
-        for stepper, steps in _slices(steppers, slice_steps, Random(repeat)):
+        for contender, steps in slices:
             ranks.rest()
             ranks.meet()
             began = time.perf_counter()
-            run(stepper.name, steps, stepper.step)
-            seconds[stepper.name] += ranks.largest(time.perf_counter() - began)
-        for stepper in steppers:
-            stepper.check()
-            found[stepper.name].append(seconds[stepper.name] / stepper.steps)
+            run(contender, steps)
+            seconds[contender.name] += ranks.largest(time.perf_counter() - began)
+        for contender, steps in contenders.items():
+            contender.check(steps)
+            found[contender.name].append(seconds[contender.name] / steps)
     return found
-
-
-def _slices(
-    steppers: Sequence[Stepper], slice_steps: int, random: Random
-) -> list[tuple[Stepper, int]]:
-    """Return contenders with numbers of steps, in random order."""
-    slices = [
-        (stepper, min(slice_steps, stepper.steps - start))
-        for stepper in steppers
-        for start in range(0, stepper.steps, slice_steps)
-    ]
-    random.shuffle(slices)
-    return slices
 
 
 _COUNTERS = Path("/proc/net/dev")
@@ -101,12 +73,10 @@ def measure_exchanges(bench: Bench, peers: Peers) -> None:
         model = MODELS[key]
         bench.say(model.title)
         meter = _Meter()
-        steppers = _steppers(ranks, model, settings)
-        seconds = take_slices(ranks, steppers, settings.repeats, settings.steps_per_turn, meter.run)
-        bench.note(NO_COMMUNICATION, f"torch {torch.__version__}")
-        bench.note("hvdtrain", peers.library)
+        contenders = _contenders(ranks, model, settings, peers.library)
+        seconds = _take_slices(bench, contenders, meter.run)
         sent = {name: max(ranks.all_of(meter.per_step(name))) for name in seconds}
-        steps = {stepper.name: stepper.steps for stepper in steppers}
+        steps = {contender.name: count for contender, count in contenders.items()}
         bench.add(
             model.title,
             seconds,
@@ -126,11 +96,11 @@ class _Meter:
         self._sent: dict[str, int] = {}
         self._steps: dict[str, int] = {}
 
-    def run(self, name: str, steps: int, step: Callable[[], None]) -> None:
+    def run(self, contender: Contender, steps: int) -> None:
         """Take steps of a contender, and count them and what they send."""
-        before = _sent_bytes()
+        name, before = contender.name, _sent_bytes()
         for _ in range(steps):
-            step()
+            contender.call()
         self._sent[name] = self._sent.get(name, 0) + _sent_bytes() - before
         self._steps[name] = self._steps.get(name, 0) + steps
 
@@ -146,20 +116,24 @@ def _sent_bytes() -> int:
     return sum(int(counts.split()[8]) for name, counts in cards.items() if name.strip() != "lo")
 
 
-def _steppers(ranks: Ranks, model: BenchModel, settings: Settings) -> list[Stepper]:
+def _contenders(
+    ranks: Ranks, model: BenchModel, settings: Settings, library: str
+) -> dict[Contender, int]:
+    """Return contenders, and the number of steps of a turn of each."""
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)
     texts = {AVERAGE: "average", AVERAGE_AGAIN: "average"} | {t: t for t in settings.exchanges}
     steps = {name: turn_steps(text, settings.steps_per_turn) for name, text in texts.items()}
     plain = Trainer(model, weights, batch, bare, ranks.rank)
+    version = f"torch {torch.__version__}"
+    silent = Contender(NO_COMMUNICATION, version, plain.restart, plain.step, lambda _: None)
     # As long as the longest turn, which may have to be compared with it within a few percent.
-    longest = max(steps.values())
-    found = [Stepper(NO_COMMUNICATION, longest, plain.restart, plain.step, lambda: None)]
+    found = {silent: max(steps.values())}
     for name, text in texts.items():
         wrap = partial(_with_exchange, text)
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
         check = partial(_check, name, ranks, trainer)
-        found.append(Stepper(name, steps[name], trainer.restart, trainer.step, check))
+        found[Contender(name, library, trainer.restart, trainer.step, check)] = steps[name]
     return found
 
 
@@ -169,7 +143,7 @@ def _with_exchange(text: str, module: nn.Module) -> tuple[nn.Module, Optimizer]:
     return module, hvd.DistributedOptimizer(optimizer, named, exchange=text)
 
 
-def _check(name: str, ranks: Ranks, trainer: Trainer) -> None:
+def _check(name: str, ranks: Ranks, trainer: Trainer, _: int) -> None:
     """Compare the weights of the ranks (collective)."""
     assert isinstance(trainer.optimizer, hvd.DistributedOptimizer)
     trainer.optimizer.flush()

@@ -1,0 +1,279 @@
+"""The strategies of `compare`: how each is started, and the code that a user adds for it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from hvdtrain.errors import UsageError
+
+
+class Launch(Enum):
+    """How the processes of a strategy are started."""
+
+    MPI = "mpirun"
+    PROCESSES = "processes with RANK, WORLD_SIZE and MASTER_ADDR, as torchrun starts them"
+    ONE = "one process"
+
+
+@dataclass(frozen=True)
+class Need:
+    """A package that a strategy needs."""
+
+    module: str
+    install: str
+
+    def require(self) -> None:
+        """Check that the module is installed, without importing it."""
+        try:
+            found = importlib.util.find_spec(self.module)
+        except ModuleNotFoundError:  # of the package that it is part of
+            found = None
+        if found is None:
+            package = self.module.partition(".")[0]
+            raise UsageError(f"{package} is not installed: {self.install}")
+
+
+TORCH = Need("torch", "pip install 'hvdtrain[torch]'")
+KERAS = Need("keras", "pip install 'hvdtrain[keras]'")
+TENSORFLOW = Need("tensorflow", "pip install 'hvdtrain[tensorflow]'")
+JAX = Need("jax", "pip install jax")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to train on several processes."""
+
+    name: str
+    summary: str
+    code: str = ""
+    launch: Launch = Launch.PROCESSES
+    needs: tuple[Need, ...] = ()
+    takes_variants: bool = False
+    backend: str = ""
+    helpers: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> int:
+        """The number of lines that a user adds or changes; blank lines and comments are none."""
+        lines = (line.strip() for line in self.code.splitlines())
+        return sum(1 for line in lines if line and not line.startswith("#"))
+
+    def processes(self, ranks: int) -> int:
+        """Return the number of processes that train, for so many ranks."""
+        return 1 if self.launch is Launch.ONE or self.helpers else ranks
+
+    def roles(self, ranks: int) -> list[str]:
+        """Return the role of each process in TF_CONFIG."""
+        if not self.helpers:
+            return ["worker"] * self.processes(ranks)
+        return ["chief", *self.helpers, *["worker"] * ranks]
+
+
+_HVDTRAIN_TORCH = """\
+import hvdtrain.torch as hvd
+from hvdtrain.data.sampling import EvaluationSampler, GlobalBatchSampler
+hvd.init()
+sampler = GlobalBatchSampler(len(dataset), batch_size, seed)
+loader = DataLoader(dataset, batch_sampler=sampler)
+test_loader = DataLoader(test_dataset, 128, sampler=EvaluationSampler(len(test_dataset)))
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+sampler.set_epoch(epoch)
+batches = zip(loader, sampler.counts)
+optimizer.sample_weight = count
+test_sums = hvd.allreduce(test_sums, name="test", op=hvd.Sum)
+"""
+_BUILD_HOROVOD = "python -m hvdtrain build-horovod"
+_HOROVOD_TORCH = """\
+import horovod.torch as hvd
+from torch.utils.data import DistributedSampler
+hvd.init()
+sampler = DistributedSampler(dataset, hvd.size(), hvd.rank(), seed=seed)
+loader = DataLoader(dataset, batch_size // hvd.size(), sampler=sampler)
+test_sampler = DistributedSampler(test_dataset, hvd.size(), hvd.rank(), shuffle=False)
+test_loader = DataLoader(test_dataset, 128, sampler=test_sampler)
+optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+sampler.set_epoch(epoch)
+test_sums = hvd.allreduce(test_sums, name="test", op=hvd.Sum)
+"""
+_SAMPLERS = """\
+torch.distributed.init_process_group("gloo")
+sampler = DistributedSampler(dataset, seed=seed)
+loader = DataLoader(dataset, batch_size // torch.distributed.get_world_size(), sampler=sampler)
+test_sampler = DistributedSampler(test_dataset, shuffle=False)
+"""
+_LAST = """\
+sampler.set_epoch(epoch)
+torch.distributed.all_reduce(test_sums)
+"""
+_DDP = f"""\
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+{_SAMPLERS}\
+test_loader = DataLoader(test_dataset, batch_size, sampler=test_sampler)
+model = DistributedDataParallel(model)
+{_LAST}"""
+_FSDP2 = f"""\
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DistributedSampler
+{_SAMPLERS}\
+test_loader = DataLoader(test_dataset, 128, sampler=test_sampler)
+mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+fully_shard(model, mesh=mesh)
+{_LAST}"""
+WARM_UP_STEPS, PERIOD_STEPS = 10, 4
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook"
+_POSTLOCAL = f"""\
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+from {_HOOKS} import PostLocalSGDState, post_localSGD_hook
+{_SAMPLERS}\
+test_loader = DataLoader(test_dataset, 128, sampler=test_sampler)
+model = DistributedDataParallel(model)
+alone, _ = torch.distributed.new_subgroups(group_size=1)
+state = PostLocalSGDState(None, subgroup=alone, start_localSGD_iter={WARM_UP_STEPS})
+model.register_comm_hook(state, post_localSGD_hook)
+averager = PeriodicModelAverager(period={PERIOD_STEPS}, warmup_steps={WARM_UP_STEPS})
+optimizer = PostLocalSGDOptimizer(optimizer, averager)
+{_LAST}"""
+_ACCELERATE = """\
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+loader = DataLoader(dataset, batch_size // accelerator.num_processes, shuffle=True)
+model, optimizer, loader, test_loader = accelerator.prepare(model, optimizer, loader, test_loader)
+accelerator.backward(loss)
+outputs, targets = accelerator.gather_for_metrics((outputs, targets))
+"""
+_HVDTRAIN_KERAS = """\
+import hvdtrain.keras as hvd
+hvd.init()
+weights = hvd.size() * counted / batch_size
+optimizer = hvd.DistributedOptimizer(optimizer)
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+"""
+_HOROVOD_KERAS = """\
+import horovod.keras as hvd
+hvd.init()
+dataset = dataset.shard(hvd.size(), hvd.rank()).batch(batch_size // hvd.size())
+steps = len(images) // batch_size
+optimizer = hvd.DistributedOptimizer(optimizer)
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+"""
+_SCOPE = """\
+with strategy.scope():
+    model = make_model()
+    model.compile(optimizer, loss)
+"""
+_CLUSTER = """\
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if resolver.task_type in ("worker", "ps"):
+    server = tf.distribute.Server(
+        resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
+    )
+    server.join()
+"""
+
+_HOROVOD = Need("horovod", f"{_BUILD_HOROVOD}, or --python horovod=PATH of an environment with it")
+_ONE = "one process with the whole batch"
+REFERENCES = {
+    "torch": Strategy("one", _ONE, launch=Launch.ONE, needs=(TORCH,)),
+    "keras": Strategy("one", _ONE, launch=Launch.ONE, needs=(KERAS,)),
+}
+_OF_TORCH = (
+    Strategy(
+        "hvdtrain",
+        "hvdtrain.torch; with :sharded or an exchange, such as :half:type=bf16",
+        _HVDTRAIN_TORCH,
+        Launch.MPI,
+        (TORCH,),
+        takes_variants=True,
+    ),
+    Strategy("horovod", "Horovod itself", _HOROVOD_TORCH, Launch.MPI, (TORCH, _HOROVOD)),
+    Strategy("ddp", "torch's DistributedDataParallel on gloo", _DDP, needs=(TORCH,)),
+    Strategy("fsdp2", "torch's fully_shard on gloo", _FSDP2, needs=(TORCH,)),
+    Strategy(
+        "dp",
+        "torch's DataParallel, in one process",
+        "model = torch.nn.DataParallel(model)\n",
+        Launch.ONE,
+        (TORCH,),
+    ),
+    Strategy(
+        "accelerate",
+        "Accelerate, with DDP on gloo",
+        _ACCELERATE,
+        needs=(TORCH, Need("accelerate", "pip install accelerate")),
+    ),
+    Strategy(
+        "torch-postlocal", "torch's post-local SGD on DDP and gloo", _POSTLOCAL, needs=(TORCH,)
+    ),
+)
+_OF_KERAS = (
+    Strategy(
+        "hvdtrain",
+        "hvdtrain.keras; with :sharded or an exchange, such as :half:type=bf16",
+        _HVDTRAIN_KERAS,
+        Launch.MPI,
+        (KERAS,),
+        takes_variants=True,
+    ),
+    Strategy("horovod", "Horovod itself", _HOROVOD_KERAS, Launch.MPI, (KERAS, _HOROVOD)),
+    Strategy(
+        "mirrored",
+        "tf.distribute.MirroredStrategy, in one process",
+        f"strategy = tf.distribute.MirroredStrategy()\n{_SCOPE}",
+        Launch.ONE,
+        (KERAS, TENSORFLOW),
+        backend="tensorflow",
+    ),
+    Strategy(
+        "multiworker",
+        "tf.distribute.MultiWorkerMirroredStrategy",
+        f"strategy = tf.distribute.MultiWorkerMirroredStrategy()\n{_SCOPE}",
+        needs=(KERAS, TENSORFLOW),
+        backend="tensorflow",
+    ),
+    Strategy(
+        "ps-sync",
+        "tf.compat.v1.train.SyncReplicasOptimizer, with one server",
+        f"{_CLUSTER}optimizer = tf.compat.v1.train.SyncReplicasOptimizer(optimizer, replicas, "
+        "replicas)\n",
+        needs=(KERAS, TENSORFLOW),
+        backend="tensorflow",
+        helpers=("ps",),
+    ),
+    Strategy(
+        "ps-async",
+        "tf.distribute.ParameterServerStrategy, with one server",
+        f"{_CLUSTER}strategy = tf.distribute.ParameterServerStrategy(resolver)\n{_SCOPE}",
+        needs=(KERAS, TENSORFLOW),
+        backend="tensorflow",
+        helpers=("ps",),
+    ),
+    Strategy(
+        "jax-distribution",
+        "keras.distribution.DataParallel on JAX, in one process",
+        "keras.distribution.set_distribution(keras.distribution.DataParallel())\n",
+        Launch.ONE,
+        (KERAS, JAX),
+        backend="jax",
+    ),
+)
+STRATEGIES: Mapping[str, Mapping[str, Strategy]] = {
+    "torch": {strategy.name: strategy for strategy in _OF_TORCH},
+    "keras": {strategy.name: strategy for strategy in _OF_KERAS},
+}
+
+
+def find_strategy(framework: str, name: str) -> Strategy:
+    """Return the strategy of this name, the reference included."""
+    reference = REFERENCES[framework]
+    return reference if name == reference.name else STRATEGIES[framework][name]

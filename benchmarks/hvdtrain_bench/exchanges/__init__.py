@@ -1,1 +1,0 @@
-"""Exchanges compared with the average: step times, bytes sent, and losses."""
