@@ -66,67 +66,50 @@ class Suite:
         if warning := busy_warning(self._machine):
             self.report.line(warning)
 
+    def run(self, kind: str, ranks: int | None = None, **changes: Any) -> Result:
+        """Measure what worker.py knows by this name, and report it."""
+        settings = replace(self.settings, **changes)
+        result = self._measure(kind, ranks or self.ranks, settings)
+        self.report.result(result)
+        return result
+
     def collectives(self) -> None:
         """Compare sums of tensors."""
-        result = self._run("collectives", self.ranks, self.settings)
+        result = self.run("collectives")
         self._draw("collectives", lambda plots, path: plots.plot_collectives(result, path))
 
     def steps(self) -> None:
         """Compare training steps on 2, 4, ... ranks, with equal batches and with equal work."""
-        results = []
         counts = self._counts()
-        for ranks in counts:
-            batches = sorted({1, counts[-1] // ranks})
-            settings = replace(self.settings, batches=tuple(batches))
-            results.append(self._run("steps", ranks, settings))
+        results = [
+            self.run("steps", ranks, batches=tuple(sorted({1, counts[-1] // ranks})))
+            for ranks in counts
+        ]
         self._draw("steps", lambda plots, path: plots.plot_steps(results, path))
-
-    def tensorflow(self) -> None:
-        """Compare steps of TensorFlow."""
-        for kind in ("tensorflow", "tensorflow-strategy"):
-            self._run(kind, self.ranks, self.settings)
-
-    def keras(self, backends: Sequence[str]) -> None:
-        """Compare `fit` of Keras with the same one without communication."""
-        for backend in backends:
-            self._run(f"keras-{backend}", self.ranks, self.settings)
-
-    def checkpoint(self) -> None:
-        """Compare steps while a checkpoint is written with those without."""
-        self._run("checkpoint", self.ranks, self.settings)
-
-    def exchange(self) -> None:
-        """Compare steps with other ways to exchange gradients or weights."""
-        self._run("exchange", self.ranks, self.settings)
 
     def exchange_losses(self) -> None:
         """Compare the losses that small models reach with other exchanges."""
-        result = self._run("exchange-loss", self.ranks, self.settings)
+        result = self.run("exchange-loss")
         self._draw("losses-steps", lambda plots, path: plots.plot_losses(result, 0, path))
         self._draw("losses-seconds", lambda plots, path: plots.plot_losses(result, 1, path))
 
     def loop(self) -> None:
         """Compare the built-in loop with a handwritten one, on one rank and on all."""
         for ranks in (1, self.ranks):
-            self._run("loop", ranks, self.settings)
+            self.run("loop", ranks)
 
     def kills(self) -> None:
         """Measure what a killed process costs, with each library."""
-        self._launcher = self._launcher or self.find_launcher()
+        self._start()
         result = measure_kills(self.settings, self.report.line)
         self._results.append(result)
         self.report.kills(result)
 
     def elastic_steps(self) -> None:
         """Compare steps of elastic jobs with those of others."""
-        self._launcher = self._launcher or self.find_launcher()
-        result = measure_elastic_steps(self._launcher, self.ranks, self.settings, self.report.line)
+        result = measure_elastic_steps(self._start(), self.ranks, self.settings, self.report.line)
         self._results.append(result)
         self.report.result(result)
-
-    def idle(self) -> None:
-        """Measure the CPU usage of ranks that wait."""
-        self._run("idle", self.ranks, self.settings)
 
     def scaling(self, paper: Paper) -> None:
         """Predict 1 to 4,096 ranks, and check the predictions that can be measured here."""
@@ -163,18 +146,17 @@ class Suite:
     def _counts(self) -> Sequence[int]:
         return [1 << power for power in range(1, self.ranks.bit_length())]
 
-    def _run(self, kind: str, ranks: int, settings: Settings) -> Result:
-        result = self._measure(kind, ranks, settings)
-        self.report.result(result)
-        return result
-
     def _measure(self, kind: str, ranks: int, settings: Settings) -> Result:
-        self._launcher = self._launcher or self.find_launcher()
+        launcher = self._start()
         minutes = estimated_seconds(kind, settings) / 60
         self.report.line(f"{kind} on {ranks} ranks: about {minutes:.1f} minutes on a quiet machine")
-        result = run_job(self._launcher, kind, ranks, settings, self.out)
+        result = run_job(launcher, kind, ranks, settings, self.out)
         self._results.append(result)
         return result
+
+    def _start(self) -> RankLauncher:
+        self._launcher = self._launcher or self.find_launcher()
+        return self._launcher
 
     def _draw(self, name: str, draw: Callable[[Any, Path], None]) -> None:
         path = self.out / f"{name}.png"

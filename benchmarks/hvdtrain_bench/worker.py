@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,8 +16,18 @@ from hvdtrain_bench.harness.results import write_json
 from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.harness.turns import Bench
 
-if TYPE_CHECKING:
-    from hvdtrain_bench.harness.ranks import Ranks
+# The modules of cases that measure; those of torch compare peers.
+_FRAMEWORKS = {"tensorflow": "tensorflow_steps", "keras": "keras_fits"}
+_CASES = {
+    "checkpoint": "checkpoints",
+    "collectives": "collectives",
+    "exchange": "exchange_steps",
+    "exchange-loss": "exchange_losses",
+    "idle": "idle",
+    "loop": "loops",
+    "profile": "profile",
+    "steps": "steps",
+}
 
 
 def main(kind: str, settings: str, threads: str, file: str) -> None:
@@ -33,10 +43,17 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
 
     from hvdtrain_bench.harness.ranks import Ranks
 
-    ranks = Ranks()
-    measure = _measure_framework if framework in ("tensorflow", "keras") else _measure_torch
-    bench = measure(kind, ranks, Settings.from_json(settings))
-    if ranks.rank == 0:
+    bench = Bench(kind, Ranks(), Settings.from_json(settings))
+    if framework in ("tensorflow", "keras"):
+        import_module(f"hvdtrain_bench.cases.{_FRAMEWORKS[framework]}").measure(bench)
+    else:
+        from hvdtrain_bench.cases.peers import Peers
+
+        peers = Peers(bench.ranks)
+        bench.result = replace(bench.result, nodes=peers.nodes)
+        import_module(f"hvdtrain_bench.cases.{_CASES[kind]}").measure(bench, peers)
+        peers.close()
+    if bench.ranks.rank == 0:
         write_json(Path(file), bench.result)
 
 
@@ -50,47 +67,6 @@ def _configure_framework(backend: str, threads: int) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     elif threads == 1:
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
-
-
-def _measure_framework(kind: str, ranks: Ranks, settings: Settings) -> Bench:
-    bench = Bench(kind, ranks, settings)
-    if kind.startswith("tensorflow"):
-        from hvdtrain_bench.cases.tensorflow_steps import measure_tensorflow
-
-        measure_tensorflow(bench, kind == "tensorflow-strategy")
-    else:
-        from hvdtrain_bench.cases.keras_fits import measure_fits
-
-        measure_fits(bench)
-    return bench
-
-
-def _measure_torch(kind: str, ranks: Ranks, settings: Settings) -> Bench:
-    from hvdtrain_bench.cases.checkpoints import measure_checkpoints
-    from hvdtrain_bench.cases.collectives import measure_collectives
-    from hvdtrain_bench.cases.exchange_losses import measure_losses
-    from hvdtrain_bench.cases.exchange_steps import measure_exchanges
-    from hvdtrain_bench.cases.idle import measure_idle
-    from hvdtrain_bench.cases.loops import measure_loops
-    from hvdtrain_bench.cases.peers import Peers
-    from hvdtrain_bench.cases.profile import measure_profile
-    from hvdtrain_bench.cases.steps import measure_steps
-
-    measures: dict[str, Callable[[Bench, Peers], None]] = {
-        "checkpoint": measure_checkpoints,
-        "collectives": measure_collectives,
-        "exchange": measure_exchanges,
-        "exchange-loss": measure_losses,
-        "steps": measure_steps,
-        "idle": measure_idle,
-        "loop": measure_loops,
-        "profile": measure_profile,
-    }
-    peers = Peers(ranks)
-    bench = Bench(kind, ranks, settings, peers.nodes)
-    measures[kind](bench, peers)
-    peers.close()
-    return bench
 
 
 if __name__ == "__main__":

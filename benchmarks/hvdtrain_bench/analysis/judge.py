@@ -33,8 +33,8 @@ BY_HAND, BUILT_IN = "by hand", "hvdtrain train"
 NO_COMMUNICATION = "no communication"
 AVERAGE, AVERAGE_AGAIN = "average", "average again"
 ALONE, WHOLE = "one rank alone", "one rank, whole batch"
-_HVDTRAIN, _FUSED, _SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
-_FUSED_LIMIT = "no communication, fused"
+HVDTRAIN, FUSED, SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
+FUSED_LIMIT = "no communication, fused"
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ def _of_collectives(result: Result) -> Iterator[Figure]:
 
 def _of_steps(result: Result) -> Iterator[Figure]:
     for case in result.cases:
-        yield from _ratios(case, NO_COMMUNICATION, [_HVDTRAIN, _SHARDED])
-        yield from _ratios(case, _FUSED_LIMIT, [_FUSED, _SHARDED])
+        yield from _ratios(case, NO_COMMUNICATION, [HVDTRAIN, SHARDED])
+        yield from _ratios(case, FUSED_LIMIT, [FUSED, SHARDED])
         for peer in ("DDP", "Horovod"):
-            yield from _ratios(case, peer, [_HVDTRAIN, _SHARDED])
+            yield from _ratios(case, peer, [HVDTRAIN, SHARDED])
 
 
 def _of_idle(result: Result) -> Iterator[Figure]:

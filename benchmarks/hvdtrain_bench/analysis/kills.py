@@ -14,6 +14,7 @@ from rich.table import Table
 from hvdtrain_bench.analysis.statistics import Figure, figure_of, paired_ratios
 from hvdtrain_bench.harness.notes import BEGIN, END, WORLD, Note
 from hvdtrain_bench.harness.results import Case, Result
+from hvdtrain_bench.harness.text import table_of
 
 
 class UnfinishedJobError(Exception):
@@ -153,48 +154,13 @@ _LATE = 0.95
 _OWN = "hvdtrain"
 
 
-@dataclass(frozen=True)
-class TimeSpread:
-    """Times of all kills: the median, what 95 % of them do not exceed, and the extremes."""
-
-    median: float
-    late: float
-    least: float
-    most: float
-
-
-@dataclass(frozen=True)
-class KillSummary:
-    """What kills cost with one library."""
-
-    survived: int
-    kills: int
-    times: dict[str, TimeSpread]
-    again: float  # median of the samples that were taken again
-    twice: int  # most samples of a job that count more than once in the final weights
-    lost: int  # most samples of a job that do not count
-
-
-def summary_of(case: Case) -> KillSummary:
-    """Return what the kills of a library cost."""
-    failures, failed = case.about["failures"], case.about["failed"]
-    return KillSummary(
-        survived=len(failures),
-        kills=len(failures) + len(failed),
-        times={name: _spread(values) for name, values in case.values.items()},
-        again=median(one["again"] for one in failures),
-        twice=max(one["twice"] for one in failures),
-        lost=max(one["lost"] for one in failures),
-    )
-
-
 def figures_of_kills(result: Result) -> Iterator[Figure]:
     """Yield the figures that have a target."""
     for case in result.cases:
         if case.name.startswith(_OWN):
             values = case.values[NEW_STEP]
             yield figure_of(f"{case.name}: {NEW_STEP}", values, "s", _MEDIAN_SECONDS)
-            late = _spread(values).late
+            late = late_of(values)
             label = f"{case.name}: {100 * _LATE:.0f} % of kills"
             yield figure_of(label, [late], "s", _LATE_SECONDS)
 
@@ -212,10 +178,9 @@ def figures_of_elastic_steps(result: Result) -> Iterator[Figure]:
 FIGURES_OF_ELASTIC = {KILLS: figures_of_kills, ELASTIC_STEPS: figures_of_elastic_steps}
 
 
-def _spread(values: Sequence[float]) -> TimeSpread:
-    ordered = sorted(values)
-    late = ordered[ceil(_LATE * len(ordered)) - 1]
-    return TimeSpread(median(ordered), late, ordered[0], ordered[-1])
+def late_of(values: Sequence[float]) -> float:
+    """Return what 95 % of the values do not exceed."""
+    return sorted(values)[ceil(_LATE * len(values)) - 1]
 
 
 _TIMES = ("", "median", "95 %", "least", "most")
@@ -224,25 +189,28 @@ _COSTS = ("", "went on", "time lost", "taken again", "counted twice", "left out"
 
 def kill_tables(result: Result) -> Iterator[Table]:
     """Yield a table that compares the libraries, and one of times for each of them."""
-    summaries = {case.name: summary_of(case) for case in result.cases}
-    table = _table(f"one of {result.ranks} processes killed: samples and time", _COSTS)
+    costs = [(case.name, *costs_of(case)) for case in result.cases]
+    yield table_of(f"one of {result.ranks} processes killed: samples and time", _COSTS, costs)
     for case in result.cases:
-        table.add_row(case.name, *_costs(summaries[case.name]))
-    yield table
-    for name, summary in summaries.items():
-        table = _table(name, _TIMES)
-        for title, times in summary.times.items():
-            cells = (times.median, times.late, times.least, times.most)
-            table.add_row(title, *(f"{seconds:.3f} s" for seconds in cells))
-        yield table
+        rows = [
+            (title, *(f"{s:.3f} s" for s in (median(v), late_of(v), min(v), max(v))))
+            for title, v in case.values.items()
+        ]
+        yield table_of(case.name, _TIMES, rows)
 
 
-def _costs(summary: KillSummary) -> tuple[str, ...]:
-    times = next(iter(summary.times.values()))
-    lost = f"{times.median:.2f} s ({times.least:.2f} to {times.most:.2f})"
-    went_on = f"{summary.survived} of {summary.kills}"
-    return went_on, lost, f"{summary.again:g}", str(summary.twice), str(summary.lost)
+def costs_of(case: Case) -> tuple[str, ...]:
+    """Return what kills cost with one library, in the words of the table.
 
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    return Table(*columns, title=title, title_justify="left", title_style="bold")
+    Of samples that were taken again it has the median, of others the most of a job.
+    """
+    failures, failed = case.about["failures"], case.about["failed"]
+    times = next(iter(case.values.values()))
+    again, twice, lost = ([one[name] for one in failures] for name in ("again", "twice", "lost"))
+    return (
+        f"{len(failures)} of {len(failures) + len(failed)}",
+        f"{median(times):.2f} s ({min(times):.2f} to {max(times):.2f})",
+        f"{median(again):g}",
+        str(max(twice)),
+        str(max(lost)),
+    )

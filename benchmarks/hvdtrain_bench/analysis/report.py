@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from hvdtrain_bench.analysis.judge import (
     ComparedContender,
@@ -19,6 +15,7 @@ from hvdtrain_bench.analysis.judge import (
 from hvdtrain_bench.analysis.kills import kill_tables
 from hvdtrain_bench.analysis.statistics import Figure
 from hvdtrain_bench.harness.results import Case, Result
+from hvdtrain_bench.harness.text import console, table_of
 from hvdtrain_bench.scaling.paper import Prediction
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.report import (
@@ -29,9 +26,7 @@ from hvdtrain_bench.scaling.report import (
 )
 from hvdtrain_bench.scaling.scheme import Link
 
-_WIDTH = 120
 _PEER_COLUMNS = ("", "version", "threads of a rank", "cores")
-_TEXT_COLUMNS = frozenset(_PEER_COLUMNS)
 _EFFICIENCY_COLUMNS = ("weak", "strong", "of the limit")
 _BYTES_PER_GIGABYTE = 1e9
 
@@ -40,9 +35,7 @@ class ConsoleReport:
     """Prints results on stdout."""
 
     def __init__(self) -> None:
-        # Without a terminal, tables have a fixed width.
-        width = None if sys.stdout.isatty() else _WIDTH
-        self._console = Console(width=width, highlight=False)
+        self._console = console()
 
     def line(self, text: str) -> None:
         """Print a line."""
@@ -94,7 +87,9 @@ class ConsoleReport:
 
     def _peers(self, result: Result) -> None:
         nodes = f"{result.nodes} node{'s' * (result.nodes > 1)}"
-        table = _table(f"{result.kind}: {result.ranks} ranks on {nodes}", _PEER_COLUMNS)
+        table = table_of(
+            f"{result.kind}: {result.ranks} ranks on {nodes}", _PEER_COLUMNS, right=False
+        )
         alike: dict[tuple[str, ...], list[str]] = {}
         for peer in result.peers:
             threads = f"{peer.torch_threads} of torch, {peer.threads} in all"
@@ -111,7 +106,7 @@ class ConsoleReport:
     def _case(self, case: Case, ranks: int) -> None:
         gigabytes = case.about.get("bytes", 0) / _BYTES_PER_GIGABYTE
         of_ranks = efficiencies(case, ranks)
-        table = _table(
+        table = table_of(
             case.name,
             [
                 *["", "median", *(["GB/s"] if gigabytes else []), f"/ {case.base}", "spread", ""],
@@ -132,7 +127,7 @@ class ConsoleReport:
             )
 
     def _figures(self, found: Iterable[Figure]) -> None:
-        table = _table("figures", ("", "median", "spread", ""))
+        table = table_of("figures", ("", "median", "spread", ""))
         for figure in found:
             verdict = figure.verdict
             if figure.met is not None:
@@ -141,13 +136,6 @@ class ConsoleReport:
             table.add_row(figure.label, f"{figure.number:.3g} {figure.unit}", spread, verdict)
         if table.row_count:
             self._console.print(table)
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(*columns, title=title, title_justify="left", title_style="bold")
-    for column in table.columns:
-        column.justify = "left" if column.header in _TEXT_COLUMNS else "right"
-    return table
 
 
 def _compared(row: ComparedContender) -> tuple[str, str, str]:

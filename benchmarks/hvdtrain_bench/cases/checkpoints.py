@@ -27,7 +27,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def measure_checkpoints(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: Peers) -> None:
     """Time steps of models while rank 0 writes a checkpoint, and without one (collective)."""
     for key in bench.settings.models:
         for title in _OPTIMIZERS:

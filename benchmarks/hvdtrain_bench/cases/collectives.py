@@ -33,7 +33,7 @@ class _Asynchronous:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def measure_collectives(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: Peers) -> None:
     """Time every contender for all sizes (collective)."""
     bench.result.skipped.update(peers.skipped)
     ranks, settings = bench.ranks, bench.settings

@@ -142,7 +142,7 @@ TASKS = {
 Curve = list[tuple[int, float, float]]
 
 
-def measure_losses(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: Peers) -> None:
     """Train small models with every exchange, once for each seed, in turns (collective)."""
     ranks, settings = bench.ranks, bench.settings
     names = [AVERAGE, *settings.exchanges]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import torch
@@ -18,6 +17,7 @@ from hvdtrain_bench.cases.models import MODELS, BenchModel
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
+from hvdtrain_bench.harness.network import sent_bytes
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import Settings, turn_steps
 from hvdtrain_bench.harness.turns import Bench, Contender
@@ -63,10 +63,7 @@ def _take_slices(
     return found
 
 
-_COUNTERS = Path("/proc/net/dev")
-
-
-def measure_exchanges(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: Peers) -> None:
     """Time steps of each model with every exchange, and count what they send (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for key in settings.models:
@@ -98,22 +95,15 @@ class _Meter:
 
     def run(self, contender: Contender, steps: int) -> None:
         """Take steps of a contender, and count them and what they send."""
-        name, before = contender.name, _sent_bytes()
+        name, before = contender.name, sent_bytes(loopback=False)
         for _ in range(steps):
             contender.call()
-        self._sent[name] = self._sent.get(name, 0) + _sent_bytes() - before
+        self._sent[name] = self._sent.get(name, 0) + sent_bytes(loopback=False) - before
         self._steps[name] = self._steps.get(name, 0) + steps
 
     def per_step(self, name: str) -> float:
         """Return the mean number of bytes of a step of a contender."""
         return self._sent[name] / self._steps[name]
-
-
-def _sent_bytes() -> int:
-    """Return the bytes that the network cards of this host have sent, without the loopback."""
-    lines = _COUNTERS.read_text(encoding="ascii").splitlines()[2:]
-    cards = dict(line.split(":", 1) for line in lines)
-    return sum(int(counts.split()[8]) for name, counts in cards.items() if name.strip() != "lo")
 
 
 def _contenders(

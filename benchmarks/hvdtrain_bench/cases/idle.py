@@ -32,7 +32,7 @@ class _State:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def measure_idle(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: Peers) -> None:
     """Measure the CPU time of ranks that wait (collective)."""
     bench.result.skipped.update(peers.skipped)
     values, seconds = {}, bench.settings.idle_seconds

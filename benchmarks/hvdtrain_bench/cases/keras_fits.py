@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 from typing import Any
 
 import keras
@@ -11,19 +10,20 @@ import numpy as np
 
 import hvdtrain
 import hvdtrain.keras as hvd
-from hvdtrain_bench.cases.sums import WrongResultError
-from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.turns import Bench, Contender
+from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION
+from hvdtrain_bench.cases.agreement import Agreement
+from hvdtrain_bench.harness.turns import Bench
 
-_BASE, _AGAIN, _OURS = "no communication", "no communication again", "hvdtrain"
+_AGAIN = "no communication again"
 # Steps of a fit for each step of a turn, so that its start and end matter little.
 _STEPS = 8
 
 
-def measure_fits(bench: Bench) -> None:
+def measure(bench: Bench) -> None:
     """Time `fit` of a CNN and of an MLP, if the settings include them (collective)."""
     ranks, settings = bench.ranks, bench.settings
     backend = keras.backend.backend()
+    library = f"Keras {keras.__version__} on {backend}"
     for model, title, build, shape, classes, batch in (
         ("mnist-cnn", "MNIST CNN, 1.2 M", _cnn, (28, 28, 1), 10, 64),
         ("mlp", "MLP, 25.2 M", _mlp, (1024,), 1024, 16),
@@ -36,27 +36,18 @@ def measure_fits(bench: Bench) -> None:
         random = np.random.default_rng(ranks.rank)
         inputs = random.normal(size=(steps * batch, *shape)).astype(np.float32)
         data = inputs, random.integers(classes, size=steps * batch)
+        agreement = Agreement(ranks, tolerance=0)
+        ours = _Fit(build, data, batch, wrap=hvd.DistributedOptimizer)
         contenders = [
-            _contender(ranks, _BASE, _Fit(build, data, batch, wrap=None)),
-            _contender(ranks, _AGAIN, _Fit(build, data, batch, wrap=None)),
-            _contender(ranks, _OURS, _Fit(build, data, batch, wrap=hvd.DistributedOptimizer)),
+            *(
+                agreement.without_communication(base, library, _Fit(build, data, batch, wrap=None))
+                for base in (NO_COMMUNICATION, _AGAIN)
+            ),
+            agreement.together(HVDTRAIN, f"hvdtrain {hvdtrain.__version__}, {library}", ours),
         ]
         seconds = bench.take_turns(contenders, fewest_calls=1)
         about = {"title": title, "backend": backend, "samples": batch, "steps": steps}
-        bench.add(name, seconds, _BASE, _AGAIN, **about)
-
-
-def _contender(ranks: Ranks, name: str, fit: _Fit) -> Contender:
-    def check(_: int) -> None:
-        moved = fit.moved()
-        everywhere = {moved} if name != _OURS else set(ranks.all_of(moved))
-        if not isfinite(moved) or moved <= 0 or len(everywhere) > 1:
-            raise WrongResultError(f"{ranks.title} {name}: the weights moved by {everywhere}")
-
-    library = f"Keras {keras.__version__} on {keras.backend.backend()}"
-    own = f"hvdtrain {hvdtrain.__version__}, {library}"
-    text = own if name == _OURS else library
-    return Contender(name, text, fit.restart, fit.run, check, meets=True)
+        bench.add(name, seconds, NO_COMMUNICATION, _AGAIN, **about)
 
 
 class _Fit:
@@ -78,7 +69,7 @@ class _Fit:
     def restart(self) -> None:
         self._model.set_weights(self._first)
 
-    def run(self) -> None:
+    def step(self) -> None:
         self._model.fit(*self._data, batch_size=self._batch, epochs=1, shuffle=False, verbose=0)
 
     def moved(self) -> float:

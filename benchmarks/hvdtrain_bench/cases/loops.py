@@ -84,7 +84,7 @@ _TASKS = {
 }
 
 
-def measure_loops(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: Peers) -> None:
     """Time steps of the built-in loop and of a handwritten one (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for task in map(_TASKS.__getitem__, settings.loops):

@@ -41,7 +41,7 @@ _PHASES = ("forward", "backward", "copy", "optimizer")
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # containers of a machine have the same
 
 
-def measure_profile(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: Peers) -> None:
     """Measure all-reduces, the phases of bare steps, and hvdtrain's steps (collective).
 
     The result's extra has `link`: bytes of all-reduces, and seconds in each repeat; `core_share`:

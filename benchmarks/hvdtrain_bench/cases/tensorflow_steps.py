@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isclose, isfinite
 from typing import Any
 
 import keras
@@ -19,8 +18,9 @@ import tensorflow as tf
 import hvdtrain
 import hvdtrain.keras as hvd_keras
 import hvdtrain.tensorflow as hvd
+from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION, SHARDED
+from hvdtrain_bench.cases.agreement import Agreement
 from hvdtrain_bench.cases.horovod import find_horovod
-from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
 
@@ -115,19 +115,18 @@ def _first_weights(widths: Sequence[int]) -> list[Any]:
     return arrays
 
 
-_BASE, _AGAIN, _LIMIT = "hvdtrain", "hvdtrain again", "no communication"
-_SHARDED, _STRATEGY = "hvdtrain, sharded", "MultiWorkerMirroredStrategy"
+_AGAIN, _STRATEGY = "hvdtrain again", "MultiWorkerMirroredStrategy"
 # The MLP of the other benchmarks, and a small one for --quick.
 _HIDDEN, _QUICK_HIDDEN = (2048,) * 6, (64,)
-_AGREEMENT = 1e-4
 
 
-def measure_tensorflow(bench: Bench, distributed: bool) -> None:
+def measure(bench: Bench) -> None:
     """Time a step of an MLP with every library (collective).
 
     It is compared with Horovod, or with tf.distribute, whose servers may slow everything else.
     """
     ranks, settings = bench.ranks, bench.settings
+    distributed = bench.result.kind == "tensorflow-strategy"
     strategy = _strategy(ranks) if distributed else None  # must be first in TensorFlow
     hidden = _HIDDEN if "mlp" in settings.models else _QUICK_HIDDEN
     pairs = pairwise((INPUTS, *hidden, CLASSES))
@@ -136,53 +135,35 @@ def measure_tensorflow(bench: Bench, distributed: bool) -> None:
     bench.say(name)
     contenders = _contenders(ranks, hidden, strategy, bench.result.skipped)
     seconds = bench.take_turns(contenders, fewest_calls=settings.steps_per_turn)
-    bench.add(name, seconds, _BASE, _AGAIN, model="mlp", samples=BATCH)
+    bench.add(name, seconds, HVDTRAIN, _AGAIN, model="mlp", samples=BATCH)
 
 
 def _contenders(
     ranks: Ranks, hidden: tuple[int, ...], strategy: Any, skipped: dict[str, str]
 ) -> list[Contender]:
-    version = f"TensorFlow {tf.__version__}"
-    expected: dict[int, float] = {}
+    version, agreement = f"TensorFlow {tf.__version__}", Agreement(ranks)
 
-    def contender(
-        name: str,
-        text: str,
-        library: Library,
-        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Contender:
-        trainer = TensorFlowTrainer(ranks.rank, hidden, library)
-
-        def check(calls: int) -> None:
-            moved = trainer.moved()
-            if not isfinite(moved) or moved <= 0:
-                raise WrongResultError(f"{ranks.title} {name}: the weights moved by {moved}")
-            for value in [] if name == _LIMIT else ranks.all_of(moved):
-                if not isclose(value, expected.setdefault(calls, value), rel_tol=_AGREEMENT):
-                    raise WrongResultError(
-                        f"{ranks.title} {name}: {calls} steps moved the weights by {value:.9g}, "
-                        f"not by {expected[calls]:.9g}"
-                    )
-
-        return Contender(name, text, trainer.restart, trainer.step, check, turn=turn, meets=True)
+    def trainer(library: Library) -> TensorFlowTrainer:
+        return TensorFlowTrainer(ranks.rank, hidden, library)
 
     own = f"hvdtrain {hvdtrain.__version__}, {version}"
     tape = Library(tape=hvd.DistributedGradientTape)
     sharded = Library(optimizer=lambda each: hvd_keras.DistributedOptimizer(each, sharded=True))
     found = [
-        contender(_LIMIT, version, Library()),
-        contender(_BASE, own, tape),
-        contender(_AGAIN, own, tape),
-        contender(_SHARDED, own, sharded),
+        agreement.without_communication(NO_COMMUNICATION, version, trainer(Library())),
+        agreement.together(HVDTRAIN, own, trainer(tape)),
+        agreement.together(_AGAIN, own, trainer(tape)),
+        agreement.together(SHARDED, own, trainer(sharded)),
     ]
     if strategy is not None:
-        found.append(contender(_STRATEGY, version, _mirrored(strategy, ranks.size)))
+        mirrored = trainer(_mirrored(strategy, ranks.size))
+        found.append(agreement.together(_STRATEGY, version, mirrored))
         return found
     horovod = find_horovod(ranks, "tensorflow", hvd, skipped)
     if horovod is not None:
-        theirs = Library(tape=horovod.hvd.DistributedGradientTape)
+        theirs = trainer(Library(tape=horovod.hvd.DistributedGradientTape))
         text = f"{horovod.library}, {version}"
-        found.append(contender("Horovod", text, theirs, horovod.turn))
+        found.append(agreement.together("Horovod", text, theirs, horovod.turn))
     return found
 
 

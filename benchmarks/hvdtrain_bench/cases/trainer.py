@@ -75,15 +75,14 @@ class Trainer:
         self.loss().backward()
         self.optimizer.step()
 
-    def drop_gradients(self) -> None:
-        """Free the gradients, so that those of the next contender may lie in their memory."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
     def moved(self) -> float:
-        """Return sum |w - w_0| over all weights: the distance that training has moved them."""
+        """Return sum |w - w_0| over all weights: the distance that training has moved them.
+
+        Gradients are freed, so that those of the next contender may lie in their memory.
+        """
         total = 0.0
         for parameter, weight in zip(self.parameters, self._weights, strict=True):
+            parameter.grad = None
             now, then = parameter.detach().view(-1), weight.view(-1)
             for start in range(0, now.numel(), _PIECE):
                 piece = slice(start, start + _PIECE)

@@ -9,14 +9,16 @@ import click
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options import BACKENDS
 from hvdtrain_bench.cli.options import (
-    MODELS_HELP,
+    ALL_HELP,
     BenchOptions,
     benchmark_options,
+    exchanges_option,
+    models_option,
     require_exchanges,
     run_suite,
 )
 from hvdtrain_bench.cli.scaling import scaling
-from hvdtrain_bench.harness.settings import FITTED, MODELS, OPTIMIZERS, TASKS
+from hvdtrain_bench.harness.settings import FITTED, OPTIMIZERS, TASKS
 from hvdtrain_bench.suite import Paper, Suite
 
 _PARTS = ("kills", "steps")
@@ -50,7 +52,7 @@ def _all(options: BenchOptions) -> int:
     def run(suite: Suite) -> None:
         suite.collectives()
         suite.steps()
-        suite.idle()
+        suite.run("idle")
         suite.scaling(Paper())
 
     return run_suite(run, options)
@@ -68,7 +70,7 @@ def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
 
 @command.command("steps")
 @benchmark_options
-@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+@models_option()
 @click.option(
     "optimizers",
     "--optimizer",
@@ -85,37 +87,35 @@ def _steps(options: BenchOptions, models: tuple[str, ...], optimizers: tuple[str
 @benchmark_options
 def _tensorflow(options: BenchOptions) -> int:
     """Train an MLP with TensorFlow, Horovod and tf.distribute."""
-    return run_suite(Suite.tensorflow, options)
+
+    kinds = ("tensorflow", "tensorflow-strategy")
+    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], options)
 
 
 @command.command("keras")
 @benchmark_options
-@click.option("backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=MODELS_HELP)
-@click.option("models", "--model", multiple=True, type=click.Choice(FITTED), help=MODELS_HELP)
+@click.option("backends", "--backend", multiple=True, type=click.Choice(BACKENDS), help=ALL_HELP)
+@models_option(FITTED)
 def _keras(options: BenchOptions, backends: tuple[str, ...], models: tuple[str, ...]) -> int:
     """Fit two models with Keras, with and without communication."""
-    return run_suite(lambda suite: suite.keras(backends or BACKENDS), options, models=models)
+
+    kinds = [f"keras-{backend}" for backend in backends or BACKENDS]
+    return run_suite(lambda suite: [suite.run(kind) for kind in kinds], options, models=models)
 
 
 @command.command("checkpoint")
 @benchmark_options
-@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+@models_option()
 def _checkpoint(options: BenchOptions, models: tuple[str, ...]) -> int:
     """Time steps while a checkpoint is being written."""
     chosen = models or (() if options.quick else ("mlp",))
-    return run_suite(Suite.checkpoint, options, models=chosen)
+    return run_suite(lambda suite: suite.run("checkpoint"), options, models=chosen)
 
 
 @command.command("exchange")
 @benchmark_options
-@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
-@click.option(
-    "exchanges",
-    "--exchange",
-    multiple=True,
-    metavar="NAME[:KEY=VALUE,...]",
-    help="Instead of the usual; see `hvdtrain exchanges`.",
-)
+@models_option()
+@exchanges_option("Instead of the usual; see `hvdtrain exchanges`.")
 @click.option(
     "--steps", default=8, show_default=True, help="Steps of a turn, rounded up to whole periods."
 )
@@ -139,7 +139,7 @@ def _exchange(
     if tasks:
         return run_suite(Suite.exchange_losses, options, tasks=tasks, **changes)
     chosen = models or (() if options.quick else ("transformer",))
-    return run_suite(Suite.exchange, options, models=chosen, **changes)
+    return run_suite(lambda suite: suite.run("exchange"), options, models=chosen, **changes)
 
 
 @command.command("elastic")
@@ -150,8 +150,8 @@ def _exchange(
     type=click.IntRange(0),
     help="Kills of Horovod and of torchrun, each of which takes a minute or less.  [default: 5]",
 )
-@click.option("parts", "--part", multiple=True, type=click.Choice(_PARTS), help=MODELS_HELP)
-@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+@click.option("parts", "--part", multiple=True, type=click.Choice(_PARTS), help=ALL_HELP)
+@models_option()
 def _elastic(
     options: BenchOptions,
     kills: int | None,
@@ -183,7 +183,7 @@ def _loop(options: BenchOptions) -> int:
 @benchmark_options
 def _idle(options: BenchOptions) -> int:
     """Measure the CPU usage of waiting ranks."""
-    return run_suite(Suite.idle, options)
+    return run_suite(lambda suite: suite.run("idle"), options)
 
 
 command.add_command(scaling)

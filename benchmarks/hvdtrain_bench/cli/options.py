@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from hvdtrain.world import refuse_on_ranks
 from hvdtrain_bench.analysis.machine import largest_power_of_two
 from hvdtrain_bench.harness.jobs import RankLauncher
 from hvdtrain_bench.harness.results import results_folder
-from hvdtrain_bench.harness.settings import DEFAULT, QUICK
+from hvdtrain_bench.harness.settings import DEFAULT, MODELS, QUICK
 from hvdtrain_bench.suite import Suite
 
-MODELS_HELP = "Instead of all; more than one may be given."
+ALL_HELP = "Instead of all; more than one may be given."
+
+Command = Callable[..., int]
 
 
 @dataclass(frozen=True)
@@ -38,23 +40,16 @@ class BenchOptions:
     out: Path | None
 
 
-def benchmark_options(function: Callable[..., int]) -> Callable[..., int]:
+def benchmark_options(function: Command) -> Command:
     """Add the options of every benchmark to a command, which gets them as its first argument."""
+    names = [field.name for field in fields(BenchOptions)]
 
-    # click passes the options of the command itself in `given`.
     @wraps(function)
-    def measure(
-        ranks: int | None,
-        hostfile: str | None,
-        threads: int,
-        repeats: int | None,
-        quick: bool,
-        out: Path | None,
-        **given: Any,
-    ) -> int:
-        return function(BenchOptions(ranks, hostfile, threads, repeats, quick, out), **given)
+    def measure(**given: Any) -> int:
+        common = BenchOptions(**{name: given.pop(name) for name in names})
+        return function(common, **given)
 
-    command: Callable[..., int] = measure
+    command: Command = measure
     for option in (
         click.option("--out", type=Path, metavar="DIR", help="Directory for JSON and plots."),
         click.option(
@@ -71,6 +66,17 @@ def benchmark_options(function: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
+def models_option(known: Sequence[str] = MODELS) -> Callable[[Command], Command]:
+    """Return the option that names models."""
+    return click.option("models", "--model", multiple=True, type=click.Choice(known), help=ALL_HELP)
+
+
+def exchanges_option(text: str) -> Callable[[Command], Command]:
+    """Return the option that names exchanges."""
+    name = "NAME[:KEY=VALUE,...]"
+    return click.option("exchanges", "--exchange", multiple=True, metavar=name, help=text)
+
+
 def require_exchanges(texts: Sequence[str]) -> None:
     """Check exchanges of the command line."""
     for text in texts:
@@ -81,7 +87,7 @@ def require_exchanges(texts: Sequence[str]) -> None:
 
 
 def run_suite(
-    benchmark: Callable[[Suite], None],
+    benchmark: Callable[[Suite], object],
     options: BenchOptions,
     **changes: int | Sequence[int | str] | None,
 ) -> int:

@@ -11,13 +11,14 @@ import click
 from hvdtrain.config import DEFAULT_BUCKET_BYTES, Config
 from hvdtrain.errors import UsageError
 from hvdtrain_bench.cli.options import (
-    MODELS_HELP,
     BenchOptions,
     benchmark_options,
+    exchanges_option,
+    models_option,
     require_exchanges,
     run_suite,
 )
-from hvdtrain_bench.harness.settings import MODELS, SHARDED, period_of
+from hvdtrain_bench.harness.settings import SHARDED, period_of
 from hvdtrain_bench.scaling.paper import Work, even_work
 from hvdtrain_bench.scaling.scheme import PRESETS, Link
 from hvdtrain_bench.suite import Paper
@@ -30,15 +31,9 @@ _LINKS = click.Choice([_HERE, *PRESETS])
 
 @click.command("scaling")
 @benchmark_options
-@click.option("models", "--model", multiple=True, type=click.Choice(MODELS), help=MODELS_HELP)
+@models_option()
 @click.option("links", "--link", multiple=True, type=_LINKS, help="Instead of all; see --model.")
-@click.option(
-    "exchanges",
-    "--exchange",
-    multiple=True,
-    metavar="NAME[:KEY=VALUE,...]",
-    help="Also with this exchange; see `hvdtrain exchanges`.",
-)
+@exchanges_option("Also with this exchange; see `hvdtrain exchanges`.")
 @click.option("--sharded", is_flag=True, help="Also with ranks that share the optimizer's work.")
 @click.option("--trees", is_flag=True, help="On links that are not measured, reduce as NCCL.")
 @click.option("--latency-us", type=float, help="Latency of a link of your own, in microseconds.")

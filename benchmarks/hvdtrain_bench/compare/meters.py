@@ -12,10 +12,7 @@ import numpy as np
 
 from hvdtrain.data.sampling import Indices
 from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
-
-_LOOPBACK = re.compile(r"^\s*lo:\s*(.*)$", re.MULTILINE)
-# In /proc/net/dev eight numbers of what was received come first.
-_SENT = 8
+from hvdtrain_bench.harness.network import sent_bytes
 
 
 def peak_memory_bytes() -> int:
@@ -37,26 +34,17 @@ class SocketMeter:
 
     def start(self) -> None:
         """Begin to count, or continue."""
-        self._started = sent_bytes()
+        self._started = sent_bytes(loopback=True)
 
     def stop(self) -> None:
         """Pause."""
         if self._started >= 0:
-            self._total += sent_bytes() - self._started
+            self._total += sent_bytes(loopback=True) - self._started
         self._started = -1
 
     def per_step(self, steps: int) -> float | None:
         """Return the bytes of each of so many steps; None without any."""
         return self._total / steps if steps else None
-
-
-def sent_bytes() -> int:
-    """Return the bytes that were sent through the loopback interface; 0 if there is none."""
-    try:
-        found = _LOOPBACK.search(Path("/proc/net/dev").read_text(encoding="utf-8"))
-    except OSError:
-        return 0
-    return int(found[1].split()[_SENT]) if found else 0
 
 
 class StepMeter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -174,19 +174,12 @@ def _own(name: str) -> str:
 
 def _time_charts(ran: Sequence[Row]) -> list[tuple[str, str]]:
     steps = [
-        Mark(
-            row.label,
-            row.step.seconds,
-            time_text(row.step.seconds),
-            row.step.low,
-            row.step.high,
-            row.step.repeats,
-        )
+        Mark(row.label, step.seconds, time_text(step.seconds), step.low, step.high, step.repeats)
         for row in ran
-        if row.step is not None
+        if (step := row.step) is not None
     ]
-    memory = _marks(ran, lambda row: row.memory_bytes, bytes_text)
-    sent = _marks(ran, lambda row: row.socket_bytes, bytes_text)
+    memory = _marks(((row.label, row.memory_bytes) for row in ran), bytes_text)
+    sent = _marks(((row.label, row.socket_bytes) for row in ran), bytes_text)
     return [
         ("Time of a step, with its interval and each repeat", chart("steps", steps, time_text)),
         ("Most memory of a process", chart("memory", memory, bytes_text)),
@@ -195,31 +188,23 @@ def _time_charts(ran: Sequence[Row]) -> list[tuple[str, str]]:
 
 
 def _result_charts(ran: Sequence[Row]) -> list[tuple[str, str]]:
-    compared = [row for row in ran if row.difference is not None]
-
-    def checked(row: Row) -> float | None:
-        return None if row.difference is None else row.difference.checked
-
-    def final(row: Row) -> float | None:
-        return None if row.difference is None else row.difference.final
-
-    steps = next((row.difference.steps for row in compared if row.difference), 0)
+    found = [(row.label, row.difference) for row in ran if row.difference is not None]
+    if not found:
+        return []
+    checked = _marks(((label, one.checked) for label, one in found), difference_text)
+    final = _marks(((label, one.final) for label, one in found), difference_text)
     return [
         (
             f"Largest difference of a weight from one process, {when}",
-            chart("differences", _marks(ran, value, difference_text), difference_text, True),
+            chart("differences", marks, difference_text, True),
         )
-        for when, value in ((f"after {steps} steps", checked), ("at the end", final))
-        if compared
+        for when, marks in ((f"after {found[0][1].steps} steps", checked), ("at the end", final))
     ]
 
 
-def _marks(
-    ran: Sequence[Row], value: Callable[[Row], float | None], text: Callable[[float], str]
-) -> list[Mark]:
-    known = ((row.label, value(row)) for row in ran)
+def _marks(values: Iterable[tuple[str, float | None]], text: Callable[[float], str]) -> list[Mark]:
     return [
         Mark(label, number, text(number))
-        for label, number in known
+        for label, number in values
         if number is not None and math.isfinite(number)
     ]

@@ -126,36 +126,25 @@ def make_rows(outcomes: Sequence[Outcome], ranks: int) -> list[Row]:
     """Return a row for each contender, compared with the first one that has a name on --with."""
     rows = [_row(one, ranks) for one in outcomes]
     times = {row.label: row.step for row in rows if row.step is not None}
-    base = times.get(rows[0].label)
-    if base is None:
+    if rows[0].label not in times:
         return rows
     firsts: dict[str, str] = {}
-    for outcome in outcomes:
-        if (label := outcome.contender.label) in times:
-            firsts.setdefault(outcome.contender.title, label)
-    same = {
-        label: first
-        for outcome in outcomes
-        if (label := outcome.contender.label) in times
-        and (first := firsts[outcome.contender.title]) != label
-    }
+    same: dict[str, str] = {}
+    for label, title in ((one.contender.label, one.contender.title) for one in outcomes):
+        if label in times and (first := firsts.setdefault(title, label)) != label:
+            same[label] = first
     values = {label: timing.repeats for label, timing in times.items()}
+    noise, base = noise_of(values, same), times[rows[0].label]
     verdicts = {one.name: one.verdict for one in compared(values, rows[0].label, same)}
-    notes = {
-        label: _noise_text(ratio_to(times[first], times[label]), noise_of(values, same))
-        for label, first in same.items()
-    }
-    return [
-        replace(
-            row,
-            ratio=None if row is rows[0] else ratio_to(base, row.step),
-            verdict=verdicts[row.label],
-            notes=(*row.notes, *([notes[row.label]] if row.label in notes else [])),
-        )
-        if row.step is not None
-        else row
-        for row in rows
-    ]
+
+    def judged(row: Row, step: Timing) -> Row:
+        ratio = None if row is rows[0] else ratio_to(base, step)
+        notes = row.notes
+        if row.label in same:
+            notes = (*notes, _noise_text(ratio_to(times[same[row.label]], step), noise))
+        return replace(row, ratio=ratio, verdict=verdicts[row.label], notes=notes)
+
+    return [row if row.step is None else judged(row, row.step) for row in rows]
 
 
 def _noise_text(ratio: Ratio, noise: float) -> str:
@@ -183,6 +172,10 @@ def _row(outcome: Outcome, ranks: int) -> Row:
     first = outcome.turns[0].ranks
     epochs = [seconds for turn in outcome.turns for seconds in turn.epoch_seconds]
     passes = zip(*(rank.trained for rank in first), strict=True)
+    tested = first[0].test_samples
+    evaluated = count_samples([rank.evaluated for rank in first], tested) if tested else None
+    sent = [turn.ranks[0].socket_bytes_per_step for turn in outcome.turns]
+    known = [nbytes for nbytes in sent if nbytes is not None]
     return replace(
         about,
         library=first[0].library,
@@ -191,17 +184,12 @@ def _row(outcome: Outcome, ranks: int) -> Row:
         epoch_seconds=median(epochs),
         difference=outcome.difference,
         trained=worst([count_samples(parts, first[0].samples) for parts in passes]),
-        evaluated=_evaluated(outcome.turns[0]),
+        evaluated=evaluated,
         scores=_scores(outcome.turns[0]),
         memory_bytes=max(rank.peak_memory_bytes for turn in outcome.turns for rank in turn.ranks),
-        socket_bytes=_socket_bytes(outcome.turns),
+        socket_bytes=median(known) if len(known) == len(sent) else None,
         notes=tuple(dict.fromkeys(note for rank in first for note in rank.notes)),
     )
-
-
-def _evaluated(turn: Turn) -> SampleCount | None:
-    samples = turn.ranks[0].test_samples
-    return count_samples([rank.evaluated for rank in turn.ranks], samples) if samples else None
 
 
 def _scores(turn: Turn) -> dict[str, float]:
@@ -210,8 +198,3 @@ def _scores(turn: Turn) -> dict[str, float]:
         total, count = (sum(rank.scores[name][n] for rank in turn.ranks) for n in (0, 1))
         found[name] = total / count if count else float("nan")
     return found
-
-
-def _socket_bytes(turns: tuple[Turn, ...]) -> float | None:
-    known = [turn.ranks[0].socket_bytes_per_step for turn in turns]
-    return median([nbytes for nbytes in known if nbytes is not None]) if None not in known else None

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterable, Sequence
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Sequence
 
 from hvdtrain_bench.compare.rows import Ratio, Row, SampleCount
+from hvdtrain_bench.harness.text import console, table_of
 
 _UNKNOWN = "-"
 _UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
@@ -106,30 +103,16 @@ def _count_text(count: SampleCount | None) -> str:
     return "-" if count is None else count.text
 
 
-_WIDTH = 120
-
-
 def print_tables(rows: Sequence[Row]) -> None:
     """Print the times and the results of all contenders that have run, and why others have not."""
-    # Without a terminal, tables have a fixed width.
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    terminal = console()
     ran = [row for row in rows if not row.failure]
     if ran:
         base = rows[0]
         times = [time_cells(row, base) for row in ran]
-        console.print(_table("time and cost", time_columns(base.label), times))
-        console.print(_table("what was computed", result_columns(ran), map(result_cells, ran)))
+        terminal.print(table_of("time and cost", time_columns(base.label), times))
+        terminal.print(table_of("what was computed", result_columns(ran), map(result_cells, ran)))
     for row in rows:
-        if row.failure:
-            console.print(f"{row.label}: {row.failure}", markup=False, soft_wrap=True)
-        for note in row.notes:
-            console.print(f"{row.label}: {note}", markup=False, soft_wrap=True)
-
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[list[str]]) -> Table:
-    table = Table(*columns, title=title, title_justify="left", title_style="bold")
-    for number, column in enumerate(table.columns):
-        column.justify = "right" if number and column.header else "left"
-    for cells in rows:
-        table.add_row(*cells)
-    return table
+        for line in (row.failure, *row.notes):
+            if line:
+                terminal.print(f"{row.label}: {line}", markup=False, soft_wrap=True)

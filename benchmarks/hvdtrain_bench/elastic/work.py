@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hvdtrain_bench.elastic.sizes import SAMPLES
+from hvdtrain_bench.elastic.contenders import SAMPLES
 
 _INPUTS, _WIDTH, _CLASSES = 784, 1024, 10
 

@@ -52,15 +52,9 @@ class Bench:
     All methods but `say` are collective.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        ranks: Ranks,
-        settings: Settings,
-        nodes: int = 1,
-    ) -> None:
+    def __init__(self, kind: str, ranks: Ranks, settings: Settings) -> None:
         self.ranks, self.settings = ranks, settings
-        self.result = Result(kind, ranks.size, nodes, [], {}, [])
+        self.result = Result(kind, ranks.size, 1, [], {}, [])
 
     def say(self, text: str) -> None:
         """Print what is measured now."""

@@ -7,6 +7,7 @@ from statistics import median
 
 from rich.table import Table
 
+from hvdtrain_bench.harness.text import table_of
 from hvdtrain_bench.scaling.paper import COVERAGE, Interval, Prediction, interval_of
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.scheme import AVERAGE, Link, Scheme
@@ -35,7 +36,7 @@ def prediction_tables(
 ) -> Iterator[Table]:
     """Yield a table for each model and scheme: step and efficiency by the number of ranks."""
     for title, of_links in found.items():
-        table = _table(f"{title}: step and efficiency on paper", ("ranks", *of_links))
+        table = table_of(f"{title}: step and efficiency on paper", ("ranks", *of_links))
         for row in zip(*of_links.values(), strict=True):
             cells = (f"{_times(p.seconds)}, {_scaled(p.efficiency, 100, '%')}" for p in row)
             table.add_row(str(row[0].ranks), *cells)
@@ -44,7 +45,7 @@ def prediction_tables(
 
 def check_table(checks: Sequence[Check]) -> Table:
     """Return the table that compares predictions with measurements."""
-    table = _table("predicted and measured here", _CHECK_COLUMNS)
+    table = table_of("predicted and measured here", _CHECK_COLUMNS)
     for check in checks:
         times = _times(check.predicted), _times(interval_of([check.seconds]))
         inside = f"{check.turns_inside} of {len(check.turns)}"
@@ -114,10 +115,3 @@ def _times(seconds: Interval) -> str:
 def _scaled(found: Interval, factor: float, unit: str) -> str:
     ends = [f"{factor * value:.4g}" for value in (found.low, found.high)]
     return f"{' to '.join(dict.fromkeys(ends))} {unit}"
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(*columns, title=title, title_justify="left", title_style="bold")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table

@@ -15,9 +15,9 @@ from hvdtrain_bench.analysis.judge import efficiencies, figures, is_trustworthy,
 from hvdtrain_bench.analysis.kills import (
     NEW_STEP,
     UnfinishedJobError,
+    costs_of,
     failure_of,
     figures_of_kills,
-    summary_of,
 )
 from hvdtrain_bench.analysis.losses import Curve, compare_losses
 from hvdtrain_bench.analysis.statistics import (
@@ -340,10 +340,7 @@ def test_figures_of_kills() -> None:
     seconds = [float(n) for n in range(1, 41)]
     about = {"failures": [costs] * 40, "failed": ["it ended"], "needs": ""}
     cases = [Case(name, about, "seconds", {NEW_STEP: seconds}) for name in ("hvdtrain", "other")]
-    summary = summary_of(cases[0])
-    times = summary.times[NEW_STEP]
-    assert (summary.survived, summary.kills) == (40, 41)
-    assert (times.median, times.late, times.least, times.most) == (20.5, 38.0, 1.0, 40.0)
+    assert costs_of(cases[0]) == ("40 of 41", "20.50 s (1.00 to 40.00)", "0", "0", "0")
     usual, late = figures_of_kills(Result("kills", 3, 1, [], {}, cases))
     assert (usual.number, usual.met, late.number, late.met) == (20.5, False, 38.0, False)
 
