@@ -15,7 +15,7 @@ from hvdtrain_bench.elastic.kills import measure_kills
 from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
-from hvdtrain_bench.harness.settings import Settings, estimated_seconds
+from hvdtrain_bench.harness.settings import Settings
 from hvdtrain_bench.scaling.paper import Work
 from hvdtrain_bench.scaling.predictions import (
     Steps,
@@ -148,8 +148,7 @@ class Suite:
 
     def _measure(self, kind: str, ranks: int, settings: Settings) -> Result:
         launcher = self._start()
-        minutes = estimated_seconds(kind, settings) / 60
-        self.report.line(f"{kind} on {ranks} ranks: about {minutes:.1f} minutes on a quiet machine")
+        self.report.line(f"measuring {kind} on {ranks} ranks")
         result = run_job(launcher, kind, ranks, settings, self.out)
         self._results.append(result)
         return result

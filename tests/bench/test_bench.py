@@ -190,7 +190,7 @@ def test_scaling_of_given_figures_starts_no_rank(tmp_path: Path) -> None:
     ways = ["--exchange", "half", "--exchange", "local:steps=10", "--sharded"]
     done = bench("scaling", *phases, *link, *ways, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "about" not in done.stdout
+    assert "measuring" not in done.stdout
     scaling = found(tmp_path)["scaling"]
     assert scaling["checks"] == []
     name = "a step of your own, 100 MB"

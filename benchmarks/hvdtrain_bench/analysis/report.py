@@ -18,12 +18,7 @@ from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.text import console, table_of
 from hvdtrain_bench.scaling.paper import Prediction
 from hvdtrain_bench.scaling.predictions import Check, Steps
-from hvdtrain_bench.scaling.report import (
-    check_line,
-    check_table,
-    prediction_tables,
-    scaling_lines,
-)
+from hvdtrain_bench.scaling.report import check_line, check_table, prediction_tables, scaling_lines
 from hvdtrain_bench.scaling.scheme import Link
 
 _PEER_COLUMNS = ("", "version", "threads of a rank", "cores")

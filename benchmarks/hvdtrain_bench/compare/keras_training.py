@@ -11,11 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.data.sampling import (
-    Indices,
-    epoch_permutation,
-    seed_generators,
-)
+from hvdtrain.data.sampling import Indices, epoch_permutation, seed_generators
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
 from hvdtrain.topology import Topology

@@ -14,11 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from hvdtrain.collective import collective
 from hvdtrain.data.dataset import is_stream
-from hvdtrain.data.sampling import (
-    Indices,
-    epoch_permutation,
-    seed_generators,
-)
+from hvdtrain.data.sampling import Indices, epoch_permutation, seed_generators
 from hvdtrain.devices import thread_share
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology

@@ -42,17 +42,6 @@ EXCHANGES = ("half:type=bf16", "nbit:bits=1", "powersgd:rank=4", "topk:ratio=0.0
 # How much ranks differ is noisy in turns as short as those of other benchmarks.
 PROFILE_STEPS = 3  # for each of steps_per_turn
 
-# Durations on two cores, for the estimate that is printed.
-_START_SECONDS = 6.0
-_WAYS, _STATES = 12, 10
-_SECONDS_PER_BYTE = 3e-9
-_STEP_SECONDS = {"mlp": 0.15, "transformer": 0.3, "resnet50": 0.25, "mnist-cnn": 0.08}
-_TENSORFLOW_SECONDS, _FITS_SECONDS = 0.7, 8.0  # one step, or fit, of all contenders
-_TASK_SECONDS = {"digits": 0.002, "text": 0.02, "text-decay": 0.02, "mnist-cnn": 0.05}  # a step
-_CHECKPOINT_STEPS = 20  # while a checkpoint is written, and without
-_LOOP_SECONDS = {"digits": 1.0, "mlp": 4.0, "resnet": 8.0}  # an epoch of all contenders
-_STEP_WAYS = 9
-
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
@@ -116,40 +105,3 @@ QUICK = replace(
     peer_kills=1,
     job_starts=1,
 )
-
-
-def estimated_seconds(kind: str, settings: Settings) -> float:
-    """Return the approximate duration of a job on two cores."""
-    repeats = settings.repeats + 1
-    if kind == "collectives":
-        turns = (settings.seconds_per_turn + _SECONDS_PER_BYTE * n for n in settings.sizes_bytes)
-        return _START_SECONDS + repeats * _WAYS * sum(turns)
-    if kind.startswith("tensorflow"):
-        return _START_SECONDS + repeats * (settings.steps_per_turn + 1) * _TENSORFLOW_SECONDS
-    if kind.startswith("keras-"):
-        return 2 * _START_SECONDS + repeats * settings.steps_per_turn * _FITS_SECONDS
-    if kind == "idle":
-        return _START_SECONDS + _STATES * settings.idle_seconds
-    if kind == "checkpoint":
-        steps = _CHECKPOINT_STEPS * sum(map(_STEP_SECONDS.__getitem__, settings.models))
-        return _START_SECONDS + 2 * repeats * steps
-    if kind == "loop":
-        return _START_SECONDS + (repeats + 1) * sum(map(_LOOP_SECONDS.__getitem__, settings.loops))
-    if kind == "exchange-loss":
-        steps = settings.points * settings.steps_per_turn * (1 + len(settings.exchanges))
-        tasks = sum(map(_TASK_SECONDS.__getitem__, settings.tasks))
-        return _START_SECONDS + settings.repeats * steps * tasks
-    if kind == "exchange":
-        least = settings.steps_per_turn
-        counts = [least, least, *(turn_steps(text, least) for text in settings.exchanges)]
-        steps = max(counts) + sum(counts)
-        return _START_SECONDS + repeats * steps * sum(
-            map(_STEP_SECONDS.__getitem__, settings.models)
-        )
-    if kind == "profile":
-        calls = PROFILE_STEPS * settings.steps_per_turn + 1
-        steps = calls * (2 + sum(turn_steps(text, 1) for text in settings.exchanges))
-    else:
-        calls = settings.steps_per_turn + 1
-        steps = calls * len(settings.batches) * len(settings.optimizers) * _STEP_WAYS
-    return _START_SECONDS + repeats * steps * sum(map(_STEP_SECONDS.__getitem__, settings.models))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_CALLS = 2000
+_LONG_SECONDS = 20.0
 
 
 @dataclass(eq=False)
@@ -91,13 +92,17 @@ class Bench:
         """
         seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         calls = {}
+        repeats, expected = self.settings.repeats, 0.0
         for contender in contenders:
             with contender.turn():
-                once = _batch(self.ranks, contender, 1)[0]
+                once = self.ranks.largest(_batch(self.ranks, contender, 1)[0])
                 self.note(contender.name, contender.library)
-            wanted = int(seconds_per_turn / self.ranks.largest(once))
-            calls[contender.name] = min(max(fewest_calls, wanted), _MOST_CALLS)
-        for _, contender in in_turns(contenders, self.settings.repeats):
+            count = min(max(fewest_calls, int(seconds_per_turn / once)), _MOST_CALLS)
+            calls[contender.name] = count
+            expected += repeats * (1 + count) * once
+        if expected > _LONG_SECONDS:
+            self.say(f"about {expected / 60:.1f} minutes")
+        for _, contender in in_turns(contenders, repeats):
             found = _one_turn(self.ranks, contender, calls[contender.name])
             seconds[contender.name].append(found)
         return seconds

@@ -16,13 +16,7 @@ from hvdtrain_bench.analysis.statistics import WITHIN_THE_NOISE
 from hvdtrain_bench.compare.contenders import parse_contenders, reference
 from hvdtrain_bench.compare.division import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import write_page
-from hvdtrain_bench.compare.protocol import (
-    Place,
-    RankResult,
-    error_file,
-    result_file,
-    write_error,
-)
+from hvdtrain_bench.compare.protocol import Place, RankResult, error_file, result_file, write_error
 from hvdtrain_bench.compare.rows import (
     Ratio,
     SampleCount,
