@@ -15,7 +15,7 @@ from hvdtrain_bench.analysis.judge import (
 from hvdtrain_bench.analysis.kills import kill_tables
 from hvdtrain_bench.analysis.statistics import Figure
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.harness.text import console, table_of
+from hvdtrain_bench.harness.text import console, table_of, time_text
 from hvdtrain_bench.scaling.paper import Prediction
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.report import check_line, check_table, prediction_tables, scaling_lines
@@ -113,7 +113,7 @@ class ConsoleReport:
             shares = of_ranks.get(row.name)
             parts = (shares.weak, shares.strong, shares.limit) if shares else ()
             percents = [f"{100 * part:.0f} %" for part in parts]
-            table.add_row(row.name, _time(row.median), *rate, *_compared(row), *percents)
+            table.add_row(row.name, time_text(row.median), *rate, *_compared(row), *percents)
         self._console.print(table)
         if not is_trustworthy(case):
             self.line(
@@ -138,9 +138,3 @@ def _compared(row: ComparedContender) -> tuple[str, str, str]:
     if found is None:
         return "1", "", ""
     return f"{found.ratio:.2f}", f"{found.low:.2f} to {found.high:.2f}", row.verdict
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{1e6 * seconds:.1f} us"
-    return f"{1e3 * seconds:.2f} ms"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from math import inf, isclose, isfinite
+from math import inf, isclose
 from typing import Protocol
 
 from hvdtrain_bench.analysis.judge import WHOLE
@@ -32,9 +32,10 @@ class Trains(Protocol):
 class Agreement:
     """Turns trainers into contenders, and compares how far their weights have moved."""
 
-    def __init__(self, ranks: Ranks, exact: bool = False, tolerance: float = TOLERANCE) -> None:
-        # Whether all ranks together take the same steps as one rank with the whole batch.
-        self._ranks, self._exact, self._tolerance = ranks, exact, tolerance
+    def __init__(self, ranks: Ranks, exact: bool = False, alike: bool = True) -> None:
+        # Whether all ranks together take the same steps as one rank with the whole batch, and
+        # whether all turns do; else the ranks of each turn have equal weights.
+        self._ranks, self._exact, self._alike = ranks, exact, alike
         self._expected: dict[int, tuple[str, float]] = {}
 
     def together(
@@ -78,16 +79,19 @@ class Agreement:
         )
 
     def _compare(self, name: str, calls: int, moved: list[float]) -> None:
-        first, expected = self._expected.setdefault(calls, (f"{name} on rank 0", moved[0]))
+        first, expected = f"{name} on rank 0", moved[0]
+        if self._alike:
+            first, expected = self._expected.setdefault(calls, (first, expected))
+        tolerance = TOLERANCE if self._alike else 0
         for rank, value in enumerate(moved):
-            if not isclose(value, expected, rel_tol=self._tolerance) or not 0 < value < inf:
+            if not isclose(value, expected, rel_tol=tolerance) or not 0 < value < inf:
                 raise WrongResultError(
                     f"{name} on rank {rank}: {calls} steps moved the weights by {value:.9g}, but "
                     f"{first} by {expected:.9g}: they do not train the same model"
                 )
 
     def _require_movement(self, name: str, moved: float) -> None:
-        if not isfinite(moved) or moved <= 0:
+        if not 0 < moved < inf:
             raise WrongResultError(f"{self._ranks.title} {name}: the weights moved by {moved}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain.core.gradients.bucket_size import size_text
 from hvdtrain_bench.cases.peers import Peer, Peers
 from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
 from hvdtrain_bench.harness.ranks import Ranks
@@ -20,7 +21,6 @@ _ITEM_BYTES = 4
 _MANY, _MANY_BYTES = 100, 40 << 10
 _BUSY_BYTES = 16 << 20
 _BASE, _AGAIN = "engine mpi", "engine mpi again"
-_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,6 @@ def measure(bench: Bench, peers: Peers) -> None:
         bench.say(name)
         seconds = bench.take_turns(contenders, settings.seconds_per_turn)
         bench.add(name, seconds, base, f"{base} again", **about)
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size as text, such as 4 MiB."""
-    for unit, name in _UNITS:
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} bytes"
 
 
 _Planned = tuple[str, dict[str, Any], str, list[Contender]]
@@ -94,16 +86,10 @@ def _limits(ranks: Ranks, source: torch.Tensor) -> list[Contender]:
     def prepare() -> None:
         fill(source, factor)
 
-    library = f"torch {torch.__version__}, copy_"
+    library, check_root = f"torch {torch.__version__}, copy_", check if ranks.rank else check_copy
     return [
         Contender("memcpy, all ranks at once", library, prepare, copy, check_copy),
-        Contender(
-            "memcpy, one rank alone",
-            library,
-            prepare,
-            copy_on_root,
-            check_copy if ranks.rank == 0 else check,
-        ),
+        Contender("memcpy, one rank alone", library, prepare, copy_on_root, check_root),
     ]
 
 
@@ -117,13 +103,13 @@ def _asynchronous(ranks: Ranks, peers: Peers) -> Iterator[_Planned]:
     order = Random(ranks.rank).sample(range(_MANY), _MANY)
     about = {"bytes": _MANY * _MANY_BYTES, "tensors": _MANY}
     name = f"{_MANY} x {size_text(_MANY_BYTES)}, each rank in an order of its own"
-    yield name, about, base.name, [_many(ranks, way, tensors, order) for way in ways]
+    yield name, about, base.name, [_submitted(ranks, way, tensors, order) for way in ways]
 
-    tensor = torch.empty(_BUSY_BYTES // _ITEM_BYTES)
+    tensors = [torch.empty(_BUSY_BYTES // _ITEM_BYTES)]
     about = {"bytes": _BUSY_BYTES}
     name = f"{size_text(_BUSY_BYTES)} beside a main thread that computes in Python"
     contenders = [
-        _beside(ranks, way, tensor, busy)
+        _submitted(ranks, way, tensors, [0], busy)
         for way in ways
         for busy in (False, True)
         if not (busy and way.name == "hvdtrain again")
@@ -131,10 +117,16 @@ def _asynchronous(ranks: Ranks, peers: Peers) -> Iterator[_Planned]:
     yield name, about, base.name, contenders
 
 
-def _many(
-    ranks: Ranks, way: _Asynchronous, tensors: list[torch.Tensor], order: list[int]
+def _submitted(
+    ranks: Ranks,
+    way: _Asynchronous,
+    tensors: list[torch.Tensor],
+    order: Sequence[int],
+    busy: bool = False,
 ) -> Contender:
+    """Sum tensors that are submitted in an order, and compute while they are not there."""
     its = way.module
+    name = f"{way.name}, busy" if busy else way.name
 
     def prepare() -> None:
         for tensor in tensors:
@@ -146,34 +138,13 @@ def _many(
             for number in order
         ]
         for handle in handles:
+            while busy and not its.poll(handle):
+                sum(number * number for number in range(1000))  # some 50 us of Python
             its.synchronize(handle)
 
     def check(calls: int) -> None:
         for number, tensor in enumerate(tensors):
-            what = f"{ranks.title} {way.name}, tensor {number}"
+            what = f"{ranks.title} {name}, tensor {number}"
             require_factor(tensor, sum_factor(ranks.size, calls), what)
 
-    return Contender(
-        way.name, way.library, prepare, call, check, most_calls(ranks.size), turn=way.turn
-    )
-
-
-def _beside(ranks: Ranks, way: _Asynchronous, tensor: torch.Tensor, busy: bool) -> Contender:
-    its = way.module
-    name = f"{way.name}, busy" if busy else way.name
-
-    def call() -> None:
-        handle = its.allreduce_async_(tensor, name="x", op=its.Sum)
-        while busy and not its.poll(handle):
-            sum(number * number for number in range(1000))  # some 50 us of Python
-        its.synchronize(handle)
-
-    return Contender(
-        name,
-        way.library,
-        lambda: fill(tensor, ranks.rank + 1),
-        call,
-        lambda calls: require_factor(tensor, sum_factor(ranks.size, calls), name),
-        most_calls(ranks.size),
-        turn=way.turn,
-    )
+    return Contender(name, way.library, prepare, call, check, most_calls(ranks.size), turn=way.turn)

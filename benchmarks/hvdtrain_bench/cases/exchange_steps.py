@@ -8,13 +8,12 @@ from functools import partial
 from random import Random
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
 import hvdtrain.torch as hvd
 from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION
 from hvdtrain_bench.cases.models import MODELS, BenchModel
 from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.network import sent_bytes
@@ -120,17 +119,11 @@ def _contenders(
     # As long as the longest turn, which may have to be compared with it within a few percent.
     found = {silent: max(steps.values())}
     for name, text in texts.items():
-        wrap = partial(_with_exchange, text)
+        wrap = partial(with_hvdtrain, exchange=text)
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
         check = partial(_check, name, ranks, trainer)
         found[Contender(name, library, trainer.restart, trainer.step, check)] = steps[name]
     return found
-
-
-def _with_exchange(text: str, module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    optimizer = bare(module)[1]
-    named = module.named_parameters()
-    return module, hvd.DistributedOptimizer(optimizer, named, exchange=text)
 
 
 def _check(name: str, ranks: Ranks, trainer: Trainer, _: int) -> None:

@@ -32,6 +32,7 @@ from hvdtrain.train.terminal import Terminal
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
+from hvdtrain_bench.cases.models import small_mlp
 from hvdtrain_bench.cases.peers import Peers
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.harness.ranks import Ranks
@@ -68,18 +69,13 @@ def _digits() -> nn.Module:
     return model
 
 
-def _mlp() -> nn.Module:
-    hidden = [layer for _ in range(2) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
-    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), *hidden, nn.Linear(1024, _CLASSES))
-
-
 def _residual() -> nn.Module:
     return resnet(_CLASSES, width=16, stages=3, blocks=2)
 
 
 _TASKS = {
     "digits": _Task("digits, 0.04 M", _digits, (1, 8, 8), batch=32),
-    "mlp": _Task("MLP, 2.9 M", _mlp, (784,), batch=32),
+    "mlp": _Task("MLP, 2.9 M", small_mlp, (784,), batch=32),
     "resnet": _Task("ResNet-14, 0.2 M", _residual, (3, 32, 32), batch=8),
 }
 

@@ -137,6 +137,12 @@ def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), *hidden, nn.Linear(2048, 1024))
 
 
+def small_mlp() -> nn.Module:
+    """Return a network of 2.9 million parameters, for 784 inputs and 10 classes."""
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(1024, 1024), nn.ReLU())]
+    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), *hidden, nn.Linear(1024, 10))
+
+
 def _images(*shape: int) -> Callable[[int, torch.Generator], Tensor]:
     return lambda samples, generator: torch.randn(samples, *shape, generator=generator)
 

@@ -12,10 +12,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, make_plan
@@ -27,7 +24,7 @@ from hvdtrain_bench.cases.peers import Peer, Peers
 from hvdtrain_bench.cases.schemes import measured_scheme
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.sums import sum_contender
-from hvdtrain_bench.cases.trainer import Trainer, bare, bare_optimizer, first_weights
+from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import PROFILE_STEPS, SHARDED, period_of
 from hvdtrain_bench.harness.turns import Bench, Contender
@@ -100,7 +97,8 @@ def _measure_model(bench: Bench, peers: Peers, key: str) -> dict[str, Any]:
     contenders = [Contender(_COPIED, torch_library, phases.restart, phases.step, _pass, meets=True)]
     periods = {_COPIED: 1, HVDTRAIN: 1} | {text: period_of(text) for text in settings.exchanges}
     for name in (HVDTRAIN, *settings.exchanges):
-        wrap = with_hvdtrain if name == HVDTRAIN else partial(_with_scheme, name)
+        exchange = None if name in (HVDTRAIN, SHARDED) else name
+        wrap = partial(with_hvdtrain, sharded=name == SHARDED, exchange=exchange)
         trainer = Trainer(model, weights, batch, wrap, ranks.rank)
         step = partial(_repeat, trainer.step, periods[name])
         contenders.append(Contender(name, peers.library, trainer.restart, step, _pass, meets=True))
@@ -110,13 +108,6 @@ def _measure_model(bench: Bench, peers: Peers, key: str) -> dict[str, Any]:
     specs = phases.specs()
     schemes = [asdict(measured_scheme(text, specs)) for text in settings.exchanges]
     return {"name": model.title, **phases.work(ranks), "schemes": schemes}
-
-
-def _with_scheme(name: str, module: nn.Module) -> tuple[nn.Module, Optimizer]:
-    if name == SHARDED:
-        return with_hvdtrain(module, sharded=True)
-    named = module.named_parameters()
-    return module, hvd.DistributedOptimizer(bare_optimizer(module), named, exchange=name)
 
 
 def _repeat(step: Callable[[], None], count: int) -> None:

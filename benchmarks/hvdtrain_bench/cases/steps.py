@@ -58,12 +58,15 @@ def measure(bench: Bench, peers: Peers) -> None:
 
 
 def with_hvdtrain(
-    module: nn.Module, kind: str = "sgd", fused: bool | None = None, sharded: bool = False
+    module: nn.Module,
+    kind: str = "sgd",
+    fused: bool | None = None,
+    sharded: bool = False,
+    exchange: str | None = None,
 ) -> tuple[nn.Module, Optimizer]:
     """Return the model and its optimizer for training with hvdtrain.torch (collective)."""
-    named = module.named_parameters()
-    optimizer = bare_optimizer(module, kind, fused)
-    return module, hvd.DistributedOptimizer(optimizer, named_parameters=named, sharded=sharded)
+    own, named = bare_optimizer(module, kind, fused), module.named_parameters()
+    return module, hvd.DistributedOptimizer(own, named, sharded=sharded, exchange=exchange)
 
 
 def _with_horovod(horovod: Horovod, module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:

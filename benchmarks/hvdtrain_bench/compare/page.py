@@ -22,8 +22,8 @@ from hvdtrain_bench.compare.tables import (
     result_columns,
     time_cells,
     time_columns,
-    time_text,
 )
+from hvdtrain_bench.harness.text import time_text
 
 _WIDTH, _LEFT, _RIGHT = 720, 190, 110
 _ROW, _TOP, _BOTTOM = 30, 6, 34
@@ -49,7 +49,7 @@ def chart(
     values = [v for mark in marks for v in (mark.value, mark.high or 0.0, *mark.points)]
     ticks = log_ticks(values) if logarithmic else linear_ticks(values)
     height = _TOP + _ROW * len(marks) + _BOTTOM
-    place = _log_place(ticks) if logarithmic else _linear_place(ticks)
+    place = _place(ticks, logarithmic)
     parts = [
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'aria-label="{escape(title)}">'
@@ -82,20 +82,16 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     return [10.0**power for power in range(first, last + stride, stride)]
 
 
-def _linear_place(ticks: Sequence[float]) -> Callable[[float], float]:
-    width = _WIDTH - _LEFT - _RIGHT
-    return lambda value: _LEFT + width * value / ticks[-1]
+def _place(ticks: Sequence[float], logarithmic: bool) -> Callable[[float], float]:
+    """Return where values lie between the first tick and the last."""
 
+    def scaled(value: float) -> float:
+        if not logarithmic:
+            return value
+        return math.log10(value if value > 0 else ticks[0])
 
-def _log_place(ticks: Sequence[float]) -> Callable[[float], float]:
-    width = _WIDTH - _LEFT - _RIGHT
-    first, last = math.log10(ticks[0]), math.log10(ticks[-1])
-
-    def place(value: float) -> float:
-        power = math.log10(value) if value > 0 else first
-        return _LEFT + width * (power - first) / (last - first)
-
-    return place
+    first, last, width = scaled(ticks[0]), scaled(ticks[-1]), _WIDTH - _LEFT - _RIGHT
+    return lambda value: _LEFT + width * (scaled(value) - first) / (last - first)
 
 
 def _row(number: int, mark: Mark, place: Callable[[float], float]) -> list[str]:

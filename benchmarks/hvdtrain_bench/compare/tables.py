@@ -6,24 +6,9 @@ import math
 from collections.abc import Sequence
 
 from hvdtrain_bench.compare.rows import Ratio, Row, SampleCount
-from hvdtrain_bench.harness.text import console, table_of
+from hvdtrain_bench.harness.text import console, interval_text, table_of, time_text
 
 _UNKNOWN = "-"
-_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
-
-
-def time_text(seconds: float | None) -> str:
-    """Return a time with its unit: "812 us", "3.41 ms", "2.5 s"."""
-    if seconds is None:
-        return _UNKNOWN
-    unit, size = next(one for one in _UNITS if seconds < one[1] * 1000 or one is _UNITS[-1])
-    return f"{seconds / size:.3g} {unit}"
-
-
-def interval_text(low: float, high: float) -> str:
-    """Return an interval of times in one unit: "3.1 to 3.52 ms"."""
-    unit, size = next(one for one in _UNITS if high < one[1] * 1000 or one is _UNITS[-1])
-    return f"{low / size:.3g} to {high / size:.3g} {unit}"
 
 
 def bytes_text(nbytes: float | None) -> str:

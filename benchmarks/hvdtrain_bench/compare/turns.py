@@ -33,15 +33,14 @@ class Turn:
     @property
     def step_seconds(self) -> list[float]:
         """The time of each step: that of the slowest rank."""
-        steps = min(len(rank.step_seconds) for rank in self.ranks)
-        slowest = np.max([rank.step_seconds[:steps] for rank in self.ranks], axis=0)
-        return [float(seconds) for seconds in slowest]
+        of_ranks = zip(*(rank.step_seconds for rank in self.ranks), strict=False)
+        return list(map(max, of_ranks))
 
     @property
     def epoch_seconds(self) -> list[float]:
         """The time of each epoch: that of the slowest rank."""
-        slowest = np.max([rank.epoch_seconds for rank in self.ranks], axis=0)
-        return [float(seconds) for seconds in slowest]
+        of_ranks = zip(*(rank.epoch_seconds for rank in self.ranks), strict=True)
+        return list(map(max, of_ranks))
 
 
 def failure(folder: Path, processes: int, end: JobEnd, log: Path, limit: float) -> str:

@@ -6,6 +6,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import isclose
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,6 +34,7 @@ def measure_elastic_steps(
     started again several times, because the times of a job depend on where its memory is.
     """
     require_tolerance(launcher.library, "mpirun")
+    launcher = replace(launcher, hostfile=None)  # they meet this process
     cases = []
     peers: list[PeerFacts] = []
     for model in settings.models:

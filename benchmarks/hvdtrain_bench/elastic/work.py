@@ -5,18 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hvdtrain_bench.cases.models import small_mlp
 from hvdtrain_bench.elastic.contenders import SAMPLES
 
-_INPUTS, _WIDTH, _CLASSES = 784, 1024, 10
+_INPUTS, _CLASSES = 784, 10
 
 
-def build_model() -> nn.Sequential:
+def build_model() -> nn.Module:
     """Return a model of 2.9 million parameters, the same on every rank."""
     torch.manual_seed(1)
-    hidden = [layer for _ in range(2) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())]
-    return nn.Sequential(
-        nn.Linear(_INPUTS, _WIDTH), nn.ReLU(), *hidden, nn.Linear(_WIDTH, _CLASSES)
-    )
+    return small_mlp()
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.SGD:

@@ -1,4 +1,4 @@
-"""Tables in the terminal."""
+"""Tables in the terminal, and how times are written."""
 
 from __future__ import annotations
 
@@ -29,3 +29,22 @@ def table_of(
     for cells in rows:
         table.add_row(*cells)
     return table
+
+
+_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
+
+
+def time_text(seconds: float | None) -> str:
+    """Return a time with its unit: "812 us", "3.41 ms", "2.5 s"; "-" if it is not known."""
+    return "-" if seconds is None else interval_text(seconds, seconds)
+
+
+def interval_text(low: float, high: float) -> str:
+    """Return an interval of times in one unit: "3.1 to 3.52 ms"."""
+    unit, size = next(one for one in _UNITS if high < one[1] * 1000 or one is _UNITS[-1])
+    return f"{ends_text(low / size, high / size)} {unit}"
+
+
+def ends_text(low: float, high: float) -> str:
+    """Return both ends of an interval, or the number if they are equal."""
+    return " to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}")))

@@ -7,7 +7,7 @@ from statistics import median
 
 from rich.table import Table
 
-from hvdtrain_bench.harness.text import table_of
+from hvdtrain_bench.harness.text import ends_text, interval_text, table_of
 from hvdtrain_bench.scaling.paper import COVERAGE, Interval, Prediction, interval_of
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.scheme import AVERAGE, Link, Scheme
@@ -20,7 +20,7 @@ _PHASES = {
     "optimizer_seconds": "optimizer",
     "jitter_seconds": "ranks differ by",
 }
-_MICRO, _MILLI, _GIGA, _MEGA = 1e6, 1e3, 1e-9, 1e-6
+_MICRO, _GIGA, _MEGA = 1e6, 1e-9, 1e-6
 
 
 def scaling_lines(links: Sequence[Sequence[Link]], steps: Sequence[Steps]) -> Iterator[str]:
@@ -107,11 +107,8 @@ def _scheme(scheme: Scheme) -> str:
 
 
 def _times(seconds: Interval) -> str:
-    if seconds.middle < 1 / _MILLI:
-        return _scaled(seconds, _MICRO, "us")
-    return _scaled(seconds, _MILLI, "ms")
+    return interval_text(seconds.low, seconds.high)
 
 
 def _scaled(found: Interval, factor: float, unit: str) -> str:
-    ends = [f"{factor * value:.4g}" for value in (found.low, found.high)]
-    return f"{' to '.join(dict.fromkeys(ends))} {unit}"
+    return f"{ends_text(factor * found.low, factor * found.high)} {unit}"

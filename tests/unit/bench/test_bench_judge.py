@@ -40,6 +40,7 @@ from hvdtrain_bench.cases.sums import (
 from hvdtrain_bench.harness.notes import Note
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result, result_of
 from hvdtrain_bench.harness.settings import period_of, turn_steps
+from hvdtrain_bench.harness.turns import in_turns
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
@@ -160,6 +161,16 @@ def test_repeats_come_in_pairs() -> None:
         compare([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="got 0 and 0"):
         compare([], [])
+
+
+def test_all_take_one_turn_in_each_repeat() -> None:
+    """The first repeat has their own order, on which `compare` relies."""
+    turns = list(in_turns("abcd", 20))
+    orders = ["".join(name for number, name in turns if number == repeat) for repeat in range(20)]
+    assert orders[0] == "abcd"
+    assert {"".join(sorted(order)) for order in orders} == {"abcd"}
+    assert {order[0] for order in orders} == set("abcd")
+    assert list(in_turns("abcd", 20)) == turns  # as on any other rank
 
 
 REPEATS = 9
