@@ -48,10 +48,7 @@ def in_turns(contenders: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
 
 
 class Bench:
-    """What all ranks of a job measure together: contenders in turns, and the cases so far.
-
-    All methods but `say` are collective.
-    """
+    """What all ranks of a job measure together: contenders in turns, and the cases so far."""
 
     def __init__(self, kind: str, ranks: Ranks, settings: Settings) -> None:
         self.ranks, self.settings = ranks, settings
@@ -63,7 +60,7 @@ class Bench:
             print(f"  {self.result.kind}: {text}", file=sys.stderr, flush=True)
 
     def note(self, name: str, library: str) -> None:
-        """Keep the description of a contender as it is at this moment."""
+        """Keep the description of a contender as it is at this moment (collective)."""
         found, peers = facts(self.ranks, name, library), self.result.peers
         known = [number for number, peer in enumerate(peers) if peer.name == name]
         for number in known:
@@ -86,7 +83,7 @@ class Bench:
     def take_turns(
         self, contenders: Sequence[Contender], seconds_per_turn: float = 0.0, fewest_calls: int = 3
     ) -> dict[str, list[float]]:
-        """Time a call of each contender in each repeat, after a turn of each to warm up.
+        """Time a call of each contender in each repeat, after one to warm up (collective).
 
         The time is the median of a turn's calls on the slowest rank.
         """
