@@ -22,23 +22,20 @@ from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.parameter_server.settings import ALLREDUCE
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.records import CONFIG
-from hvdtrain.train.resume import CheckpointLoader, Progress, RunStart, restore_progress
+from hvdtrain.train.resume import RunState, StateLoader
 from hvdtrain.train.setup import TrainingSetup, set_up
 
 
-class _ReadOnlyLoader(CheckpointLoader):
+class _ReadOnlyLoader(StateLoader):
     """Loads a checkpoint and leaves the directory of its run unchanged."""
 
-    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
+    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
         """Load the checkpoint that was found, whatever data the recipe has now (rank 0 only)."""
-        path, progress = self._found.path, Progress()
+        path, samples = self.found.path, self.found.content.get("epoch_samples", epoch_samples)
         assert path is not None
-        content = self._found.content
-        samples = content.get("epoch_samples", epoch_samples)
-        progress = restore_progress(path, content, self._options, samples, state)
-        return RunStart(path.parent, progress, str(path), resumed=True)
+        return RunState(path.parent, self._restore(samples, state), str(path), resumed=True)
 
-    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
+    def restore_exchange(self, loop: TrainingLoop, resumed: bool) -> None:
         """Do nothing: no step is taken."""
 
 

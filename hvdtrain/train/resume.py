@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.records import (
     METRICS,
     SUMMARY,
+    RanksJoined,
+    RanksLost,
     drop_lines_after,
     new_directory,
     prepare_directory,
@@ -216,11 +218,34 @@ def _seconds(content: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-class RunClock:
-    """Measures the time of training, and the part of it spent waiting for communication."""
+@dataclass
+class RunState:
+    """How far a run has got, where its results are, and what it trains.
 
-    def __init__(self, world: Context, before: Progress) -> None:
-        self._blocked = world.blocked
+    Attributes:
+        progress: what has been done at the last pause; after stop() by this rank.
+        pausing: where a pause that is under way began. Survivors of others take it again if one of
+            them was in it. After stop(): where this rank may have to begin again.
+        taken: steps since `progress`.
+        pause_due: whether a pause follows the steps taken.
+        trained: the weights and everything else that checkpoints hold.
+        failures, joins: ranks that were lost and that have joined before this start.
+    """
+
+    directory: Path
+    progress: Progress = field(default_factory=Progress)
+    origin: str = ""
+    resumed: bool = False
+    pausing: Progress | None = None
+    taken: int = 0
+    pause_due: bool = False
+    trained: Any = None
+    failures: Sequence[RanksLost] = ()
+    joins: Sequence[RanksJoined] = ()
+
+    def start_clock(self, world: Context) -> None:
+        """Measure the time of training, and the part of it spent waiting for communication."""
+        self._blocked, before = world.blocked, self.progress
         self._total_from = time.perf_counter() - before.total_seconds
         self._communicate_from = world.blocked.seconds - before.communicate_seconds
 
@@ -229,10 +254,26 @@ class RunClock:
         """Seconds since the very first start, pauses between starts excluded."""
         return time.perf_counter() - self._total_from
 
-    def read(self, progress: Progress) -> Progress:
-        """Return the progress with the current times."""
+    def timed(self, progress: Progress) -> Progress:
+        """Return progress with the current times."""
         communicate = self._blocked.seconds - self._communicate_from
         return replace(progress, total_seconds=self.total_seconds, communicate_seconds=communicate)
+
+    def stop(self, global_batch_size: int, epoch_samples: int) -> None:
+        """Note how far this rank has got when others ended."""
+        last = self.progress
+        if self.pausing is not None:
+            self.pausing = self.timed(self.pausing)
+        if self.taken:
+            done = min(last.done + self.taken * global_batch_size, epoch_samples)
+            samples = last.samples + done - last.done
+            last = replace(last, done=done, step=last.step + self.taken, samples=samples)
+        self.progress = self.timed(last)
+
+    @property
+    def paused(self) -> bool:
+        """Whether this rank is through with the last pause, and no other is due."""
+        return self.pausing is None and not self.pause_due
 
 
 @dataclass(frozen=True)
@@ -244,12 +285,10 @@ class WorldSettings:
     bucket_bytes: int | None = None
     plan: Any = None
 
-    def validated(self) -> Self:
-        """Return the settings."""
+    def __post_init__(self) -> None:
         if len(self.threads) != self.size:
             threads, ranks = counted(len(self.threads), "rank"), counted(self.size, "rank")
             raise ValueError(f"it has threads of {threads}, but {ranks}")
-        return self
 
     def prepare(self, world: Context, framework: Framework) -> None:
         """Apply the number of threads and the bucket size, before the optimizer is made."""
@@ -282,120 +321,80 @@ def world_settings(
     }
 
 
-class StateLoader(Protocol):
-    """Brings back the state that a run continues from, in two steps."""
-
-    def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find the state, before the model is built (rank 0 only)."""
-
-    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load the state, and prepare the directory (rank 0 only)."""
-
-    @collective
-    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
-        """Restore the state of the exchange."""
-
-
-class CheckpointLoader:
-    """Finds and loads the checkpoint of a run on rank 0, in two steps."""
+class StateLoader:
+    """Brings back the state that a run continues from, in two steps: here its checkpoint."""
 
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
-        self._found = LoadedCheckpoint()
+        self.found = LoadedCheckpoint()
         self._exchange: ExchangeRecord | None = None
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find the checkpoint that the options ask for; warn about damaged ones (rank 0 only)."""
-        self._found = find_checkpoint(self._options, library)
-        for warning in self._found.bad:
-            print(f"hvdtrain: {warning}", file=sys.stderr, flush=True)
+        """Find the state, before the model is built; warn about damaged files (rank 0 only)."""
+        with usage_errors(self._options.out or RUNS):
+            self.found = self._find(library)
+        self._warn(self.found.bad)
         try:
-            return WorldSettings(**self._found.content.get("world", {})).validated()
+            return WorldSettings(**self.found.content.get("world", {}))
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"checkpoint {self._found.path} lacks what is needed: {error}"
+                f"checkpoint {self.found.path} lacks what is needed: {error}"
             ) from error
 
-    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunStart:
-        """Load the checkpoint that was found, and prepare the directory (rank 0 only)."""
-        start = begin_run(self._options, epoch_samples, state, self._found)
-        self._exchange = self._found.content.get("exchange")
-        self._found = LoadedCheckpoint()  # its tensors take as much memory as the model
-        return start
+    def _find(self, library: TensorLibrary) -> LoadedCheckpoint:
+        """Read the checkpoint that the options ask for."""
+        options = self._options
+        if options.resume == "never":
+            return LoadedCheckpoint()
+        if options.resume != "auto" or options.out is None:
+            path = Path(options.resume)
+            return LoadedCheckpoint(path, load_checkpoint(path, library))
+        found = newest_good(options.out, library)
+        if found.path is None and found.bad:
+            raise UsageError(
+                f"no checkpoint in {options.out} can be used ({'; '.join(found.bad)}): start again "
+                "with another --out"
+            )
+        return found
+
+    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
+        """Load the state, and prepare the directory of the run (rank 0 only)."""
+        options, path = self._options, self.found.path
+        with usage_errors(options.out or RUNS):
+            _refuse_to_mix(options, path)
+            progress = self._restore(epoch_samples, state)
+            origin = f"{path}, {progress.text} done" if path is not None else ""
+            if path is None and options.resume == "auto":
+                origin = f"no checkpoint in {options.out}: starting with epoch 1"
+            directory = options.out
+            if directory is None:
+                directory = new_directory(RUNS, Path(options.recipe.partition(":")[0]).stem)
+            else:
+                prepare_directory(directory)
+                remove_marker(directory)
+                drop_lines_after(directory, progress.step)
+                _mark_if_best(directory, path, progress)
+        return RunState(directory, progress, origin, path is not None)
+
+    def _restore(self, epoch_samples: int, state: TrainingState) -> Progress:
+        """Load what was found, and return its progress."""
+        found, self.found = self.found, LoadedCheckpoint()  # its tensors are as large as the model
+        self._exchange = found.content.get("exchange")
+        if found.path is None:
+            return Progress()
+        return restore_progress(found.path, found.content, self._options, epoch_samples, state)
 
     @collective
-    def restore_exchange(self, loop: TrainingLoop, start: RunStart) -> None:
+    def restore_exchange(self, loop: TrainingLoop, resumed: bool) -> None:
         """Restore the state of the exchange of a resumed run; warn about what is lost."""
-        restore_or_warn(loop, start, self._exchange)
+        lost = loop.restore_exchange(self._exchange) if resumed else ""
         self._exchange = None
+        if lost and context.current().topology.rank == 0:
+            self._warn([lost])
 
-
-@collective
-def restore_or_warn(loop: TrainingLoop, start: RunStart, record: ExchangeRecord | None) -> None:
-    """Restore the state of the exchange of a resumed run; warn about what is lost."""
-    lost = loop.restore_exchange(record) if start.resumed else ""
-    if lost and context.current().topology.rank == 0:
-        print(f"hvdtrain: {lost}", file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class RunStart:
-    """The starting point of a run."""
-
-    directory: Path
-    progress: Progress
-    origin: str = ""
-    resumed: bool = False
-    pauses: bool = False
-
-
-def find_checkpoint(options: TrainOptions, library: TensorLibrary) -> LoadedCheckpoint:
-    """Read the checkpoint to resume from, if the options ask for one (rank 0 only)."""
-    with usage_errors(options.out or RUNS):
-        return _find(options, library)
-
-
-def _find(options: TrainOptions, library: TensorLibrary) -> LoadedCheckpoint:
-    if options.resume == "never":
-        return LoadedCheckpoint()
-    if options.resume != "auto" or options.out is None:
-        path = Path(options.resume)
-        return LoadedCheckpoint(path, load_checkpoint(path, library))
-    found = newest_good(options.out, library)
-    if found.path is None and found.bad:
-        raise UsageError(
-            f"no checkpoint in {options.out} can be used ({'; '.join(found.bad)}): start again "
-            "with another --out"
-        )
-    return found
-
-
-def begin_run(
-    options: TrainOptions, epoch_samples: int, state: TrainingState, found: LoadedCheckpoint
-) -> RunStart:
-    """Load a checkpoint, and prepare the directory of the run (rank 0 only)."""
-    with usage_errors(options.out or RUNS):
-        return _begin(options, epoch_samples, state, found)
-
-
-def _begin(
-    options: TrainOptions, epoch_samples: int, state: TrainingState, found: LoadedCheckpoint
-) -> RunStart:
-    _refuse_to_mix(options, found.path)
-    progress, origin = Progress(), ""
-    if found.path is not None:
-        progress = restore_progress(found.path, found.content, options, epoch_samples, state)
-        origin = f"{found.path}, {progress.text} done"
-    elif options.resume == "auto":
-        origin = f"no checkpoint in {options.out}: starting with epoch 1"
-    if options.out is None:
-        directory = new_directory(RUNS, Path(options.recipe.partition(":")[0]).stem)
-        return RunStart(directory, progress, origin, found.path is not None)
-    prepare_directory(options.out)
-    remove_marker(options.out)
-    drop_lines_after(options.out, progress.step)
-    _mark_if_best(options.out, found.path, progress)
-    return RunStart(options.out, progress, origin, found.path is not None)
+    def _warn(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            print(f"hvdtrain: {line}", file=sys.stderr, flush=True)
 
 
 def _mark_if_best(directory: Path, resumed: Path | None, progress: Progress) -> None:

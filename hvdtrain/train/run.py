@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
@@ -12,57 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.collective import collective
-from hvdtrain.core.membership.world import Context
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.loop.gather import on_this_rank
 from hvdtrain.train.loop.heartbeat import Heartbeat
-from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
 from hvdtrain.train.loop.snapshots import EVALUATE, SAVE, SNAPSHOT, Snapshots, Triggers
-from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.options.declare import Interval
 from hvdtrain.train.parameter_server.protocol import Pushes
-from hvdtrain.train.records import MetricsRecord, RanksJoined, RanksLost, Seconds, Summary
-from hvdtrain.train.resume import BestEvaluation, Progress, RunClock
+from hvdtrain.train.records import MetricsRecord, Seconds, Summary
+from hvdtrain.train.resume import BestEvaluation, Progress, RunState
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
-from hvdtrain.train.survivors import Standing
 from hvdtrain.train.terminal import Terminal, closing_lines, epoch_lines, stop_lines
-
-
-@collective
-def make_summary(
-    step_plan: StepPlan, world: Context, progress: Progress, final: Values, loop: TrainingLoop
-) -> Summary:
-    """Return the summary of a run that has ended."""
-    options, topology, best = step_plan.options, world.topology, progress.best
-    total, communicate = progress.total_seconds, progress.communicate_seconds
-    return Summary(
-        world_size=topology.size,
-        hosts=topology.hosts,
-        host_names=list(dict.fromkeys(topology.hostnames)),
-        engine=world.engine_name,
-        framework=options.framework,
-        exchange=options.exchange,
-        global_batch_size=step_plan.global_batch_size,
-        base_lr=options.base_lr,
-        scaled_lr=step_plan.target_lr,
-        epochs=progress.epoch,
-        final=final,
-        samples=progress.samples,
-        samples_per_second=progress.samples / total,
-        seconds=Seconds(total, total - communicate, communicate),
-        weights_sha256=allgather_object(weights_digest(loop.state.weights()), "weights"),
-        steps=progress.step,
-        best=None if best is None else asdict(best),
-        ended="early stop" if progress.epoch < options.epochs else "epochs",
-        parameter_server=_parameter_server(options, loop.pushes),
-    )
 
 
 def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str, Any] | None:
@@ -97,25 +63,20 @@ class Run:
         heartbeat: Heartbeat,
         run_log: RunLog | None,
         snapshots: Snapshots | None = None,
-        failures: Sequence[RanksLost] = (),
-        joins: Sequence[RanksJoined] = (),
     ) -> None:
         self._options, self._test_samples = options, setup.test_samples
         self._world, self._step_plan, self._loop = setup.world, setup.step_plan, setup.loop
-        self._progress, self._terminal = setup.start.progress, terminal
+        self._state, self._terminal = setup.state, terminal
+        self._state.start_clock(setup.world)
+        self._state.trained = setup.loop.state
         self._heartbeat, self._run_log = heartbeat, run_log
         self._triggers = Triggers.of(options)
-        self._clock = RunClock(setup.world, self._progress)
-        self._taken, self._reserved, self._watch_due = 0, False, False
-        self._pause_due = False  # after the steps taken
+        self._reserved, self._watch_due = False, False
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
         self._saved_step, self._first_step = -1, self._progress.step
-        self._failures, self._joins = failures, joins  # before this run, for the summary
-        self._directory, self._snapshots = setup.start.directory, snapshots
+        self._snapshots = snapshots
         self.left: tuple[int, ...] = ()
-        # Where a pause that is under way began. Survivors take it again if one of them was in it.
-        self._pausing = self._progress if setup.start.pauses else None
 
     @collective
     def run(self) -> Summary | None:
@@ -132,6 +93,10 @@ class Run:
         return self._finish()
 
     @property
+    def _progress(self) -> Progress:
+        return self._state.progress
+
+    @property
     def _is_stale(self) -> bool:
         """Whether evaluations have not improved for as long as --early-stop allows."""
         patience, best = self._options.early_stop, self._progress.best
@@ -140,48 +105,34 @@ class Run:
     @collective
     def _train_epoch(self) -> None:
         """Train until the epoch ends or the ranks are to stop."""
-        steps, done = self._step_plan.steps_per_epoch, self._progress.done
-        if self._pausing is not None and done < self._step_plan.samples:
+        steps, done, state = self._step_plan.steps_per_epoch, self._progress.done, self._state
+        if state.pausing is not None and done < self._step_plan.samples:
             self._pause(False, 0.0)
-            self._pausing = None
+            state.pausing = None
         title = f"epoch {self._progress.epoch + 1}/{self._options.epochs}"
         later = (self._options.epochs - self._progress.epoch - 1) * steps
         self._terminal.begin(title, steps, done // self._step_plan.global_batch_size, later)
         whole, samples, seconds = False, self._progress.samples, 0.0
         while not (whole or self._is_stale or self._heartbeat.interrupts):
-            epoch, done, began = self._progress.epoch, self._progress.done, time.perf_counter()
+            began, before = time.perf_counter(), self._progress
             with on_this_rank():
-                learned = self._loop.train(epoch, done, self._after_step)
+                learned = self._loop.train(before.epoch, before.done, self._after_step)
             lasted = time.perf_counter() - began
             seconds += lasted
-            self._unlogged, self._unlogged_seconds = (
-                self._unlogged + learned,
-                self._unlogged_seconds + lasted,
-            )
-            self._progress = self._clock.read(self._progress.after(learned, self._taken))
+            self._unlogged += learned
+            self._unlogged_seconds += lasted
+            state.progress = state.timed(before.after(learned, state.taken))
             if self._options.non_finite == "stop":
-                require_finite(learned, self._taken, self._progress.step)
-            self._taken, self._pause_due, self._pausing = 0, False, self._progress
+                require_finite(learned, state.taken, self._progress.step)
+            state.taken, state.pause_due, state.pausing = 0, False, self._progress
             whole = self._progress.done == self._step_plan.samples
             self._pause(whole, (self._progress.samples - samples) / seconds)
-            self._pausing = None
+            state.pausing = None
 
-    @property
-    def standing(self) -> Standing:
-        """How far this rank has got, for the survivors of others."""
-        plan, reached = self._step_plan, self._progress
-        if self._taken:
-            done = min(reached.done + self._taken * plan.global_batch_size, plan.samples)
-            reached = replace(
-                reached,
-                done=done,
-                step=reached.step + self._taken,
-                samples=reached.samples + done - reached.done,
-            )
-        paused = self._pausing is None and not self._pause_due
-        before = self._pausing or reached
-        read = self._clock.read
-        return Standing(read(reached), read(before), paused, self._loop.state, self._directory)
+    def stopped(self) -> RunState:
+        """Return how far this rank has got when others ended."""
+        self._state.stop(self._step_plan.global_batch_size, self._step_plan.samples)
+        return self._state
 
     @collective
     def require_ranks(self, left: int) -> None:
@@ -191,13 +142,18 @@ class Run:
             return
         if self._progress.step != self._saved_step:
             self._save(False)
-        run_log = self._run_log
         text = f"{counted(left, 'rank')} left, fewer than --min-np {least}"
-        call_on_root(lambda: run_log.stopped(text) if run_log is not None else None)
-        directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
+        self._log_stop(text)
         raise TooFewRanksError(
-            f"{text}: {self._progress.text} are saved, resume with --out {directory} --resume auto"
+            f"{text}: {self._progress.text} are saved, resume with --out {self._state.directory} "
+            "--resume auto"
         )
+
+    @collective
+    def _log_stop(self, text: str) -> None:
+        """Leave a note for a resume, once the checkpoint is written."""
+        run_log = self._run_log
+        call_on_root(lambda: run_log.stopped(text) if run_log is not None else None)
 
     @collective
     def _let_leave(self, leaving: tuple[int, ...]) -> None:
@@ -231,8 +187,8 @@ class Run:
     @collective
     def _after_step(self) -> bool:
         """Return whether to continue without a pause."""
-        self._taken += 1
-        step = self._progress.step + self._taken
+        self._state.taken += 1
+        step = self._progress.step + self._state.taken
         self._terminal.advance()
         if not self._reserved:
             self._reserved = True
@@ -241,24 +197,23 @@ class Run:
                 with on_this_rank():
                     self._loop.state.reserve()
         if self._heartbeat.after_step() and self._run_log is not None:
-            self._run_log.note(self._heartbeat.report, step, self._clock.total_seconds)
+            self._run_log.note(self._heartbeat.report, step, self._state.total_seconds)
             self._terminal.show_slowest(*self._run_log.statistics.slowest)
         heartbeat = self._heartbeat
         due = heartbeat.interrupts or bool(heartbeat.due - {SNAPSHOT})
-        self._pause_due = due or self._triggers.pauses(step) or self._snapshot_is_due(step, None)
-        return not self._pause_due
+        self._state.pause_due = (
+            due or self._triggers.pauses(step) or self._snapshot_is_due(step, None)
+        )
+        return not self._state.pause_due
 
     @collective
     def _snapshot_is_due(self, step: int, epoch: int | None) -> bool:
         """Return whether to take a snapshot after a step, which may end an epoch."""
-        due, size = self._heartbeat.due, self._world.topology.size
-        snapshots = self._snapshots
+        if self._snapshots is None:
+            return False
+        due = self._snapshots.due(step, epoch, self._heartbeat.due, self._world.topology.size)
         # It must not change the weights, so it waits until they are equal anyway.
-        return (
-            snapshots is not None
-            and snapshots.due(step, epoch, due, size)
-            and self._loop.synchronized
-        )
+        return due and self._loop.synchronized
 
     @collective
     def _take_snapshot(self, leaving: tuple[int, ...] = ()) -> None:
@@ -271,7 +226,7 @@ class Run:
 
         def content() -> dict[str, Any]:
             assert run_log is not None  # on rank 0
-            progress = self._clock.read(self._progress)
+            progress = self._state.timed(self._progress)
             return run_log.content(progress, self._step_plan.samples, loop, exchange)
 
         snapshots.take(self._progress.step, content, leaving)
@@ -289,7 +244,7 @@ class Run:
             if progress.part.samples:  # else ranks ended before the sums were collected
                 values = progress.part.values(self._loop.metrics)
                 lines.append(self._metrics("train", values, speed))
-            self._progress = progress.next_epoch()
+            self._state.progress = progress.next_epoch()
         better = False
         if self._is_due(EVALUATE, self._triggers.evaluate, whole):
             better = self._evaluate(lines)
@@ -351,7 +306,7 @@ class Run:
             best = BestEvaluation(name, value, self._epochs, self._progress.step)
         elif best is not None:
             best = replace(best, since=best.since + 1)
-        self._progress = replace(self._progress, best=best)
+        self._state.progress = replace(self._progress, best=best)
         return better
 
     @property
@@ -359,11 +314,8 @@ class Run:
         return self._progress.epoch + self._progress.done / self._step_plan.samples
 
     def _metrics(self, split: str, values: Values, speed: float) -> MetricsRecord:
-        progress = self._progress
-        epochs = self._epochs
-        return MetricsRecord(
-            epochs, progress.step, split, values, self._loop.lr, speed, self._clock.total_seconds
-        )
+        step, seconds = self._progress.step, self._state.total_seconds
+        return MetricsRecord(self._epochs, step, split, values, self._loop.lr, speed, seconds)
 
     @collective
     def _compare_ranks(self) -> None:
@@ -382,16 +334,15 @@ class Run:
         exchange = self._loop.exchange_record()
         self._loop.gather_state()
         if self._run_log is not None:
-            progress = self._clock.read(self._progress)
+            progress = self._state.timed(self._progress)
             self._run_log.save(progress, self._step_plan.samples, self._loop, exchange, best)
 
     @collective
     def _stop(self) -> None:
         """Print, after the checkpoint is written, that the run was stopped."""
-        run_log, rank = self._run_log, self._heartbeat.stop_rank or 0
-        directory = call_on_root(lambda: str(run_log.directory) if run_log is not None else "")
-        lines = stop_lines(rank, self._progress, directory)
-        call_on_root(lambda: run_log.stopped(lines[0]) if run_log is not None else None)
+        rank = self._heartbeat.stop_rank or 0
+        lines = stop_lines(rank, self._progress, str(self._state.directory))
+        self._log_stop(lines[0])
         self._terminal.end(lines)
 
     @collective
@@ -418,11 +369,37 @@ class Run:
         final = self._final_values()
         if self._progress.step != self._saved_step:
             self._save(False)
-        self._progress = self._clock.read(self._progress)
-        summary = make_summary(self._step_plan, self._world, self._progress, final, self._loop)
-        summary = replace(summary, failures=self._failures, joins=self._joins)
+        summary = self._summary(final)
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
-        directory = str(run_log.directory) if run_log is not None else ""
-        self._terminal.end(closing_lines(summary, directory, files))
+        self._terminal.end(closing_lines(summary, str(self._state.directory), files))
         return summary
+
+    @collective
+    def _summary(self, final: Values) -> Summary:
+        options, topology, state = self._options, self._world.topology, self._state
+        progress = state.timed(state.progress)
+        total, communicate = progress.total_seconds, progress.communicate_seconds
+        return Summary(
+            world_size=topology.size,
+            hosts=topology.hosts,
+            host_names=list(dict.fromkeys(topology.hostnames)),
+            engine=self._world.engine_name,
+            framework=options.framework,
+            exchange=options.exchange,
+            global_batch_size=self._step_plan.global_batch_size,
+            base_lr=options.base_lr,
+            scaled_lr=self._step_plan.target_lr,
+            epochs=progress.epoch,
+            final=final,
+            samples=progress.samples,
+            samples_per_second=progress.samples / total,
+            seconds=Seconds(total, total - communicate, communicate),
+            weights_sha256=allgather_object(weights_digest(self._loop.state.weights()), "weights"),
+            steps=progress.step,
+            best=None if progress.best is None else asdict(progress.best),
+            ended="early stop" if progress.epoch < options.epochs else "epochs",
+            parameter_server=_parameter_server(options, self._loop.pushes),
+            failures=state.failures,
+            joins=state.joins,
+        )

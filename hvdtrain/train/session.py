@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -17,11 +17,11 @@ from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import RanksJoined, RanksLost, Summary, usage_errors, write_environment
-from hvdtrain.train.resume import CheckpointLoader
+from hvdtrain.train.resume import RunState, StateLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
-from hvdtrain.train.survivors import MemoryLoader, SnapshotLoader, Standing, agree
+from hvdtrain.train.survivors import SnapshotLoader, agree
 from hvdtrain.train.terminal import (
     Terminal,
     failure_tags,
@@ -36,7 +36,7 @@ from hvdtrain.train.tracking.trackers import open_trackers
 
 def _changed(setup: TrainingSetup, seconds: float) -> dict[str, Any]:
     """Return what the records of lost and of joined ranks have in common."""
-    plan, progress = setup.step_plan, setup.start.progress
+    plan, progress = setup.step_plan, setup.state.progress
     return {
         "step": progress.step,
         "epoch": progress.epoch + progress.done / plan.samples,
@@ -57,7 +57,7 @@ def lost(
     """Return the records of ranks that were lost, first of those that had left by request."""
     left = tuple(rank for rank in recovery.lost if rank in leaving)
     ended = tuple(rank for rank in recovery.lost if rank not in leaving)
-    again = 0 if reached is None else max(reached - setup.start.progress.step, 0)
+    again = 0 if reached is None else max(reached - setup.state.progress.step, 0)
     groups = (left, recovery.size_before - len(left), True), (ended, recovery.left, False)
     return [
         RanksLost(lost=ranks, ranks=n, left=asked, again=again, **_changed(setup, seconds))
@@ -96,15 +96,13 @@ class _Session:
         self._options, self._make_recipe, self._signals = options, make_recipe, signals
         self._ranks = 0  # at the start
         self._run: Run | None = None
-        self._standing: Standing | None = None
+        self._before: RunState | None = None  # of this rank when others were lost
         self._joins_others = False  # until this rank trains with them
         self._interrupted = False  # for a rank that joins
         self._noticed = 0.0
         self._left: tuple[int, ...] = ()  # since the last recovery
         self._snapshots: Snapshots | None = None
         self._recoveries: list[tuple[Recovery, tuple[int, ...]]] = []
-        self._failures: list[RanksLost] = []
-        self._joins: list[RanksJoined] = []
 
     @collective
     def train(self) -> Summary | None:
@@ -127,7 +125,7 @@ class _Session:
             context.accept_newcomers()
             self._joins_others = True
             return self._go_on()
-        setup = set_up(self._options, self._make_recipe, CheckpointLoader(self._options))
+        setup = set_up(self._options, self._make_recipe, StateLoader(self._options))
         self._ranks = setup.world.topology.size
         lines = header_lines(self._options, setup)
         if setup.world.failures is not None and needs_snapshots(self._options, setup.loop):
@@ -140,9 +138,9 @@ class _Session:
         if self._run is not None:
             self._noticed = time.perf_counter()
             self._left = self._run.left
-            self._standing, self._run = self._run.standing, None
+            self._before, self._run = self._run.stopped(), None
         refused = isinstance(error, UsageError | TrainingError)
-        if refused or (self._standing is None and not self._joins_others):
+        if refused or (self._before is None and not self._joins_others):
             return False
         if isinstance(error, HostsUpdatedInterrupt):
             self._interrupted = True
@@ -167,16 +165,13 @@ class _Session:
         loader, reached = self._loader()
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
-        lines = self._note_changes(setup, reached)
-        changed = broadcast_object((self._failures, self._joins), 0, "changes")
-        self._failures, self._joins = changed  # also on ranks that have joined
-        return self._train(setup, lines)
+        return self._train(setup, self._note_changes(setup, reached))
 
     @collective
     def _share_history(self) -> None:
         """Let ranks that have joined know how the job began."""
         known = None
-        if self._standing is not None:
+        if self._before is not None:
             known = self._ranks, self._snapshots is not None
         known = broadcast_object(known, 0, "history")
         if known is None:  # those that were there before have the lowest numbers
@@ -186,25 +181,29 @@ class _Session:
             self._snapshots = Snapshots.of(self._options)
 
     @collective
-    def _loader(self) -> tuple[MemoryLoader | SnapshotLoader, int | None]:
+    def _loader(self) -> tuple[StateLoader, int | None]:
         """Return what to continue from, and the steps done if it may have fewer."""
         if self._snapshots is None:
-            return agree(self._standing), None
-        step = -1 if self._standing is None else self._standing.reached.step
-        found = self._snapshots.find(step)
-        return SnapshotLoader(self._options, self._standing, found), found.reached
+            return agree(self._options, self._before), None
+        reached = self._snapshots.find(-1 if self._before is None else self._before.progress.step)
+        return SnapshotLoader(self._options, self._before, self._snapshots), reached
 
+    @collective
     def _note_changes(self, setup: TrainingSetup, reached: int | None) -> list[str]:
         """Add the ranks that changed to the results, and return the lines about them."""
         lines: list[str] = []
+        before = self._before or setup.state
+        changes = [*before.failures], [*before.joins]
         seconds = time.perf_counter() - self._noticed
         for recovery, leaving in self._recoveries:
             failures = lost(recovery, leaving, setup, seconds, reached)
             joins = joined(recovery, setup, seconds)
             lines += [*map(lost_line, failures), *map(joined_line, joins)]
-            self._failures += failures
-            self._joins += joins
+            changes[0].extend(failures)
+            changes[1].extend(joins)
         self._recoveries = []
+        # Also for ranks that have joined.
+        setup.state.failures, setup.state.joins = broadcast_object(changes, 0, "changes")
         return lines
 
     @collective
@@ -216,14 +215,13 @@ class _Session:
         prints = world.topology.rank == 0 and not options.quiet
         with Terminal(prints, bar=prints and on_terminal()) as terminal:
             terminal.print(lines)
-            run_log = _open_run_log(options, setup, failure_tags(self._failures, self._joins))
+            run_log = _open_run_log(options, setup)
             timers = {} if self._snapshots is None else self._snapshots.timers
             heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
             try:
-                changes = self._snapshots, self._failures, self._joins
-                self._run = Run(options, setup, terminal, heartbeat, run_log, *changes)
-                self._standing, self._joins_others = None, False
-                if self._failures:
+                self._run = Run(options, setup, terminal, heartbeat, run_log, self._snapshots)
+                self._before, self._joins_others = None, False
+                if setup.state.failures:
                     self._run.require_ranks(world.topology.size)
                 summary = self._run.run()
                 require_all()
@@ -234,22 +232,20 @@ class _Session:
 
 
 @collective
-def _open_run_log(
-    options: TrainOptions, setup: TrainingSetup, tags: Mapping[str, str]
-) -> RunLog | None:
+def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
     """Open the files and trackers of rank 0; return None on the other ranks."""
     opened: list[RunLog] = []
 
-    @usage_errors(setup.start.directory)
+    @usage_errors(setup.state.directory)
     def open_files() -> None:
-        topology, start = setup.world.topology, setup.start
-        write_environment(start.directory, options.with_absolute_paths(), topology.hostnames)
+        topology, state = setup.world.topology, setup.state
+        write_environment(state.directory, options.with_absolute_paths(), topology.hostnames)
         info = RunInfo(
-            start.directory.name,
-            start.directory,
+            state.directory.name,
+            state.directory,
             {**_parameters(options), "ranks": topology.size, "engine": setup.world.engine_name},
-            start.progress.step if start.resumed else None,
-            tags,
+            state.progress.step if state.resumed else None,
+            failure_tags(state.failures, state.joins),
         )
         trackers = open_trackers(
             options.track, info, options.tracking_uri, options.experiment, options.run_name
@@ -257,7 +253,7 @@ def _open_run_log(
         sent = setup.loop.gradient_bytes if topology.size > 1 else 0
         statistics = RankStatistics(sent)
         opened.append(
-            RunLog(start.directory, options, setup.world, setup.threads, statistics, trackers)
+            RunLog(state.directory, options, setup.world, setup.threads, statistics, trackers)
         )
 
     call_on_root(open_files)

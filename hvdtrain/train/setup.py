@@ -25,7 +25,7 @@ from hvdtrain.train.options import BACKENDS, TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.resume import RunStart, StateLoader
+from hvdtrain.train.resume import RunState, StateLoader
 
 RecipeFactory = Callable[[], Recipe]
 
@@ -41,7 +41,7 @@ class TrainingSetup:
     devices: list[str]
     threads: tuple[int | None, ...]
     loop: TrainingLoop
-    start: RunStart
+    state: RunState
 
     @property
     def test_samples(self) -> int:
@@ -69,11 +69,11 @@ def set_up(
     settings.prepare(world, framework)
     loop = framework.make_loop(recipe, step_plan)
     _require_test_samples(options, recipe, loop)
-    start = call_on_root(partial(loader.begin_run, step_plan.samples, loop.state))
+    state = call_on_root(partial(loader.begin_run, step_plan.samples, loop.state))
     settings.apply(loop, world)
     loop.broadcast()
-    loader.restore_exchange(loop, start)
-    return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, start)
+    loader.restore_exchange(loop, state.resumed)
+    return TrainingSetup(framework.title, world, recipe, step_plan, devices, threads, loop, state)
 
 
 @collective

@@ -43,8 +43,8 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 else "",
         "exchange": _exchange_text(options),
-        "resume": setup.start.origin,
-        "results": str(setup.start.directory),
+        "resume": setup.state.origin,
+        "results": str(setup.state.directory),
     }
     title = f"hvdtrain {__version__}: training {options.recipe} with {setup.title}"
     return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]

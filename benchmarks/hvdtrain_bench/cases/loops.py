@@ -24,7 +24,7 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.builtin.digits import recipe as digits
 from hvdtrain.train.recipes.builtin.parts import resnet
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.resume import CheckpointLoader
+from hvdtrain.train.resume import StateLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup, set_up
@@ -173,7 +173,7 @@ def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, li
         out=folder,
         device="cpu",
     )
-    built = set_up(options, lambda: _recipe(task, data), CheckpointLoader(options))
+    built = set_up(options, lambda: _recipe(task, data), StateLoader(options))
 
     def check() -> None:
         for name, loop in by_hand.items():

@@ -92,19 +92,6 @@ def needs_snapshots(options: TrainOptions, loop: TrainingLoop) -> bool:
     return not replicated or options.make_exchange() is not None or loop.shares_optimizer
 
 
-class Found:
-    """What the ranks that are left found of snapshots."""
-
-    def __init__(self, step: int, reached: int, payload: Bytes | None) -> None:
-        self.step, self.reached, self._payload = step, reached, payload
-
-    def content(self) -> dict[str, Any]:
-        """Return the content, as that of a checkpoint (rank 0 only)."""
-        assert self._payload is not None
-        content: dict[str, Any] = pickle.loads(self._payload.data)
-        return content
-
-
 class Snapshots:
     """Takes snapshots, and holds the newest one on rank 0 and on another rank.
 
@@ -167,8 +154,12 @@ class Snapshots:
         return max(_LEAST_SECONDS, taken / _SHARE)
 
     @collective
-    def find(self, reached: int) -> Found:
-        """Return the newest snapshot, and hold it twice again (collective over the ranks left)."""
+    def find(self, reached: int) -> int:
+        """Hold the newest snapshot twice again (collective over the ranks left).
+
+        Returns:
+            The steps that the rank furthest ahead has done.
+        """
         topology = context.current().topology
         rows = allgather_object((self._step, reached), "snapshots")
         steps = [step for step, _ in rows]
@@ -179,7 +170,12 @@ class Snapshots:
             for receiver in (0, second_holder(topology, ())):
                 if receiver != source:
                     self._send(payload, source, receiver, newest)
-        return Found(newest, furthest, self._payload if topology.rank == 0 else None)
+        return int(furthest)
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of the newest, as that of a checkpoint; {} without (rank 0 only)."""
+        content: dict[str, Any] = {} if self._step < 0 else pickle.loads(self._payload.data)
+        return content
 
     @collective
     def _send(self, payload: Bytes, source: int, receiver: int, step: int) -> None:

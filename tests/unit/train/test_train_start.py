@@ -20,10 +20,9 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.resume import (
     BestEvaluation,
     Progress,
-    RunStart,
-    begin_run,
+    RunState,
+    StateLoader,
     checkpoint_content,
-    find_checkpoint,
 )
 from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState
@@ -61,12 +60,14 @@ def save(directory: Path, epoch: int, trained: Trainee, **more: Any) -> Path:
     return saver.newest
 
 
-def start(asked: TrainOptions, trained: Trainee) -> RunStart:
+def start(asked: TrainOptions, trained: Trainee) -> RunState:
     """Begin as rank 0 does."""
-    return begin_run(asked, 100, TorchTrainingState(*trained), find_checkpoint(asked, "pt"))
+    loader = StateLoader(asked)
+    loader.find("pt")
+    return loader.begin_run(100, TorchTrainingState(*trained))
 
 
-def resume(directory: Path, what: str | Path = "auto", **more: Any) -> tuple[RunStart, Trainee]:
+def resume(directory: Path, what: str | Path = "auto", **more: Any) -> tuple[RunState, Trainee]:
     fresh = trainee(seed=99)
     return start(options(directory, what, **more), fresh), fresh
 
@@ -127,8 +128,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     save(tmp_path, 1, trainee())
     bad = save(tmp_path, 2, trainee(seed=1))
     damage(bad)
-    found = find_checkpoint(options(tmp_path, "auto"), "pt")
-    (warning,) = found.bad
+    loader = StateLoader(options(tmp_path, "auto"))
+    loader.find("pt")
+    (warning,) = loader.found.bad
     assert str(bad) in warning
     assert "damaged" in warning
     assert resume(tmp_path)[0].progress.epoch == 1
