@@ -227,7 +227,7 @@ class Run:
         def content() -> dict[str, Any]:
             assert run_log is not None  # on rank 0
             progress = self._state.timed(self._progress)
-            return run_log.content(progress, self._step_plan.samples, loop, exchange)
+            return run_log.content(progress, exchange)
 
         snapshots.take(self._progress.step, content, leaving)
         seconds = snapshots.seconds_to_next(time.perf_counter() - began)
@@ -335,7 +335,7 @@ class Run:
         self._loop.gather_state()
         if self._run_log is not None:
             progress = self._state.timed(self._progress)
-            self._run_log.save(progress, self._step_plan.samples, self._loop, exchange, best)
+            self._run_log.save(progress, exchange, best)
 
     @collective
     def _stop(self) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from hvdtrain.core.membership.world import Context
 from hvdtrain.train.checkpoint.saver import Saver, best_file
 from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
-from hvdtrain.train.loop.protocol import ExchangeRecord, TrainingLoop
+from hvdtrain.train.loop.protocol import ExchangeRecord
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import (
     CONFIG,
@@ -26,6 +24,7 @@ from hvdtrain.train.records import (
     write_summary,
 )
 from hvdtrain.train.resume import Progress, checkpoint_content, world_settings
+from hvdtrain.train.setup import TrainingSetup
 from hvdtrain.train.tracking.tracker import Status, metric_values, rank_values
 from hvdtrain.train.tracking.trackers import Trackers
 
@@ -33,25 +32,13 @@ from hvdtrain.train.tracking.trackers import Trackers
 class RunLog:
     """Writes the files of a run and passes the values on to trackers (rank 0 only)."""
 
-    def __init__(
-        self,
-        directory: Path,
-        options: TrainOptions,
-        world: Context,
-        threads: tuple[int | None, ...],
-        statistics: RankStatistics,
-        trackers: Trackers,
-    ) -> None:
-        self.directory = directory
-        self._options, self._world, self.statistics, self._trackers = (
-            options,
-            world,
-            statistics,
-            trackers,
-        )
-        self._threads = threads
+    def __init__(self, options: TrainOptions, setup: TrainingSetup, trackers: Trackers) -> None:
+        self._directory, self._options = setup.state.directory, options
+        self._setup, self._trackers = setup, trackers
+        size, sent = setup.world.topology.size, setup.loop.gradient_bytes
+        self.statistics = RankStatistics(sent if size > 1 else 0)
         self._incomplete: set[str] = set()
-        self._saver = Saver(directory, options.keep_checkpoints)
+        self._saver = Saver(self._directory, options.keep_checkpoints)
 
     def note(self, report: HeartbeatReport | None, step: int, seconds: float) -> None:
         """Add the report of a heartbeat, and write a line of ranks.jsonl if one is due."""
@@ -75,11 +62,11 @@ class RunLog:
     def _append(self, name: str, lines: Sequence[Mapping[str, Any]], sync: bool = True) -> None:
         """Append lines to a file; if it fails, warn once and continue: training is worth more."""
         try:
-            append_lines(self.directory, name, lines, sync)
+            append_lines(self._directory, name, lines, sync)
         except OSError as error:
             if name not in self._incomplete:
                 self._incomplete.add(name)
-                problem = f"{self.directory / name} cannot be written ({error.strerror})"
+                problem = f"{self._directory / name} cannot be written ({error.strerror})"
                 print(
                     f"hvdtrain: {problem}: lines are missing; training continues", file=sys.stderr
                 )
@@ -88,47 +75,26 @@ class RunLog:
         for line in lines:
             self._trackers.log(metric_values(line.line()), line.step, line.seconds)
 
-    def save(
-        self,
-        progress: Progress,
-        epoch_samples: int,
-        loop: TrainingLoop,
-        exchange: ExchangeRecord | None,
-        best: bool,
-    ) -> None:
+    def save(self, progress: Progress, exchange: ExchangeRecord | None, best: bool) -> None:
         """Start writing a checkpoint, and report what went wrong with earlier ones."""
-        about = self._about(progress, epoch_samples, loop, exchange)
-        self._saver.save(progress.epoch, progress.done, loop.state, about, best)
-        self._warn()
+        about, state = self._about(progress, exchange), self._setup.loop.state
+        self._saver.save(progress.epoch, progress.done, state, about, best)
+        for problem in self._saver.problems():
+            print(f"hvdtrain: {problem}; training continues", file=sys.stderr, flush=True)
 
-    def content(
-        self,
-        progress: Progress,
-        epoch_samples: int,
-        loop: TrainingLoop,
-        exchange: ExchangeRecord | None,
-    ) -> dict[str, Any]:
+    def content(self, progress: Progress, exchange: ExchangeRecord | None) -> dict[str, Any]:
         """Return what save() would write; it lasts until the next snapshot of the state."""
         self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
-        about = self._about(progress, epoch_samples, loop, exchange)
-        return {**about, **loop.state.snapshot().content()}
+        about = self._about(progress, exchange)
+        return {**about, **self._setup.loop.state.snapshot().content()}
 
-    def _about(
-        self,
-        progress: Progress,
-        epoch_samples: int,
-        loop: TrainingLoop,
-        exchange: ExchangeRecord | None,
-    ) -> dict[str, Any]:
-        about = checkpoint_content(progress, self._options, epoch_samples)
-        about["world"] = world_settings(self._world, loop, self._threads)
+    def _about(self, progress: Progress, exchange: ExchangeRecord | None) -> dict[str, Any]:
+        setup = self._setup
+        about = checkpoint_content(progress, self._options, setup.step_plan.samples)
+        about["world"] = world_settings(setup.world, setup.loop, setup.threads)
         if exchange is not None:
             about["exchange"] = exchange
         return about
-
-    def _warn(self) -> None:
-        for problem in self._saver.problems():
-            print(f"hvdtrain: {problem}; training continues", file=sys.stderr, flush=True)
 
     def close(self, status: Status = "failed") -> None:
         """Wait for the checkpoint, and end the trackers unless they have been ended."""
@@ -138,8 +104,8 @@ class RunLog:
     def stopped(self, text: str) -> None:
         """Write the `requeue` file of a run that is to be resumed, after its checkpoint."""
         self._saver.finish()
-        with usage_errors(self.directory):
-            leave_marker(self.directory, text)
+        with usage_errors(self._directory):
+            leave_marker(self._directory, text)
         self._trackers.end("stopped")
 
     def ended(self, summary: Summary) -> list[str]:
@@ -148,10 +114,10 @@ class RunLog:
         line = self.statistics.line(summary.steps, summary.seconds.total, at_once=True)
         if line is not None:
             self._append(RANKS, [line], sync=False)
-        with usage_errors(self.directory):
-            write_summary(self.directory, summary)
-        best = best_file(self.directory)
-        for path in (self.directory / CONFIG, self.directory / SUMMARY, best or newest):
+        with usage_errors(self._directory):
+            write_summary(self._directory, summary)
+        best = best_file(self._directory)
+        for path in (self._directory / CONFIG, self._directory / SUMMARY, best or newest):
             if path is not None:
                 self._trackers.artifact(path)
         self._trackers.end("finished")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +12,7 @@ from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
 from hvdtrain.core.membership.recovery import Recovery
 from hvdtrain.core.objects import broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
-from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
+from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import RanksJoined, RanksLost, Summary, usage_errors, write_environment
@@ -32,52 +31,6 @@ from hvdtrain.train.terminal import (
 )
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
-
-
-def _changed(setup: TrainingSetup, seconds: float) -> dict[str, Any]:
-    """Return what the records of lost and of joined ranks have in common."""
-    plan, progress = setup.step_plan, setup.state.progress
-    return {
-        "step": progress.step,
-        "epoch": progress.epoch + progress.done / plan.samples,
-        "trained_seconds": progress.total_seconds,
-        "seconds": seconds,
-        "global_batch_size": plan.global_batch_size,
-        "scaled_lr": plan.target_lr,
-    }
-
-
-def lost(
-    recovery: Recovery,
-    leaving: Collection[int],
-    setup: TrainingSetup,
-    seconds: float,
-    reached: int | None,
-) -> list[RanksLost]:
-    """Return the records of ranks that were lost, first of those that had left by request."""
-    left = tuple(rank for rank in recovery.lost if rank in leaving)
-    ended = tuple(rank for rank in recovery.lost if rank not in leaving)
-    again = 0 if reached is None else max(reached - setup.state.progress.step, 0)
-    groups = (left, recovery.size_before - len(left), True), (ended, recovery.left, False)
-    return [
-        RanksLost(lost=ranks, ranks=n, left=asked, again=again, **_changed(setup, seconds))
-        for ranks, n, asked in groups
-        if ranks
-    ]
-
-
-def joined(recovery: Recovery, setup: TrainingSetup, seconds: float) -> list[RanksJoined]:
-    """Return the record of ranks that have joined, if any have."""
-    if not recovery.joined:
-        return []
-    return [
-        RanksJoined(
-            joined=recovery.joined,
-            ranks=recovery.size,
-            start_seconds=recovery.start_seconds,
-            **_changed(setup, seconds),
-        )
-    ]
 
 
 @collective
@@ -192,18 +145,39 @@ class _Session:
     def _note_changes(self, setup: TrainingSetup, reached: int | None) -> list[str]:
         """Add the ranks that changed to the results, and return the lines about them."""
         lines: list[str] = []
-        before = self._before or setup.state
-        changes = [*before.failures], [*before.joins]
-        seconds = time.perf_counter() - self._noticed
+        plan, state, progress = setup.step_plan, setup.state, setup.state.progress
+        before = self._before or state
+        failures, joins = list(before.failures), list(before.joins)
+        common: dict[str, Any] = {
+            "step": progress.step,
+            "epoch": progress.epoch + progress.done / plan.samples,
+            "trained_seconds": progress.total_seconds,
+            "seconds": time.perf_counter() - self._noticed,
+            "global_batch_size": plan.global_batch_size,
+            "scaled_lr": plan.target_lr,
+        }
+        again = 0 if reached is None else max(reached - progress.step, 0)
         for recovery, leaving in self._recoveries:
-            failures = lost(recovery, leaving, setup, seconds, reached)
-            joins = joined(recovery, setup, seconds)
-            lines += [*map(lost_line, failures), *map(joined_line, joins)]
-            changes[0].extend(failures)
-            changes[1].extend(joins)
+            left = tuple(rank for rank in recovery.lost if rank in leaving)
+            ended = tuple(rank for rank in recovery.lost if rank not in leaving)
+            groups = (left, recovery.size_before - len(left), True), (ended, recovery.left, False)
+            for ranks, number, asked in groups:
+                if ranks:
+                    failures.append(
+                        RanksLost(lost=ranks, ranks=number, left=asked, again=again, **common)
+                    )
+                    lines.append(lost_line(failures[-1]))
+            if recovery.joined:
+                seconds = recovery.start_seconds
+                joins.append(
+                    RanksJoined(
+                        joined=recovery.joined, ranks=recovery.size, start_seconds=seconds, **common
+                    )
+                )
+                lines.append(joined_line(joins[-1]))
         self._recoveries = []
         # Also for ranks that have joined.
-        setup.state.failures, setup.state.joins = broadcast_object(changes, 0, "changes")
+        state.failures, state.joins = broadcast_object((failures, joins), 0, "changes")
         return lines
 
     @collective
@@ -250,11 +224,7 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
         trackers = open_trackers(
             options.track, info, options.tracking_uri, options.experiment, options.run_name
         )
-        sent = setup.loop.gradient_bytes if topology.size > 1 else 0
-        statistics = RankStatistics(sent)
-        opened.append(
-            RunLog(state.directory, options, setup.world, setup.threads, statistics, trackers)
-        )
+        opened.append(RunLog(options, setup, trackers))
 
     call_on_root(open_files)
     return opened[0] if opened else None

@@ -188,8 +188,6 @@ _INSTALL = {
     "keras": "'hvdtrain[keras]'",
     "jax": "jax",
 }
-# Not needed to write checkpoints, but to read them: a run without it could not be resumed.
-_CHECKPOINT_READER = "safetensors"
 
 
 def choose_framework(options: TrainOptions) -> Framework:
@@ -201,7 +199,13 @@ def choose_framework(options: TrainOptions) -> Framework:
         if missing not in _INSTALL:
             raise
         raise UsageError(f"{missing} is not installed: pip install {_INSTALL[missing]}") from error
-    _require_checkpoint_reader()
+    try:
+        # Not needed to write checkpoints, but to read them: a run could not be resumed.
+        importlib.import_module("safetensors")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "safetensors, which reads checkpoints, is not installed: pip install safetensors"
+        ) from error
     return framework
 
 
@@ -213,28 +217,14 @@ def _import_framework(options: TrainOptions) -> Framework:
         from hvdtrain.train.torch.framework import TorchFramework
 
         return TorchFramework(options)
-    os.environ["KERAS_BACKEND"] = _keras_backend(options)
-    import keras  # noqa: F401
-
-    from hvdtrain.train.keras.framework import KerasFramework
-
-    return KerasFramework(options)
-
-
-def _require_checkpoint_reader() -> None:
-    try:
-        importlib.import_module(_CHECKPOINT_READER)
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{_CHECKPOINT_READER}, which reads checkpoints, is not installed: "
-            f"pip install {_CHECKPOINT_READER}"
-        ) from error
-
-
-def _keras_backend(options: TrainOptions) -> str:
     backend = options.backend or os.environ.get("KERAS_BACKEND") or "tensorflow"
     if backend not in BACKENDS:
         raise UsageError(
             f"unknown KERAS_BACKEND {backend!r}: choose from {', '.join(BACKENDS)} with --backend"
         )
-    return backend
+    os.environ["KERAS_BACKEND"] = backend
+    import keras  # noqa: F401
+
+    from hvdtrain.train.keras.framework import KerasFramework
+
+    return KerasFramework(options)

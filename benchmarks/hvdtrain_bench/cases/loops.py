@@ -17,7 +17,7 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import GlobalBatchSampler
-from hvdtrain.train.loop.heartbeat import Heartbeat, RankStatistics, StopSignals
+from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.snapshots import Triggers
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
@@ -196,9 +196,7 @@ def _recipe(task: _Task, data: Samples) -> Recipe:
 
 
 def _run_log(options: TrainOptions, built: TrainingSetup, folder: Path) -> RunLog:
-    spans = RankStatistics(built.loop.gradient_bytes)
-    trackers = open_trackers("", RunInfo("loop", folder, {}, None))
-    return RunLog(folder, options, built.world, built.threads, spans, trackers)
+    return RunLog(options, built, open_trackers("", RunInfo("loop", folder, {}, None)))
 
 
 def _compare(name: str, model: nn.Module, built: TrainingSetup) -> None:
