@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Literal
 
 import keras
 
@@ -16,6 +15,7 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.keras.fit import require_adding_metrics
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.keras.served_loop import ServedKerasLoop
+from hvdtrain.train.loop.protocol import Framework
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
@@ -37,13 +37,13 @@ def _device_module(backend: str) -> ModuleType:
     return device
 
 
-class KerasFramework:
+class KerasFramework(Framework):
     """Trains with `compile` and `fit` of Keras."""
 
-    tensor_library: Literal["np"] = "np"
+    tensor_library = "np"
 
     def __init__(self, options: TrainOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._backend = keras.backend.backend()
         if options.backend not in (None, self._backend):
             raise UsageError(
@@ -62,13 +62,6 @@ class KerasFramework:
     def device(self) -> Device:
         return self._device
 
-    def threads(self) -> int | None:
-        """Return None: the backend decides."""
-        return None
-
-    def use_threads(self, threads: int) -> None:
-        """Ignore the number of threads: the backend has decided."""
-
     @collective
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> KerasLoop:
         server = self._options.parameter_server
@@ -83,11 +76,7 @@ _LARGEST_SEED = 2**32
 def build_recipe(
     make_recipe: Callable[[], Recipe], options: TrainOptions, topology: Topology
 ) -> Recipe:
-    """Call a recipe with this rank's random generators seeded, and check it.
-
-    Rank 0's weights are broadcast. The others start from different ones, so that a broadcast that
-    failed shows in the digests.
-    """
+    """Call a recipe with this rank's random generators seeded, and check it."""
     # Checkpoints identify variables by paths, which contain a count of the process's layers.
     keras.utils.clear_session(free_memory=False)
     keras.config.set_floatx(options.dtype)

@@ -73,9 +73,6 @@ class KerasTrainingState:
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
         return KerasSnapshot({**own, "counters": self.counters()})
 
-    def settle(self) -> None:
-        """Do nothing: a snapshot is complete when it is made."""
-
     @collective
     def average_statistics(self, ranks: int | None = None) -> None:
         """Average the weights that are not trained, such as running means."""

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
@@ -27,27 +27,21 @@ from hvdtrain.world import OPEN_MPI, promised_world
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(frozen=True)
-class ResourceUsage:
-    """Resources used by one process."""
-
-    cpu_percent: float
-    memory_bytes: int
-    gpu_memory_bytes: int | None
+RESOURCE_FIELDS = ("cpu_percent", "memory_bytes", "gpu_memory_bytes")
 
 
 class ResourceMonitor:
-    """Reads the resource usage of this process; cheap enough for every step."""
+    """Reads the resources used by this process; cheap enough for every step."""
 
     def __init__(self) -> None:
         self._time, self._cpu = time.perf_counter(), time.process_time()
 
-    def read(self) -> ResourceUsage:
-        """Return the usage since the last call, or since the monitor was made."""
+    def read(self) -> list[float]:
+        """Return RESOURCE_FIELDS since the last call, or since it was made; NaN if unknown."""
         now, cpu = time.perf_counter(), time.process_time()
         percent = 100 * (cpu - self._cpu) / max(now - self._time, 1e-9)
         self._time, self._cpu = now, cpu
-        return ResourceUsage(percent, _resident_bytes(), _gpu_bytes())
+        return [percent, float(_resident_bytes()), _gpu_bytes()]
 
 
 def _resident_bytes() -> int:
@@ -55,11 +49,11 @@ def _resident_bytes() -> int:
         return int(file.read().split()[1]) * _PAGE_BYTES
 
 
-def _gpu_bytes() -> int | None:
+def _gpu_bytes() -> float:
     torch = sys.modules.get("torch")  # importing it takes seconds
     if torch is None or not torch.cuda.is_initialized():
-        return None
-    return int(torch.cuda.memory_reserved())
+        return math.nan
+    return float(torch.cuda.memory_reserved())
 
 
 # What signal.signal() takes and returns.
@@ -120,7 +114,6 @@ class StopSignals:
 # Interval of the exchange; a scheduler leaves at least some seconds after its signal.
 _EVERY_SECONDS = 0.5
 
-RESOURCE_FIELDS = tuple(field.name for field in fields(ResourceUsage))
 # Columns of a row: steps to the next exchange, stop requested, leave requested, another rank waits
 # to join, seconds waited for communication.
 _STEPS, _STOP, _LEAVE, _JOIN, _BLOCKED = _COLUMNS = range(5)
@@ -211,13 +204,10 @@ class Heartbeat:
         now = time.perf_counter()
         steps = max(1, int(self._steps * _EVERY_SECONDS / seconds))
         flags = [float(now - self._reset[name] >= after) for name, after in self._timers.items()]
-        usage = self._monitor.read()
-        values = [getattr(usage, name) for name in RESOURCE_FIELDS]
-        resources = [float("nan") if value is None else float(value) for value in values]
         blocked = self._world.blocked.seconds - self._blocked
         asked, leaves = float(self._signals.asked), float(self._signals.leaves)
         joins = float(newcomer_waits())
-        return [steps, asked, leaves, joins, blocked, *flags, *resources]
+        return [steps, asked, leaves, joins, blocked, *flags, *self._monitor.read()]
 
 
 _LINE_SECONDS = 2.0

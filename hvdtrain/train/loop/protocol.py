@@ -12,9 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core import context
 from hvdtrain.core.exchanges.saved import SavedExchange
-from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
@@ -22,6 +20,7 @@ from hvdtrain.train.checkpoint.saver import Checkpointable
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
+from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipes.recipe import Recipe
@@ -53,30 +52,6 @@ class RecordHeader:
     saved: SavedExchange
     own: bool
     optimizers: bool
-
-
-@collective
-def restore_exchange(
-    record: ExchangeRecord | None,
-    exchange: Exchange | None,
-    optimizer: Any,
-    load: Callable[[OptimizerState], None],
-) -> str:
-    """Restore the state of an exchange."""
-    topology, spec = context.current().topology, None if exchange is None else exchange.spec
-    header: RecordHeader | None = broadcast_object(record and _header(record), name="exchange")
-    lost = lost_text(header, spec, topology.size)
-    if header is None or header.saved["spec"] != spec:
-        return lost
-    mine = RankState(own={}, optimizer={})
-    if header.saved["ranks"] == topology.size:
-        states = record["ranks"] if record is not None and topology.rank == 0 else None
-        mine = scatter_object(states, name="exchange")
-    own = {name: np.asarray(array) for name, array in mine["own"].items()}
-    optimizer.load_exchange_state({**header.saved, "own": own})
-    if mine["optimizer"]:
-        load(mine["optimizer"])
-    return lost
 
 
 def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
@@ -217,8 +192,21 @@ class TrainingLoop(ABC):
     @collective
     def restore_exchange(self, record: ExchangeRecord | None) -> str:
         """Restore the state of the exchange, after broadcast(), and return what is lost."""
-        exchange = self._step_plan.options.make_exchange()
-        return restore_exchange(record, exchange, self._optimizer, self.state.load_optimizer)
+        exchange, topology = self._step_plan.options.make_exchange(), self._step_plan.topology
+        spec = None if exchange is None else exchange.spec
+        header: RecordHeader | None = broadcast_object(record and _header(record), name="exchange")
+        lost = lost_text(header, spec, topology.size)
+        if header is None or header.saved["spec"] != spec:
+            return lost
+        mine = RankState(own={}, optimizer={})
+        if header.saved["ranks"] == topology.size:
+            states = record["ranks"] if record is not None and topology.rank == 0 else None
+            mine = scatter_object(states, name="exchange")
+        own = {name: np.asarray(array) for name, array in mine["own"].items()}
+        self._optimizer.load_exchange_state({**header.saved, "own": own})
+        if mine["optimizer"]:
+            self.state.load_optimizer(mine["optimizer"])
+        return lost
 
     @collective
     def use_bucket_plan(self, plan: Any) -> None:
@@ -253,31 +241,45 @@ class TrainingLoop(ABC):
         """Return a checksum of everything that must be equal on all ranks, by name."""
 
 
-class Framework(Protocol):
-    """Trains recipes with one framework."""
+class Framework(ABC):
+    """Trains recipes with one framework.
 
-    @property
-    def title(self) -> str:
-        """The name of the framework for people."""
+    Attributes:
+        title: the name of the framework for people.
+        tensor_library: the library whose tensors checkpoints are read as.
+    """
 
-    @property
-    def tensor_library(self) -> TensorLibrary:
-        """The library whose tensors checkpoints are read as."""
+    title: str
+    tensor_library: TensorLibrary
 
+    def __init__(self, options: TrainOptions) -> None:
+        self._options = options
+
+    @abstractmethod
     def prepare(self, topology: Topology) -> None:
         """Pin one GPU per local rank, or take a share of the cores."""
 
+    @abstractmethod
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        """Call a recipe with this rank's random generators seeded, and check it."""
+        """Call a recipe with this rank's random generators seeded, and check it.
 
+        Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
+        that failed shows in the digests.
+        """
+
+    @abstractmethod
     def device(self) -> Device:
         """Return the device that this rank computes on; call it after build()."""
 
     def threads(self) -> int | None:
         """Return the number of threads that this rank computes with; None: unknown."""
+        return None
 
     def use_threads(self, threads: int) -> None:
-        """Set the number of threads, unless the user has set it."""
+        """Set the number of threads where it can be set, unless the user has set it."""
+        return
 
+    @collective
+    @abstractmethod
     def make_loop(self, recipe: Recipe, step_plan: StepPlan) -> TrainingLoop:
-        """Prepare the optimizer and return the loop; may be collective."""
+        """Prepare the optimizer and return the loop."""

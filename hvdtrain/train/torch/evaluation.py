@@ -181,17 +181,6 @@ def compile_model(model: torch.nn.Module, backend: str) -> Any:
     return torch.compile(model, backend=backend)
 
 
-def require_scalar(loss: Any) -> None:
-    """Check that the loss of a recipe is one number."""
-    if isinstance(loss, torch.Tensor) and not loss.ndim:
-        return
-    shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
-    raise UsageError(
-        f"the loss of a recipe must return one number, the mean over the batch, as a torch.Tensor "
-        f"without dimensions, got a {type(loss).__name__}{shape}"
-    )
-
-
 @collective
 def average_model_buffers(model: torch.nn.Module, ranks: int | None = None) -> None:
     """Make a model's buffers equal on all ranks.
@@ -268,6 +257,11 @@ class ForwardPass:
     def mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         """Return the mean loss over a batch, []."""
         with self._precision.autocast():
-            loss: torch.Tensor = self._loss(outputs, targets)
-        require_scalar(loss)
-        return loss
+            loss: Any = self._loss(outputs, targets)
+        if isinstance(loss, torch.Tensor) and not loss.ndim:
+            return loss
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+        raise UsageError(
+            "the loss of a recipe must return one number, the mean over the batch, as a "
+            f"torch.Tensor without dimensions, got a {type(loss).__name__}{shape}"
+        )

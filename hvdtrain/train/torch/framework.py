@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 
@@ -14,6 +13,7 @@ from hvdtrain.devices import Device, threads_set_by_user
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.torch.shards import own_shards
+from hvdtrain.train.loop.protocol import Framework
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipes.recipe import Recipe
@@ -23,14 +23,14 @@ from hvdtrain.train.torch.served_loop import ServedLoop
 from hvdtrain.train.torch.state import require_savable
 
 
-class TorchFramework:
+class TorchFramework(Framework):
     """Trains with torch; gradients are reduced during the backward pass."""
 
     title = "torch"
-    tensor_library: Literal["pt"] = "pt"
+    tensor_library = "pt"
 
     def __init__(self, options: TrainOptions) -> None:
-        self._options = options
+        super().__init__(options)
         self._device = torch.device("cpu")
 
     def prepare(self, topology: Topology) -> None:
@@ -42,8 +42,6 @@ class TorchFramework:
             limit_threads(1)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        # Rank 0's weights are broadcast. The others start from different ones, so that a broadcast
-        # that failed shows in the digests.
         seed_generators(self._options.seed + topology.rank)
         recipe = make_recipe()
         _refuse_keras(self._options.recipe, recipe)

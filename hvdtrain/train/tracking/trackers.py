@@ -143,7 +143,11 @@ def open_trackers(
     """Open metrics.csv and the trackers that a comma-separated list names (rank 0 only)."""
     wanted = tracker_names(names)
     for name in wanted:
-        _require_package(name)
+        if importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"--track {name} needs the package {name}, which is not installed: "
+                f"pip install {name}"
+            )
     parameters = {
         key: value if isinstance(value, bool | int | float | None) else masked(str(value))
         for key, value in info.parameters.items()
@@ -179,13 +183,6 @@ def _open(
             f"--track {name}: the package {name} is installed, but does not load "
             f"({one_line(error)}): pip install --force-reinstall {name}"
         ) from error
-
-
-def _require_package(name: str) -> None:
-    if importlib.util.find_spec(name) is None:
-        raise UsageError(
-            f"--track {name} needs the package {name}, which is not installed: pip install {name}"
-        )
 
 
 def _print(line: str) -> None:
