@@ -59,7 +59,7 @@ def describe_hint(hint: Any) -> str:
 
 
 def hint_of_default(default: Any) -> Any:
-    """Return the annotation that a default implies: its type, or Any for None."""
+    """Return the annotation that a default implies: its type, or Any for None and no default."""
     if isinstance(default, list | tuple):
         kind = type(default[0]) if default else str
         return list[kind] if isinstance(default, list) else tuple[kind, ...]  # type: ignore[valid-type]
@@ -141,12 +141,21 @@ def recipe_arguments(
         elif takes_any:
             arguments[name] = value
         else:
-            raise _unknown(name, title, [one for one in known if one != _DATA_DIR])
+            others = [one for one in known if one != _DATA_DIR]
+            takes = f"it takes {', '.join(others)}" if others else "it takes none"
+            near = did_you_mean(name, others)
+            raise UsageError(f"--set {name}: {title} has no such argument{near or ':'} {takes}")
     if data_dir is not None:
         if _DATA_DIR not in known:
             raise UsageError(f"--data-dir {data_dir}: {title} takes no data_dir: leave it out")
         arguments[_DATA_DIR] = _value("--data-dir", str(data_dir), hints[_DATA_DIR])
-    _require_all(known, arguments, title)
+    missing = [
+        "--data-dir DIR" if name == _DATA_DIR else f"--set {name}=VALUE"
+        for name, one in known.items()
+        if one.default is inspect.Parameter.empty and name not in arguments
+    ]
+    if missing:
+        raise UsageError(f"{title} needs {' and '.join(missing)}")
     return arguments
 
 
@@ -159,13 +168,9 @@ def _hints(
     except Exception:  # an annotation may use names that only type checkers see
         annotations = {}
     return {
-        name: annotations[name] if name in annotations else hint_of_default(_default(one))
+        name: annotations[name] if name in annotations else hint_of_default(one.default)
         for name, one in parameters.items()
     }
-
-
-def _default(parameter: inspect.Parameter) -> Any:
-    return None if parameter.default is inspect.Parameter.empty else parameter.default
 
 
 def _value(label: str, value: Any, hint: Any) -> Any:
@@ -178,24 +183,6 @@ def _value(label: str, value: Any, hint: Any) -> Any:
             f"{label}: a value of type {describe_hint(hint)} cannot be given as text: annotate it "
             "with int, float, bool, str, Path, Literal, or a list or tuple of one of these"
         ) from None
-
-
-def _unknown(name: str, title: str, known: list[str]) -> UsageError:
-    takes = f"it takes {', '.join(known)}" if known else "it takes none"
-    near = did_you_mean(name, known)
-    return UsageError(f"--set {name}: {title} has no such argument{near or ':'} {takes}")
-
-
-def _require_all(
-    parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any], title: str
-) -> None:
-    missing = [
-        "--data-dir DIR" if name == _DATA_DIR else f"--set {name}=VALUE"
-        for name, one in parameters.items()
-        if one.default is inspect.Parameter.empty and name not in arguments
-    ]
-    if missing:
-        raise UsageError(f"{title} needs {' and '.join(missing)}")
 
 
 def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
@@ -278,12 +265,9 @@ def _make(
             except Exception as error:
                 raise _failed(f"{title} failed", error) from error
     if not isinstance(made, Recipe):
-        raise UsageError(f"{title} returned {_describe(made)}, expected a hvdtrain.train.Recipe")
+        what = "None" if made is None else f"a {type(made).__name__}"
+        raise UsageError(f"{title} returned {what}, expected a hvdtrain.train.Recipe")
     return made
-
-
-def _describe(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 @contextmanager

@@ -196,26 +196,19 @@ def _progress(content: Mapping[str, Any]) -> Progress:
         done=_count(content, "done"),
         step=_count(content, "step"),
         samples=_count(content, "samples"),
-        total_seconds=_seconds(content, "total_seconds"),
-        communicate_seconds=_seconds(content, "communicate_seconds"),
+        total_seconds=float(_count(content, "total_seconds", (int, float))),
+        communicate_seconds=float(_count(content, "communicate_seconds", (int, float))),
         part=Totals(_count(part, "samples"), part["loss"], counts),
         best=None if best is None else BestEvaluation(**best),
     )
 
 
-def _count(content: Mapping[str, Any], name: str) -> int:
+def _count(content: Mapping[str, Any], name: str, kinds: tuple[type, ...] = (int,)) -> Any:
     value = content[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    counts = isinstance(value, kinds) and not isinstance(value, bool)
+    if not (counts and 0 <= value < math.inf):
         raise ValueError(f"its {name} is {value!r}")
     return value
-
-
-def _seconds(content: Mapping[str, Any], name: str) -> float:
-    value = content[name]
-    counted = isinstance(value, int) and not isinstance(value, bool)
-    if not (counted or (isinstance(value, float) and math.isfinite(value))) or value < 0:
-        raise ValueError(f"its {name} is {value!r}")
-    return float(value)
 
 
 @dataclass

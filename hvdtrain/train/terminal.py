@@ -108,24 +108,22 @@ def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
 
 def lost_line(failure: RanksLost) -> str:
     """Return the line about ranks that ended while the others continued."""
-    lost, left = format_ranks(failure.lost), counted(failure.ranks, "rank")
     step = f"step {failure.step + failure.again}"
-    back = f" from step {failure.step}" if failure.again else ""
     what = f"left after {step} (SIGUSR2)" if failure.left else f"ended after {step}"
-    return (
-        f"{lost} {what}: training continues with {left}{back} after "
-        f"{failure.seconds:.2f} s, {counted(failure.global_batch_size, 'sample')} of all ranks per "
-        f"step, learning rate {failure.scaled_lr:.4g}"
-    )
+    back = f" from step {failure.step}" if failure.again else ""
+    return f"{format_ranks(failure.lost)} {what}: {_continues(failure, back)}"
 
 
 def joined_line(join: RanksJoined) -> str:
     """Return the line about ranks that joined the others."""
+    return f"{format_ranks(join.joined)} joined after step {join.step}: {_continues(join)}"
+
+
+def _continues(change: RanksLost | RanksJoined, back: str = "") -> str:
     return (
-        f"{format_ranks(join.joined)} joined after step {join.step}: training continues with "
-        f"{counted(join.ranks, 'rank')} after {join.seconds:.2f} s, "
-        f"{counted(join.global_batch_size, 'sample')} of all ranks per step, learning rate "
-        f"{join.scaled_lr:.4g}"
+        f"training continues with {counted(change.ranks, 'rank')}{back} after "
+        f"{change.seconds:.2f} s, {counted(change.global_batch_size, 'sample')} of all ranks per "
+        f"step, learning rate {change.scaled_lr:.4g}"
     )
 
 

@@ -175,23 +175,19 @@ _COLUMN = 32
 
 def config_text(options: TrainOptions) -> str:
     """Return all options in the format that --config reads."""
-    return "".join(f"{line}\n" for line in _lines(options))
-
-
-def _lines(options: TrainOptions) -> Iterator[str]:
+    lines: list[str] = []
     group = ""
     for option in OPTIONS:
         if option.group != group:
-            yield from ([""] if group else []) + [f"# {option.group}"]
+            lines += [*([""] if group else []), f"# {option.group}"]
             group = option.group
         value = getattr(options, option.name)
         listed = isinstance(value, Mapping) and bool(value)
         start = f"{option.key}:" if listed else f"{option.key}: {_written_value(value)}"
-        yield f"{start:{_COLUMN}} # {_comment(option)}"
+        lines.append(f"{start:{_COLUMN}} # {_comment(option)}")
         if listed:
-            yield from (
-                f"  {_written_scalar(name)}: {_written_value(one)}" for name, one in value.items()
-            )
+            lines += [f"  {_written_scalar(n)}: {_written_value(one)}" for n, one in value.items()]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _comment(option: Option) -> str:
