@@ -16,7 +16,7 @@ from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 from hvdtrain.train.loop.gather import call_everywhere
-from hvdtrain.train.loop.protocol import TrainingLoop, TrainingState
+from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.parameter_server.settings import ALLREDUCE
@@ -33,10 +33,8 @@ class _ReadOnlyLoader(StateLoader):
         """Load the checkpoint that was found, whatever data the recipe has now (rank 0 only)."""
         path, samples = self.found.path, self.found.content.get("epoch_samples", epoch_samples)
         assert path is not None
-        return RunState(path.parent, self._restore(samples, state), str(path), resumed=True)
-
-    def restore_exchange(self, loop: TrainingLoop, resumed: bool) -> None:
-        """Do nothing: no step is taken."""
+        # Not resumed: no step is taken, and no state of an exchange is needed.
+        return RunState(path.parent, self._restore(samples, state), str(path))
 
 
 def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> TrainOptions:

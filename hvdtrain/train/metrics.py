@@ -41,7 +41,16 @@ class Metric(Protocol):
         """Return the value for the sum of counts() over all samples; NaN for no samples."""
 
 
-class Accuracy:
+class _Mean:
+    """A metric whose counts are a sum and the number of its terms."""
+
+    def value(self, counts: Counts) -> float:
+        """Return sum / number; NaN if there are none."""
+        total, number = counts.tolist()
+        return total / number if number else float("nan")
+
+
+class Accuracy(_Mean):
     """The fraction of targets whose class has the highest score."""
 
     higher_is_better: bool | None = True
@@ -56,12 +65,8 @@ class Accuracy:
         hits = outputs.argmax(dim=1) == targets
         return _sum_and_number(hits)
 
-    def value(self, counts: Counts) -> float:
-        """Return hits / targets."""
-        return _mean(counts)
 
-
-class TopK:
+class TopK(_Mean):
     """The fraction of targets whose class is among those with the k highest scores.
 
     Among equal scores, those of lower classes rank higher, so that a model which gives all classes
@@ -101,10 +106,6 @@ class TopK:
         earlier = number.reshape(-1, *[1] * (targets.ndim - 1)) < targets.unsqueeze(1)
         higher = ((outputs > own) | ((outputs == own) & earlier)).sum(dim=1)
         return _sum_and_number((higher < self.k) & ~own.squeeze(1).isnan())
-
-    def value(self, counts: Counts) -> float:
-        """Return hits / targets."""
-        return _mean(counts)
 
 
 class ConfusionMatrix:
@@ -154,7 +155,7 @@ class ConfusionMatrix:
         return matrix
 
 
-class MeanOf:
+class MeanOf(_Mean):
     """The mean over samples of a user's function.
 
     Args:
@@ -188,10 +189,6 @@ class MeanOf:
                 f"got shape {tuple(values.shape)}"
             )
         return _sum_and_number(values)
-
-    def value(self, counts: Counts) -> float:
-        """Return sum / samples."""
-        return _mean(counts)
 
 
 class Gathered:
@@ -229,11 +226,6 @@ def _sum_and_number(values: torch.Tensor) -> torch.Tensor:
     counts = total.new_full((2,), values.numel())
     counts[0] = total
     return counts
-
-
-def _mean(counts: Counts) -> float:
-    total, number = counts.tolist()
-    return total / number if number else float("nan")
 
 
 # A number or, for a confusion matrix for example, a nested list of numbers.

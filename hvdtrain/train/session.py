@@ -214,10 +214,17 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
     def open_files() -> None:
         topology, state = setup.world.topology, setup.state
         write_environment(state.directory, options.with_absolute_paths(), topology.hostnames)
+        parameters = asdict(options)
+        arguments = {f"set.{name}": value for name, value in parameters.pop("set").items()}
         info = RunInfo(
             state.directory.name,
             state.directory,
-            {**_parameters(options), "ranks": topology.size, "engine": setup.world.engine_name},
+            {
+                **parameters,
+                **arguments,
+                "ranks": topology.size,
+                "engine": setup.world.engine_name,
+            },
             state.progress.step if state.resumed else None,
             failure_tags(state.failures, state.joins),
         )
@@ -228,10 +235,3 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
 
     call_on_root(open_files)
     return opened[0] if opened else None
-
-
-def _parameters(options: TrainOptions) -> dict[str, Any]:
-    """Return the options and the arguments of the recipe as one flat dictionary."""
-    parameters = asdict(options)
-    arguments = parameters.pop("set")
-    return {**parameters, **{f"set.{name}": value for name, value in arguments.items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hvdtrain_report.lines import JsonObject, number
@@ -28,21 +28,8 @@ class Change:
     texts: tuple[str, ...]
 
 
-def read_failures(summary: JsonObject | None) -> list[Change]:
-    """Return the failures that a summary lists; runs of earlier versions have none."""
-    return _changes(summary, "failures", _failure)
-
-
-def read_joins(summary: JsonObject | None) -> list[Change]:
-    """Return the joins that a summary lists; runs of earlier versions have none."""
-    return _changes(summary, "joins", _join)
-
-
-def _changes(
-    summary: JsonObject | None,
-    name: str,
-    texts: Callable[[Mapping[str, object]], tuple[str, ...]],
-) -> list[Change]:
+def read_changes(summary: JsonObject | None, name: str) -> list[Change]:
+    """Return the "failures" or "joins" of a summary; runs of earlier versions have none."""
     found = (summary or {}).get(name)
     return [
         Change(
@@ -51,7 +38,7 @@ def _changes(
             _number(entry, "trained_seconds"),
             (
                 _text(entry, "step", ".0f"),
-                *texts(entry),
+                *(_failure(entry) if name == "failures" else _join(entry)),
                 _text(entry, "global_batch_size", ".0f"),
                 _text(entry, "scaled_lr", ".4g"),
             ),

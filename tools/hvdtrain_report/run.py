@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain_report.curves import Measured, read_curves
-from hvdtrain_report.failures import Change, read_failures, read_joins
+from hvdtrain_report.failures import Change, read_changes
 from hvdtrain_report.lines import JsonObject, read_object
 from hvdtrain_report.ranks import TimeBreakdown, read_ranks
 
@@ -70,7 +70,7 @@ def read_run(path: Path) -> RunFiles:
         notes.append(f"{_RANKS} has no line yet: the page cannot say where the time went.")
         ranks = None
     notes += measured.notes + (ranks.notes if ranks else [])
-    changes = read_failures(summary), read_joins(summary)
+    changes = read_changes(summary, "failures"), read_changes(summary, "joins")
     return RunFiles(path, measured, ranks, config, environment, summary, notes, *changes)
 
 

@@ -72,8 +72,8 @@ def _refusal(option: str, text: str) -> UsageError:
     )
 
 
-# Called with the label of the option and its value.
-Check = Callable[[str, Any], None]
+# Called with the label of the option and its value; raises UsageError.
+Check = Callable[[str, Any], object]
 
 
 def at_least(least: int) -> Check:

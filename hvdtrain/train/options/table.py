@@ -58,10 +58,6 @@ def _check_exchange(label: str, value: str) -> None:
         raise UsageError(f"{label} {str(error).removeprefix('exchange ')}") from None
 
 
-def _check_strategy(label: str, value: str) -> None:
-    parse_strategy(label, value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeclaredOptions:
     """The options of a training run, each valid by itself."""
@@ -174,7 +170,7 @@ class DeclaredOptions:
         "allreduce, or a parameter server such as ps:servers=1,mode=async, see "
         "docs/exchanges/parameter-server.md.",
         metavar="NAME[:KEY=VALUE,...]",
-        check=_check_strategy,
+        check=parse_strategy,
     )
 
     lr_scaling: str = option(
