@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,11 +18,10 @@ from hvdtrain.compiled.library import find_compiler
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
-from hvdtrain.train.loop.gather import gathered_value
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import Microbatch
-from hvdtrain.train.metrics import Gathered, Totals, Values
-from hvdtrain.train.torch.sources import Source, Step
+from hvdtrain.train.metrics import Totals
+from hvdtrain.train.torch.sources import Step
 
 
 class TorchMetricSums:
@@ -80,8 +78,6 @@ class TorchMetricSums:
 # outputs are bitwise the same on any number.
 _CHUNK = 128
 
-Forward = Callable[[Any], Any]
-
 
 def call_model(model: Any, inputs: Any) -> Any:
     """Call a model with one tensor, a tuple of arguments, or a mapping of keyword arguments."""
@@ -102,53 +98,6 @@ def own_chunks(samples: int, topology: Topology) -> list[Step]:
     own = range(topology.rank, chunk_count(samples), topology.size)
     rows = [np.arange(n * _CHUNK, min((n + 1) * _CHUNK, samples)) for n in own]
     return [Step(n, part, [Microbatch(n, part)]) for n, part in zip(own, rows, strict=True)]
-
-
-@dataclass(frozen=True)
-class TorchEvaluation:
-    """The test samples and what is measured on them."""
-
-    source: Source
-    samples: int
-    topology: Topology
-    loss: Callable[[Any, Any], torch.Tensor]
-    metrics: Mapping[str, Any]
-    device: torch.device
-
-    @collective
-    def values(self, forward: Forward) -> Values:
-        """Return the mean loss and the metrics of all samples, each seen by one rank."""
-        additive = {n: m for n, m in self.metrics.items() if not isinstance(m, Gathered)}
-        sums = TorchMetricSums(additive, self.device)
-        losses = torch.zeros(chunk_count(self.samples), dtype=torch.float64)
-        kept: list[tuple[Any, Any, Any]] = []
-        with torch.no_grad():
-            chunks = own_chunks(self.samples, self.topology)
-            for step, (batch,) in self.source.batches(chunks, 0):
-                outputs = forward(batch.inputs)
-                count = len(batch.microbatch.samples)
-                mean_loss = self.loss(outputs, batch.targets)
-                sums.add(outputs, batch.targets, mean_loss, count)
-                losses[step.number] = float(mean_loss) * count
-                if len(additive) < len(self.metrics):
-                    kept.append(
-                        (batch.microbatch.samples, as_array(outputs), as_array(batch.targets))
-                    )
-        totals = sums.reduce()
-        # Each chunk is on one rank only: added in order, their losses give the same bits.
-        in_order = hvd.allreduce(losses, name="losses", op=hvd.Sum).tolist()
-        totals = Totals(totals.samples, sum(in_order), totals.counts)
-        return {**totals.values(additive), **self._gathered(kept)}
-
-    @collective
-    def _gathered(self, kept: list[tuple[Any, Any, Any]]) -> Values:
-        """Return the metrics that need the outputs of all samples at once."""
-        wanted = {n: m for n, m in self.metrics.items() if isinstance(m, Gathered)}
-        if not wanted:
-            return {}
-        nothing = np.zeros(0, np.int64)
-        columns = [np.concatenate(c) for c in zip(*kept, strict=True)] if kept else [nothing] * 3
-        return {name: gathered_value(metric, *columns) for name, metric in wanted.items()}
 
 
 def as_array(tensor: torch.Tensor) -> Array:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
 from hvdtrain.data.sampling import seed_generators, step_seed
 from hvdtrain.torch.functions import broadcast_module
-from hvdtrain.train.loop.gather import predict_on_all_ranks
+from hvdtrain.train.loop.gather import gathered_value, predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan, note_samples
 from hvdtrain.train.metrics import Gathered, Totals, Values
@@ -21,13 +22,13 @@ from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.evaluation import (
     ForwardPass,
     Precision,
-    TorchEvaluation,
     TorchMetricSums,
     as_array,
     average_model_buffers,
+    chunk_count,
     own_chunks,
 )
-from hvdtrain.train.torch.sources import Batch, Step, make_source
+from hvdtrain.train.torch.sources import Batch, Source, Step, make_source
 from hvdtrain.train.torch.state import TorchTrainingState, torch_checksums
 from hvdtrain.train.torch.update import NonFinitePolicy, Updater, distributed_optimizer
 
@@ -63,7 +64,11 @@ class TorchLoop(TrainingLoop):
         self.metrics = {n: m for n, m in recipe.metrics.items() if not isinstance(m, Gathered)}
         self.test_metrics = recipe.metrics
         self._sums = TorchMetricSums(self.metrics, device)
-        self._evaluation = self._make_evaluation()
+        self._test: Source | None = None
+        if recipe.test is not None:
+            self._test = make_source(
+                recipe.test, self._move, options.seed, options.workers, None, recipe.collate
+            )
         self._feed: Iterator[tuple[Step, list[Batch]]] = iter(())
         self._position, self._step_number = (-1, 0), 0
         self._non_finite = NonFinitePolicy(options.non_finite, step_plan.topology.rank)
@@ -73,22 +78,6 @@ class TorchLoop(TrainingLoop):
     @collective
     def _make_optimizer(self) -> Any:
         return distributed_optimizer(self._recipe, self._model, self._step_plan.options)
-
-    def _make_evaluation(self) -> TorchEvaluation | None:
-        recipe, options = self._recipe, self._step_plan.options
-        if recipe.test is None:
-            return None
-        source = make_source(
-            recipe.test, self._move, options.seed, options.workers, None, recipe.collate
-        )
-        return TorchEvaluation(
-            source,
-            len(recipe.test),
-            self._step_plan.topology,
-            self._forward.mean_loss,
-            recipe.metrics,
-            self._device,
-        )
 
     @property
     def lr(self) -> float:
@@ -156,9 +145,33 @@ class TorchLoop(TrainingLoop):
 
     @collective
     def evaluate(self) -> Values:
-        if self._evaluation is None:
+        if self._test is None:
             return {}
-        return self._evaluation.values(self._forward.in_evaluation(self._updater.averaged))
+        forward = self._forward.in_evaluation(self._updater.averaged)
+        samples = len(self._recipe.test)
+        gathered = {n: m for n, m in self.test_metrics.items() if isinstance(m, Gathered)}
+        sums = TorchMetricSums(self.metrics, self._device)
+        losses = torch.zeros(chunk_count(samples), dtype=torch.float64)
+        kept: list[tuple[Array, Array, Array]] = []
+        with torch.no_grad():
+            chunks = own_chunks(samples, self._step_plan.topology)
+            for step, (batch,) in self._test.batches(chunks, 0):
+                outputs, rows = forward(batch.inputs), batch.microbatch.samples
+                mean_loss = self._forward.mean_loss(outputs, batch.targets)
+                sums.add(outputs, batch.targets, mean_loss, len(rows))
+                losses[step.number] = float(mean_loss) * len(rows)
+                if gathered:
+                    kept.append((rows, as_array(outputs), as_array(batch.targets)))
+        totals = sums.reduce()
+        # Each chunk is on one rank only: added in order, their losses give the same bits.
+        in_order = hvd.allreduce(losses, name="losses", op=hvd.Sum).tolist()
+        totals = Totals(totals.samples, sum(in_order), totals.counts)
+        values = totals.values(self.metrics)
+        nothing: list[Array] = [np.zeros(0, np.int64)] * 3
+        columns = [np.concatenate(c) for c in zip(*kept, strict=True)] if kept else nothing
+        for name, metric in gathered.items():
+            values[name] = gathered_value(metric, *columns)
+        return values
 
     @collective
     def predict(self, inputs: Array) -> Array:
