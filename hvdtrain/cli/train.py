@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,6 @@ OF_CONFIGURATION = {
     "--config": "A YAML file with any of these options; the command line wins.",
     "--print-config": "Print all options as such a file and leave.",
 }
-_TYPES: dict[object, type] = {int: int, float: float, str: str, Path: Path}
 
 
 class _GroupedCommand(click.Command):
@@ -58,9 +57,9 @@ def _parameter(option: Option) -> Callable[[F], F]:
     if option.kind is bool:
         return click.option(f"{flag}/--no-{option.key}", **settings)
     settings["metavar"] = option.metavar or None
-    if option.kind in _TYPES:
-        return click.option(flag, type=_TYPES[option.kind], **settings)
-    return click.option(flag, multiple=True, **settings)
+    if option.kind is Mapping:
+        return click.option(flag, multiple=True, **settings)
+    return click.option(flag, type=option.kind, **settings)
 
 
 _HELP = f"""Train a recipe on all ranks; without mpirun, on one.

@@ -82,8 +82,11 @@ class Run:
     def run(self) -> Summary | None:
         """Train the epochs that are left and write the results."""
         while self._progress.epoch < self._options.epochs and not self._is_stale:
-            if self._heartbeat.stop_rank is not None:
-                self._stop()
+            stop_rank = self._heartbeat.stop_rank
+            if stop_rank is not None:  # its checkpoint is written
+                lines = stop_lines(stop_rank, self._progress, str(self._state.directory))
+                self._log_stop(lines[0])
+                self._terminal.end(lines)
                 return None
             if self._heartbeat.leaving:
                 self._let_leave(self._heartbeat.leaving)
@@ -336,14 +339,6 @@ class Run:
         if self._run_log is not None:
             progress = self._state.timed(self._progress)
             self._run_log.save(progress, exchange, best)
-
-    @collective
-    def _stop(self) -> None:
-        """Print, after the checkpoint is written, that the run was stopped."""
-        rank = self._heartbeat.stop_rank or 0
-        lines = stop_lines(rank, self._progress, str(self._state.directory))
-        self._log_stop(lines[0])
-        self._terminal.end(lines)
 
     @collective
     def _final_values(self) -> Values:

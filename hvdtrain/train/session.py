@@ -115,7 +115,14 @@ class _Session:
     def _go_on(self) -> Summary | None:
         """Train with the ranks that are left, and with one that has joined."""
         self._share_history()
-        loader, reached = self._loader()
+        before, snapshots = self._before, self._snapshots
+        loader: StateLoader
+        reached = None  # the steps done, where it may go back to fewer
+        if snapshots is None:
+            loader = agree(self._options, before)
+        else:
+            reached = snapshots.find(-1 if before is None else before.progress.step)
+            loader = SnapshotLoader(self._options, before, snapshots)
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
         return self._train(setup, self._note_changes(setup, reached))
@@ -132,14 +139,6 @@ class _Session:
         self._ranks, needed = known
         if needed and self._snapshots is None:
             self._snapshots = Snapshots.of(self._options)
-
-    @collective
-    def _loader(self) -> tuple[StateLoader, int | None]:
-        """Return what to continue from, and the steps done if it may have fewer."""
-        if self._snapshots is None:
-            return agree(self._options, self._before), None
-        reached = self._snapshots.find(-1 if self._before is None else self._before.progress.step)
-        return SnapshotLoader(self._options, self._before, self._snapshots), reached
 
     @collective
     def _note_changes(self, setup: TrainingSetup, reached: int | None) -> list[str]:
