@@ -148,12 +148,9 @@ class Updater:
         self._optimizer.synchronize()
         if scaler is not None:
             scaler.unscale_(self._optimizer)
-        gradients = self._gradients()
-        norm = total_norm(gradients).item()
+        norm = self._clip()
         finite = math.isfinite(norm)
         if finite:
-            if self._clip_norm is not None:
-                clip_gradients(gradients, norm, self._clip_norm)
             with self._optimizer.skip_synchronize():
                 if scaler is None:
                     self._optimizer.step()
@@ -183,13 +180,10 @@ class Updater:
 
     def _local_step(self) -> StepResult:
         """Step on the gradient of this rank, and exchange weights if that is due."""
-        gradients = self._gradients()
-        norm = total_norm(gradients).item()
+        norm = self._clip()
         finite = math.isfinite(norm)
         if not finite:
             self._optimizer.zero_grad()  # then the step leaves the weights as they are
-        elif self._clip_norm is not None:
-            clip_gradients(gradients, norm, self._clip_norm)
         self._optimizer.step()
         return StepResult(norm, skipped=not finite)
 
@@ -202,9 +196,14 @@ class Updater:
         if self.averaged is not None:
             broadcast_module(self.averaged)
 
-    def _gradients(self) -> list[torch.Tensor]:
+    def _clip(self) -> float:
+        """Return the norm of the gradients, and scale them if it is finite and too large."""
         groups = self._optimizer.param_groups
-        return [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        norm, largest = float(total_norm(gradients).item()), self._clip_norm
+        if largest is not None and largest < norm < math.inf:
+            torch._foreach_mul_(gradients, largest / norm)
+        return norm
 
     @collective
     def _is_real_overflow(self) -> bool:
@@ -233,12 +232,6 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
         norms = tuple(norm.to(norms[0].device, torch.float64) for norm in norms)
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
-
-
-def clip_gradients(gradients: list[torch.Tensor], norm: float, largest: float) -> None:
-    """Scale gradients in place so that their norm does not exceed a maximum."""
-    if norm > largest:
-        torch._foreach_mul_(gradients, largest / norm)
 
 
 ADVICE = (
