@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +44,14 @@ def resolve(given: Mapping[str, Any], config: Path | None) -> TrainOptions:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the options in a file by name."""
     values: dict[str, Any] = {}
-    for name, entry in _entries(_root(path), str(path)):
+    for name, where, node in _entries(_root(path), str(path)):
         option = _BY_NAME.get(name)
         if option is None:
             keys = [one.key for one in OPTIONS]
             near = did_you_mean(name.replace("_", "-"), keys)
-            raise UsageError(f"{entry.where}: no option {shorten(name)}{near} {_HINT}")
-        values[name] = _value(option, entry)
+            raise UsageError(f"{where}: no option {shorten(name)}{near} {_HINT}")
+        values[name] = _value(option, where, node)
     return values
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One `key: value`."""
-
-    where: str
-    node: Any
 
 
 def _root(path: Path) -> Any:
@@ -93,8 +84,8 @@ def _root(path: Path) -> Any:
     return root
 
 
-def _entries(mapping: Any, path: str) -> Iterator[tuple[str, _Entry]]:
-    """Yield the entries of a mapping by name, with `_` for `-`."""
+def _entries(mapping: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield the name with `_` for `-`, the place and the node of each entry of a mapping."""
     seen: dict[str, int] = {}
     for key, node in mapping.value:
         line = key.start_mark.line + 1
@@ -105,46 +96,41 @@ def _entries(mapping: Any, path: str) -> Iterator[tuple[str, _Entry]]:
         if name in seen:
             raise UsageError(f"{where}: {key.value} stands in line {seen[name]} already")
         seen[name] = line
-        yield name, _Entry(where, node)
+        yield name, where, node
 
 
-def _value(option: Option, entry: _Entry) -> Any:
-    label, node = f"{entry.where}: {option.key}", entry.node
+def _value(option: Option, where: str, node: Any) -> Any:
+    label = f"{where}: {option.key}"
     if option.kind is Mapping:
         if _is_null(node):
             return {}
-        if node.id != "mapping":
-            raise UsageError(f"{label} must be {option.expected}, got {_described(node)}")
-        path = entry.where.rpartition(":")[0]
-        return {name: _argument(one) for name, one in _entries(node, path)}
-    value = _scalar(option, label, node)
-    option.require(value, label)
-    return value
-
-
-def _scalar(option: Option, label: str, node: Any) -> Any:
-    if _is_null(node):
+        if node.id == "mapping":
+            return {n: _argument(*one) for n, *one in _entries(node, where.rpartition(":")[0])}
+    elif _is_null(node):
         if option.may_be_unset:
             return None
     elif _is_text(node) and (node.style is None or option.kind in (str, Path)):
         try:
-            return KINDS[option.kind].read(node.value)
+            value = KINDS[option.kind].read(node.value)
         except ValueError:
             pass
+        else:
+            option.require(value, label)
+            return value
     raise UsageError(f"{label} must be {option.expected}, got {_described(node)}")
 
 
-def _argument(entry: _Entry) -> Any:
+def _argument(where: str, node: Any) -> Any:
     """Return an argument of the recipe as text or a list of texts; the recipe checks its type."""
-    is_list = entry.node.id == "sequence" and entry.node.tag in _TAGS
-    parts = entry.node.value if is_list else [entry.node]
-    for node in parts:
-        if not _is_text(node):
+    is_list = node.id == "sequence" and node.tag in _TAGS
+    parts = node.value if is_list else [node]
+    for part in parts:
+        if not _is_text(part):
             raise UsageError(
-                f"{entry.where}: an argument must be one value or a list of values, got "
-                f"{_described(node)}"
+                f"{where}: an argument must be one value or a list of values, got "
+                f"{_described(part)}"
             )
-    texts = [None if _is_null(node) else str(node.value) for node in parts]
+    texts = [None if _is_null(part) else str(part.value) for part in parts]
     return texts if is_list else texts[0]
 
 
