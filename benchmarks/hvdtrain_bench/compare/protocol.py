@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.data.sampling import Indices
@@ -62,15 +63,48 @@ class RankResult:
     final_weights: Weights = field(default_factory=dict)
 
 
+_ARRAY, _FACTS = "array", "facts"
+
+
 def write(path: Path, value: Task | RankResult) -> None:
-    """Write a file for another process, atomically."""
+    """Write a file for another process, atomically: JSON that names arrays beside it."""
+    arrays: dict[str, Any] = {}
+
+    def plain(part: object) -> object:
+        if isinstance(part, TrainOptions):
+            return asdict(part)
+        if isinstance(part, Path):
+            return str(part)
+        arrays[f"{len(arrays)}"] = np.asarray(part)
+        return {_ARRAY: f"{len(arrays) - 1}"}
+
+    facts = json.dumps({one.name: getattr(value, one.name) for one in fields(value)}, default=plain)
+    arrays[_FACTS] = np.array(facts)
     with replacing(path) as file:
-        pickle.dump(value, file)
+        np.savez(file, **arrays)
 
 
-def read(path: Path) -> Any:
-    """Read what another process of this comparison has written."""
-    return pickle.loads(path.read_bytes())
+def read_result(path: Path) -> RankResult:
+    """Read what a rank has measured."""
+    return RankResult(**_read(path))
+
+
+def read_task(path: Path) -> Task:
+    """Read what this process shall do."""
+    found = _read(path)
+    options = found["options"]
+    options |= {name: options[name] and Path(options[name]) for name in ("data_dir", "out")}
+    found |= {name: Path(found[name]) for name in ("folder", "shared")}
+    return Task(**{**found, "options": TrainOptions(**options)})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as arrays:
+        found: dict[str, Any] = json.loads(
+            str(arrays[_FACTS]),
+            object_hook=lambda part: arrays[part[_ARRAY]] if part.keys() == {_ARRAY} else part,
+        )
+    return found
 
 
 def result_file(folder: Path, rank: int) -> Path:

@@ -15,7 +15,14 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.options import TrainOptions
 from hvdtrain_bench.compare.contenders import Contender
 from hvdtrain_bench.compare.jobs import run_job
-from hvdtrain_bench.compare.protocol import RankResult, Task, Weights, read, result_file, write
+from hvdtrain_bench.compare.protocol import (
+    RankResult,
+    Task,
+    Weights,
+    read_result,
+    result_file,
+    write,
+)
 from hvdtrain_bench.harness.jobs import JobEnd
 from hvdtrain_bench.harness.turns import in_turns
 
@@ -183,7 +190,7 @@ def _turn(contender: Contender, repeat: int, settings: Settings, shared: Path) -
         end = run_job(strategy, settings.ranks, file, log, contender.python, limit)
         if failed := failure(folder, processes, end, log, limit):
             raise _FailedTurnError(failed)
-        return Turn(tuple(read(result_file(folder, rank)) for rank in range(processes)))
+        return Turn(tuple(read_result(result_file(folder, rank)) for rank in range(processes)))
     except UsageError as error:
         raise _FailedTurnError(str(error)) from error
     except OSError as error:

@@ -12,7 +12,7 @@ from hvdtrain_bench.compare.protocol import (
     Place,
     RankResult,
     Task,
-    read,
+    read_task,
     result_file,
     write,
     write_error,
@@ -22,7 +22,7 @@ from hvdtrain_bench.compare.strategies import Launch, find_strategy
 
 def main(file: str) -> None:
     """Train, and write what was measured, or the error."""
-    task: Task = read(Path(file))
+    task = read_task(Path(file))
     options = task.options
     strategy = find_strategy(options.framework, task.strategy)
     place = _place(strategy.launch, os.environ)

@@ -16,7 +16,17 @@ from hvdtrain_bench.analysis.statistics import WITHIN_THE_NOISE
 from hvdtrain_bench.compare.contenders import parse_contenders, reference
 from hvdtrain_bench.compare.division import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import write_page
-from hvdtrain_bench.compare.protocol import Place, RankResult, error_file, result_file, write_error
+from hvdtrain_bench.compare.protocol import (
+    Place,
+    RankResult,
+    Task,
+    error_file,
+    read_result,
+    read_task,
+    result_file,
+    write,
+    write_error,
+)
 from hvdtrain_bench.compare.rows import (
     Ratio,
     SampleCount,
@@ -35,6 +45,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.cli.main import main
 from hvdtrain.errors import UsageError
+from hvdtrain.train.options import TrainOptions
 
 
 def test_commas_between_options_of_an_exchange() -> None:
@@ -219,6 +230,20 @@ def outcomes() -> list[Outcome]:
         Outcome(ddp, (), failure="ValueError: <no>"),
         Outcome(reference("torch"), (alone, alone, alone), difference=Difference(0.0, 2, 0.0)),
     ]
+
+
+def test_tasks_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    options = TrainOptions(recipe="digits", data_dir=tmp_path, set={"widths": [1, 2]})
+    task = Task("ddp", "v", options, 2, 3, keeps_weights=True, folder=tmp_path, shared=tmp_path)
+    write(tmp_path / "task", task)
+    assert read_task(tmp_path / "task") == task
+    made = result(1, 0.5, checked_weights={"a/b": np.ones((2, 1), np.float16)})
+    write(tmp_path / "result", made)
+    found = read_result(tmp_path / "result")
+    np.testing.assert_array_equal(found.trained, made.trained)
+    weights = found.checked_weights["a/b"]
+    assert (weights.dtype, weights.shape, weights.sum()) == (np.float16, (2, 1), 2)
+    assert (found.library, found.epoch_seconds, found.threads) == ("library 1.0", [2.0], 1)
 
 
 def test_rows() -> None:
