@@ -339,7 +339,9 @@ class EndJoin:
 
 @dataclass(frozen=True)
 class Notify:
-    """Notify the listeners that another member is blocked."""
+    """Notify the listeners that these ranks are blocked."""
+
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)

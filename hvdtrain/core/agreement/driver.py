@@ -140,7 +140,7 @@ class Driver:
                 dict.fromkeys(self._own, action.reason), PeerFailureError
             ),
             EndJoin: self._end_join,
-            Notify: lambda _: queue.call_listeners(),
+            Notify: lambda action: queue.call_listeners(action.ranks),
             BackOff: lambda _: queue.back_off(),
         }
 

@@ -102,8 +102,10 @@ def _told(state: ChannelState, event: ReportsExchanged) -> tuple[ChannelState, t
         return _deserted(state, event, decision.deserted), (FailAll(decision.deserted),)
     actions: list[Action] = []
     # Requests of all members run now, and the next round shows which members are still blocked.
-    if not decision.run and any(report.blocked for report in event.reports):
-        actions.append(Notify())
+    pairs = zip(event.ranks, event.reports, strict=True)
+    blocked = tuple(rank for rank, report in pairs if report.blocked)
+    if blocked and not decision.run:
+        actions.append(Notify(blocked))
     if decision.mismatched:
         actions.append(Fail(decision.mismatched))
     if decision.run:

@@ -141,7 +141,7 @@ class Queue:
 
     def __init__(self, size: int, title: str) -> None:
         self.track: ChannelObserver | None = None  # while a timeline is recorded
-        self.listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[Sequence[int]], None]] = []
         self.progressed = 0.0
         self._title = title
         self._state = ChannelState(size)
@@ -345,21 +345,21 @@ class Queue:
         """Return a context in which this rank counts as blocked in an operation."""
         return Waiting(operation, self._lock)
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def listen(self, listener: Callable[[Sequence[int]], None]) -> None:
         """Take part in rounds even if nothing is pending, until `unlisten`."""
         with self._lock:
             self.listeners.append(listener)
             self._interrupt()
 
-    def unlisten(self, listener: Callable[[], None]) -> None:
+    def unlisten(self, listener: Callable[[Sequence[int]], None]) -> None:
         with self._lock:
             if listener in self.listeners:
                 self.listeners.remove(listener)
 
-    def call_listeners(self) -> None:
-        """Call the listeners: another member is blocked in an operation that needs this one."""
+    def call_listeners(self, ranks: Sequence[int]) -> None:
+        """Call the listeners: some of these ranks are blocked, and may need this one."""
         for listener in list(self.listeners):
-            listener()
+            listener(ranks)
 
     def hurry(self) -> None:
         """Let the channel's thread begin a round without waiting for more operations."""

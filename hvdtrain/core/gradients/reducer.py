@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,9 +69,18 @@ class ReducerContext(Protocol):
     """The part of `core.context.Context` that a reducer uses."""
 
     blocked: Stopwatch
+    process_sets: dict[int, list[int]]
 
     def channels(self) -> Sequence[Channel]:
         """Return all open channels of this rank."""
+
+
+def linked(ranks: Collection[int], groups: Sequence[Collection[int]]) -> set[int]:
+    """Return these ranks, and those that they may wait for in the groups, directly or not."""
+    found = set(ranks)
+    while wider := [g for g in groups if not found.isdisjoint(g) and not found.issuperset(g)]:
+        found.update(*wider)
+    return found
 
 
 class Reducer:
@@ -162,7 +171,7 @@ class Reducer:
         if self._exchange.uses_scale:
             step.scale = self.scale()
         step.unused = partial(self.unused, self.numbers)
-        step.missed = self._channel.call_listeners
+        step.missed = partial(self._channel.call_listeners, self._channel.ranks)
         step.request = step_request(
             self.name,
             self.plan.digest + self.variant,
@@ -229,26 +238,37 @@ class Reducer:
         """Wait for a bucket, or until this rank must not wait for it any more."""
         step, called = self.step, threading.Event()
 
-        # A rank that is blocked may have its results already, and this one will have them, too.
-        def missed() -> None:
-            if step.begun < step.launched:
+        # A rank that is blocked may have its results already, and this one will have them, too. One
+        # outside the step's ranks delays a bucket only if one of these waits for it: in the same
+        # channel, and then both are named here, or in another one, which links them.
+        def missed(concerned: set[int], blocked: Sequence[int]) -> None:
+            if step.begun < step.launched and not concerned.isdisjoint(blocked):
                 called.set()
 
         future.add_done_callback(lambda _: called.set())
         step.released = called.set
         if not called.wait(_LISTEN_AFTER_SECONDS):
-            others = [c for c in self._context.channels() if c is not self._channel]
+            listeners = [
+                (channel, partial(missed, self._concerned(channel)))
+                for channel in self._context.channels()
+                if channel is not self._channel
+            ]
             try:
-                for channel in others:
-                    channel.listen(missed)
+                for channel, listener in listeners:
+                    channel.listen(listener)
                 called.wait()
             finally:  # also when a signal's handler raises
-                for channel in others:
-                    channel.unlisten(missed)
+                for channel, listener in listeners:
+                    channel.unlisten(listener)
         if future.done():
             future.result()
         elif step.begun:  # the others may have these results already
             step.reduced[step.begun - 1].result()
+
+    def _concerned(self, channel: Channel) -> set[int]:
+        """Return the ranks that may delay a bucket while they are blocked in another channel."""
+        groups = [other.ranks for other in self._context.channels() if other is not channel]
+        return linked(self._channel.ranks, [*groups, *self._context.process_sets.values()])
 
     def _wait_for_all(self) -> None:
         step = self.step

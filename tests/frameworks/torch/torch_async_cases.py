@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -516,8 +516,8 @@ def waits_for_results_of(late: int) -> None:
     queue, told, returned = context.current().world.queue, threading.Event(), threading.Event()
     call_listeners, reduce = queue.call_listeners, AllreduceExchange.reduce
 
-    def told_listeners() -> None:
-        call_listeners()
+    def told_listeners(ranks: Sequence[int]) -> None:
+        call_listeners(ranks)
         told.set()
 
     def late_reduce(self: AllreduceExchange, bucket: FilledBucket, *others: Any) -> None:
@@ -538,6 +538,66 @@ def waits_for_results_of(late: int) -> None:
     assert reduced == late + 1
     optimizer.step()
     torch.testing.assert_close(weights[1].detach(), torch.full((2,), -(hvd.size() + 1) / 2))
+
+
+@case
+def backward_goes_on_waiting_while_only_ranks_outside_its_process_set_are_blocked() -> None:
+    n, r = hvd.size(), hvd.rank()
+    if n < 3:
+        return
+    hvd.shutdown()
+    hvd.init()  # with no other channel, in which ranks may wait for each other
+    pair, number = hvd.add_process_set([0, 1]), next(TIMES)
+    told = Path(os.environ[RESULTS]) / f"told-{number}"
+    queue, calls = context.current().world.queue, count(1)
+    call_listeners = queue.call_listeners
+
+    def told_listeners(ranks: Sequence[int]) -> None:
+        call_listeners(ranks)
+        if next(calls) == 2:  # again, which a rank that has come out of backward() is not
+            told.touch()
+
+    if r < 2:
+        weights, optimizer = two_buckets(pair)
+        if r == 1:
+            # A rank of the set takes part in the rounds of the world while it computes.
+            handle = hvd.allreduce_async(torch.ones(1), name="which others wait for")
+            backward_with(weights, lambda: wait_for([told]))
+        else:
+            with patch.object(queue, "call_listeners", told_listeners):
+                (weights[0] + weights[1]).sum().backward()
+            reduced = optimizer._exchanged.gradients._reducer.step.progress.reduced
+            told.touch()
+        optimizer.step()
+    if r != 1:
+        handle = hvd.allreduce_async(torch.ones(1), name="which others wait for")
+    handle.wait()
+    hvd.remove_process_set(pair)
+    assert r or reduced == 2
+
+
+@case
+def backward_returns_where_a_rank_outside_its_process_set_delays_a_member() -> None:
+    """Rank 1 waits for rank 2, in a process set without rank 0, and rank 2 for rank 0."""
+    n, r = hvd.size(), hvd.rank()
+    if n < 3:
+        return
+    sets = [hvd.add_process_set(members) for members in ([0, 1], [1, 2], [0, 2])]
+    waits = [partial(hvd.allreduce, torch.ones(1), process_set=one) for one in sets]
+    if r < 2:
+        weights, optimizer = two_buckets(sets[0])
+        if r == 1:
+            waits[1]()
+        (weights[0] + weights[1]).sum().backward()
+        if r == 0:
+            waits[2]()
+        optimizer.step()
+        assert weights[0].tolist() == [-1.0, -1.0]
+    elif r == 2:
+        waits[2]()
+        waits[1]()
+    for process_set in sets:
+        hvd.remove_process_set(process_set)
 
 
 @case

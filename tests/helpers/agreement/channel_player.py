@@ -7,7 +7,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from channel_operations import Made, Value, make
@@ -238,24 +238,27 @@ class Actor:
     def _listen(self) -> None:
         self._channel.listen(self._hear)
 
-    def _hear(self) -> None:
+    def _hear(self, _: Sequence[int]) -> None:
         """Be told that another rank is blocked."""
+
+    def _be_called(self, _: Sequence[int]) -> None:
+        self._called.set()
 
     def _deafen(self) -> None:
         self.stop_listening()
 
     def stop_listening(self) -> None:
         """Take part in rounds only with what is submitted."""
-        for listener in (self._hear, self._hear, self._called.set):
+        for listener in (self._hear, self._hear, self._be_called):
             self._channel.unlisten(listener)
 
     def _attend(self) -> None:
         """Be busy elsewhere until another rank is blocked in what this one has not submitted."""
         self._called.clear()
         if self._channel.has_thread and not self._failed:
-            self._channel.listen(self._called.set)
+            self._channel.listen(self._be_called)
             self._called.wait()
-            self._channel.unlisten(self._called.set)
+            self._channel.unlisten(self._be_called)
 
     def _join(self) -> None:
         self._record.joined.add(self._section)

@@ -6,12 +6,13 @@ and primitives that end when all members have entered the same one.
 
 model_program.py has the words of programs. Where ranks have several channels, of which each has its
 own driver, the letter of a channel stands before each word: "As( As+ As^". At the end of a backward
-pass, a rank takes part in the rounds of its other channels meanwhile.
+pass, a rank takes part in the rounds of its other channels meanwhile. `sets` has the members of
+channels that not all ranks have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from model_program import RankModel, Transition, compare_ends, is_call, is_stalled, late_names
@@ -19,6 +20,7 @@ from model_rank import DESERTED, Fault, Rank, end_pass, names_of
 
 from hvdtrain.core.agreement.decision import ChannelState, Failed
 from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.gradients import reducer
 
 _OF_ANOTHER = "another channel's"
 
@@ -40,6 +42,7 @@ class ChannelModel:
         self,
         *programs: str,
         channels: str = "",
+        sets: Mapping[str, Sequence[int]] = {},
         threads: bool = True,
         failing: int | None = None,
         deserts: bool = False,
@@ -51,6 +54,8 @@ class ChannelModel:
             for own in words
         ]
         self._alone = len(self._letters) == 1
+        everyone = range(len(words))
+        self._members = [sets.get(letter, everyone) for letter in self._letters]
         self._failing, self._deserts = failing, deserts
         self._one, self._late = RankModel(threads, rules), late_names(words)
 
@@ -87,6 +92,8 @@ class ChannelModel:
             for move, changed in self._program(number, own):
                 yield f"{number}: {move}", self._put(world, number, changed)
             for channel, rank in enumerate(own):
+                if number not in self._members[channel]:
+                    continue
                 words, letter = self._of[number][channel], self._letters[channel]
                 for move, after in self._one.driver(words, rank):
                     changed = (*own[:channel], after, *own[channel + 1 :])
@@ -97,10 +104,14 @@ class ChannelModel:
                     after_it = self._put(world, number, failed)
                     yield f"{number}: engine fails", after_it._replace(job_ends=True)
         for channel, letter in enumerate(self._letters):
-            for move, ranks in self._one.meet([own[channel] for own in world.ranks]):
-                pairs = zip(world.ranks, ranks, strict=True)
-                met = tuple((*own[:channel], r, *own[channel + 1 :]) for own, r in pairs)
-                yield f"{letter} {move}", world._replace(ranks=met)
+            members = self._members[channel]
+            together = [world.ranks[number][channel] for number in members]
+            for move, ranks in self._one.meet(together, members):
+                met = world
+                for number, rank in zip(members, ranks, strict=True):
+                    own = met.ranks[number]
+                    met = self._put(met, number, (*own[:channel], rank, *own[channel + 1 :]))
+                yield f"{letter} {move}", met
 
     def _program(self, number: int, own: Own) -> Iterator[tuple[str, Own]]:
         place = own[0].place
@@ -116,14 +127,22 @@ class ChannelModel:
             ends = after.at_end and not rank.at_end
             others = [
                 (end_pass(other) if ends else other)._replace(
-                    place=after.place, listening=after.at_end, called=after.called, over=after.over
+                    place=after.place,
+                    listening=self._concerned(channel, heard) if after.at_end else (),
+                    called=after.called,
+                    over=after.over,
                 )
-                for other in own
+                for heard, other in enumerate(own)
             ]
             yield (
                 f"{self._letters[channel]} {move}",
                 (*others[:channel], after, *others[channel + 1 :]),
             )
+
+    def _concerned(self, channel: int, heard: int) -> tuple[int, ...]:
+        """Return what `Reducer._concerned` returns in one channel of a step of another one."""
+        others = [ranks for other, ranks in enumerate(self._members) if other != heard]
+        return tuple(sorted(reducer.linked(self._members[channel], others)))
 
     def _put(self, world: World, number: int, own: Own) -> World:
         ranks = (*world.ranks[:number], own, *world.ranks[number + 1 :])

@@ -266,7 +266,7 @@ class LossModel:
             return
         process = state.all[min(calls)]
         ranks = [state.all[number].rank for number in process.group]
-        outcomes = outcomes_of(ranks, list(calls.values()))
+        outcomes = outcomes_of(ranks, list(calls.values()), range(len(ranks)))
         if outcomes is None or process.broken:
             return
         for number, rank, outcome in zip(process.group, ranks, outcomes, strict=True):

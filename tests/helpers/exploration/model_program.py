@@ -73,7 +73,9 @@ def is_call(step: Step | None) -> TypeGuard[Call]:
     return isinstance(step, Vote | Report | Request | BucketVote)
 
 
-def outcomes_of(ranks: Sequence[Rank], calls: Sequence[Call]) -> Sequence[Outcome] | None:
+def outcomes_of(
+    ranks: Sequence[Rank], calls: Sequence[Call], members: Sequence[int]
+) -> Sequence[Outcome] | None:
     """Return what a call of all members ends with on each; None if it cannot end yet."""
     first = calls[0]
     if any(_kind(call) != _kind(first) for call in calls):
@@ -91,7 +93,7 @@ def outcomes_of(ranks: Sequence[Rank], calls: Sequence[Call]) -> Sequence[Outcom
         proposed = tuple(call.requests for call in calls if isinstance(call, Vote))
         return [Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
     reports = tuple(call for call in calls if isinstance(call, Report))
-    return [ReportsExchanged(reports, tuple(range(len(reports))), own) for own in reports]
+    return [ReportsExchanged(reports, tuple(members), own) for own in reports]
 
 
 def _kind(call: Call) -> object:
@@ -148,7 +150,8 @@ class RankModel:
         word = words[rank.place]
         after = rank._replace(place=rank.place + 1)
         if word in ("listen", "deaf"):
-            yield word, after._replace(listening=word == "listen")
+            everyone = tuple(range(rank.life.size))
+            yield word, after._replace(listening=everyone if word == "listen" else ())
         elif word.endswith("?"):
             end = dict(rank.ended).get(word[:-1])
             if end in (DESERTED, FAILED):  # an error that ends the program
@@ -160,6 +163,11 @@ class RankModel:
                 yield "pass ends", end_pass(rank)._replace(at_end=True)
             elif rank.called or not awaited(words, rank):
                 yield word, after._replace(at_end=False, called=False)
+        elif word.endswith("!"):
+            step = dict(rank.steps).get(word[:-1])
+            if step is not None and step.ready:
+                raise Fault("backward() is released that nobody needs")
+            yield word, after
         elif word.endswith(("+", ")")):
             yield word, fill(after, word[:-1], 1 if word.endswith("+") else None)
         elif word in ("leaving", "joining"):
@@ -231,7 +239,7 @@ class RankModel:
         if not rank.actions:
             busy = rank.life.phase is not Phase.CLOSED and (rank.pending or rank.listening)
             if busy and (self._threads or awaited(words, rank)):
-                event = RoundBegan(rank.pending, rank.listening)
+                event = RoundBegan(rank.pending, bool(rank.listening))
                 yield "round", self.follow(rank._replace(told=rank.pending), event)
             return
         head, *rest = rank.actions
@@ -251,13 +259,15 @@ class RankModel:
         else:
             yield type(head).__name__, self._act(rank, head)
 
-    def meet(self, ranks: Sequence[Rank]) -> Iterator[tuple[str, tuple[Rank, ...]]]:
+    def meet(
+        self, ranks: Sequence[Rank], members: Sequence[int]
+    ) -> Iterator[tuple[str, tuple[Rank, ...]]]:
         """Return what the engine does where all members of a channel have met."""
         calling = [rank for rank in ranks if rank.actions and is_call(rank.actions[0])]
         if any(rank.freed for rank in calling):
             raise Fault("an engine call after the communicator was given back")
         calls = [call for rank in calling if is_call(call := rank.actions[0])]
-        if calls and (outcomes := outcomes_of(ranks, calls)) is not None:
+        if calls and (outcomes := outcomes_of(ranks, calls, members)) is not None:
             yield (
                 type(calls[0]).__name__,
                 tuple(
@@ -279,8 +289,9 @@ class RankModel:
                     return finish_all(rank, [own.key for own in rank.told], DESERTED)
                 while rank.pending:
                     rank = finish(rank, name_of(rank.pending[0]), FAILED)
-            case Notify():
-                return rank._replace(called=rank.listening)
+            case Notify(blocked):
+                concerned = not set(rank.listening).isdisjoint(blocked)
+                return rank._replace(called=rank.called or concerned)
             case EndJoin(order):
                 before = rank.pending[: rank.pending.index(JOIN)]
                 if before:

@@ -184,7 +184,7 @@ class Rank(NamedTuple):
     actions: tuple[Step, ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
     told: tuple[Request, ...] = ()
-    listening: bool = False
+    listening: tuple[int, ...] = ()  # for these ranks
     called: bool = False
     at_end: bool = False
     freed: bool = False
@@ -217,7 +217,7 @@ def hear(rank: Rank, heard: Heard) -> Rank:
     verdict = progress.verdict(heard.votes)
     if verdict.certain > progress.reduced:
         return rank._replace(actions=(heard.request, *rank.actions))
-    called = (verdict.released and rank.at_end) or (verdict.missed and rank.listening)
+    called = (verdict.released and rank.at_end) or (verdict.missed and bool(rank.listening))
     return rank._replace(
         actions=(Bucket(heard.request), *rank.actions), called=rank.called or called
     )

@@ -194,9 +194,8 @@ def _settle(d: _Draw, program: Spec) -> None:
         program["optimizers"] = plain
     skipped = False
     # Whether backward() may return before all gradients are reduced: it does while another rank
-    # waits for this one in another operation, as a rank outside of the members may.
+    # waits for this one in another operation.
     early = partial or program.get("sharded") or len(program["optimizers"]) > 1
-    early = early or "members" in program
     for step in steps:
         # What is not linear needs all gradients reduced.
         nonlinear = ("clip" in step and step["clip"] != "own") or "scaler" in program

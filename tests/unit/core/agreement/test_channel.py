@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -222,16 +222,16 @@ def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None
 def test_each_of_two_listeners_is_called() -> None:
     _, channels = two_ranks()
     first, second = channels
-    stays, goes = threading.Event(), threading.Event()
-    first.listen(stays.set)
-    first.listen(goes.set)
-    first.unlisten(goes.set)
+    told, stays, goes = threading.Event(), list[Sequence[int]](), list[Sequence[int]]()
+    for listener in (stays.append, goes.append, lambda _: told.set()):
+        first.listen(listener)
+    first.unlisten(goes.append)
     operation = summed("x")
     second.submit(operation)
     with second.waiting(operation):
-        assert stays.wait(HANGS_AFTER_SECONDS)
-    assert not goes.is_set()
-    first.unlisten(stays.set)
+        assert told.wait(HANGS_AFTER_SECONDS)
+    assert (stays[0], goes) == ((1,), [])
+    first.queue.listeners.clear()
     first.run(summed("x"))
     leave_all(channels)
 

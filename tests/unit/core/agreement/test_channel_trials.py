@@ -87,7 +87,7 @@ MUTATIONS: dict[str, tuple[Trial, object, str, object]] = {
         *(sound_trial, driver, "unanimous", _agree_on_the_first),
     ),
     "a rank that listens waits for ever": (
-        *(sound_trial, queue.Queue, "call_listeners", lambda self: None),
+        *(sound_trial, queue.Queue, "call_listeners", lambda self, ranks: None),
     ),
     "a prepared operation runs that not all propose": (
         *(sound_trial, driver.Driver, "follow"),

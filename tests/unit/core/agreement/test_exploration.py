@@ -15,6 +15,7 @@ from program_lists import END, may_desert, short
 from wrong_rules import OF_A_CHANNEL, OF_LOSSES
 
 from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.gradients import reducer
 from hvdtrain.core.gradients.step import BucketProgress, BucketVerdict
 
 EXHAUSTIVE = os.environ.get("HVDTRAIN_TEST_EXHAUSTIVE") == "1"
@@ -255,6 +256,40 @@ def test_steps_of_two_channels(ranks: Sequence[str]) -> None:
 @pytest.mark.parametrize("ranks", LONG_STEPS, ids=" / ".join)
 def test_longer_steps_of_two_channels(ranks: Sequence[str]) -> None:
     assert not explore(ChannelModel(*ranks, channels="AB")).fault
+
+
+# Channel A, of the step, has ranks 0 and 1, and B has all.
+PAIR: dict[str, tuple[int, ...]] = {"A": (0, 1), "B": (0, 1, 2)}
+OUTSIDERS: list[tuple[dict[str, tuple[int, ...]], list[str]]] = [
+    # Rank 2 waits for members, of which none waits for it.
+    (PAIR, [*["As( As+ As+ As^ As! As) As? Bb Bb?"] * 2, "Bb Bb?"]),
+    # Rank 1 waits for rank 2 before it fills a bucket, and rank 2 for rank 0: both in B,
+    (PAIR, ["Bb As( As+ As^ Bc Bc? Bb? As) As?", "Bc Bb Bb? As( As) As? Bc?", "Bc Bc? Bb Bb?"]),
+    # one where rank 0 does not hear it, the other in B,
+    (
+        {**PAIR, "C": (1, 2)},
+        ["As( As+ As^ Bb Bb? As) As?", "Bb Cc Cc? As( As) As? Bb?", "Bb Bb? Cc Cc?"],
+    ),
+    # and one in B, whose rounds lack rank 2 meanwhile.
+    (
+        {**PAIR, "C": (0, 2)},
+        ["As( As+ As^ Cc Cc? Bb As) As? Bb?", "Bb Bb? As( As) As?", "Cc Cc? Bb Bb?"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("sets", "ranks"), OUTSIDERS)
+def test_steps_of_a_process_set(sets: dict[str, tuple[int, ...]], ranks: list[str]) -> None:
+    assert not explore(ChannelModel(*ranks, channels="".join(sets), sets=sets)).fault
+
+
+@pytest.mark.parametrize("wrong", [{0, 1}, {0, 1, 2}], ids=["members only", "everyone"])
+def test_a_rank_that_listens_for_the_wrong_ranks_is_found(
+    wrong: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reducer, "linked", lambda ranks, groups: wrong)
+    models = [ChannelModel(*of, channels="".join(sets), sets=sets) for sets, of in OUTSIDERS]
+    assert any(explore(model).fault for model in models)
 
 
 def tells_nobody(own: BucketProgress, highest: Sequence[int]) -> BucketVerdict:
