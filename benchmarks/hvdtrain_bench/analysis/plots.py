@@ -60,7 +60,7 @@ def plot_losses(result: Result, against: int, path: Path) -> None:
 def plot_ratios(results: Mapping[str, Result], path: Path) -> None:
     """Plot step times as multiples of the average's, one group of bars per link."""
     groups = [(name, result.cases[0]) for name, result in results.items()]
-    _bars(groups, AVERAGE, (AVERAGE, AVERAGE_AGAIN), path)
+    _bars(groups, AVERAGE, (AVERAGE, AVERAGE_AGAIN), "log", path)
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:
@@ -70,11 +70,11 @@ def plot_steps(results: Sequence[Result], path: Path) -> None:
         for result in results
         for case in result.cases
     ]
-    _bars(groups, NO_COMMUNICATION, (ALONE, WHOLE), path)
+    _bars(groups, NO_COMMUNICATION, (ALONE, WHOLE), "linear", path)
 
 
 def _bars(
-    groups: Sequence[tuple[str, Case]], base: str, hidden: Collection[str], path: Path
+    groups: Sequence[tuple[str, Case]], base: str, hidden: Collection[str], scale: str, path: Path
 ) -> None:
     """Plot medians as multiples of the base's, one group of bars for each case."""
     figure, axes = _one_plot()
@@ -91,7 +91,7 @@ def _bars(
     axes.axhline(1.0, color="black", linewidth=0.8)
     middles = [place + 0.4 - width / 2 for place in range(len(groups))]
     axes.set_xticks(middles, [title for title, _ in groups], fontsize=7)
-    axes.set(ylabel=f"step time / {base}", yscale="log")
+    axes.set(ylabel=f"step time / {base}", yscale=scale)
     _finish(figure, axes, path, legend_outside=True)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain.core.gradients.bucket_size import size_text
 from hvdtrain_bench.cases.peers import Peer, Peers
 from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
 
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
 _ITEM_BYTES = 4
 _MANY, _MANY_BYTES = 100, 40 << 10
 _BUSY_BYTES = 16 << 20
@@ -31,6 +31,14 @@ class _Asynchronous:
     library: str
     module: Any
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size as text, such as 4 MiB, which no other size has."""
+    for unit, name in _UNITS:
+        if nbytes >= unit and nbytes % unit == 0:
+            return f"{nbytes // unit} {name}"
+    return f"{nbytes} bytes"
 
 
 def measure(bench: Bench, peers: Peers) -> None:

@@ -63,7 +63,8 @@ class RankResult:
     final_weights: Weights = field(default_factory=dict)
 
 
-_ARRAY, _FACTS = "array", "facts"
+# No argument of a recipe has that name.
+_ARRAY, _FACTS = "/array", "facts"
 
 
 def write(path: Path, value: Task | RankResult) -> None:

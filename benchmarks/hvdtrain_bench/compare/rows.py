@@ -150,7 +150,7 @@ def make_rows(outcomes: Sequence[Outcome], ranks: int) -> list[Row]:
 def _noise_text(ratio: Ratio, noise: float) -> str:
     """Return what the ratio of the same code to itself says of the others."""
     return (
-        f"the same code took {ratio.low:.2f} to {ratio.high:.2f} of its own time: ratios of "
+        f"the same code took {ratio.low:.2f} to {ratio.high:.2f} of its own time: median ratios of "
         f"{1 / noise:.2f} to {noise:.2f} are noise"
     )
 

@@ -181,7 +181,9 @@ if resolver.task_type in ("worker", "ps"):
     server.join()
 """
 
-_HOROVOD = Need("horovod", f"{_BUILD_HOROVOD}, or --python horovod=PATH of an environment with it")
+_HOROVOD = Need(
+    "horovod", f"{_BUILD_HOROVOD}, or --python horovod=PATH of an environment with Horovod"
+)
 _ONE = "one process with the whole batch"
 REFERENCES = {
     "torch": Strategy("one", _ONE, launch=Launch.ONE, needs=(TORCH,)),

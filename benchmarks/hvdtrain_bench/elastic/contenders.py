@@ -14,12 +14,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import require_tolerance
-
-RANKS = 3
-BATCH = 32  # samples of each rank
-STEPS = 120  # of three ranks, in one epoch
-SAMPLES = RANKS * BATCH * STEPS
-
+from hvdtrain_bench.elastic.sizes import BATCH, RANKS
 
 _HERE = Path(__file__).parent
 _MODULE = "hvdtrain_bench.elastic"

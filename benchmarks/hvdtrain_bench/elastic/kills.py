@@ -21,7 +21,8 @@ from hvdtrain_bench.analysis.kills import (
     UnfinishedJobError,
     failure_of,
 )
-from hvdtrain_bench.elastic.contenders import CONTENDERS, RANKS, SAMPLES, Contender
+from hvdtrain_bench.elastic.contenders import CONTENDERS, Contender
+from hvdtrain_bench.elastic.sizes import RANKS, SAMPLES
 from hvdtrain_bench.harness.jobs import Command, Process, running
 from hvdtrain_bench.harness.notes import END, Note, read_notes
 from hvdtrain_bench.harness.results import Case, Result

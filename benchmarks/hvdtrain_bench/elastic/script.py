@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hvdtrain_bench.elastic.contenders import BATCH, SAMPLES
+from hvdtrain_bench.elastic.sizes import BATCH, SAMPLES
 from hvdtrain_bench.elastic.work import build_model, make_optimizer, make_samples
 from hvdtrain_bench.harness.notes import Notes
 

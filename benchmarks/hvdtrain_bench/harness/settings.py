@@ -60,7 +60,7 @@ class Settings:
     # Samples per rank of each case, as a factor of each model's own.
     batches: tuple[int, ...] = (1,)
     loops: tuple[str, ...] = ("digits", "mlp", "resnet")
-    # Exchanges to compare, as text; see `hvdtrain exchanges`. For "profile" also periods.SHARDED.
+    # Exchanges to compare, as text; see `hvdtrain exchanges`. For "profile" also SHARDED.
     exchanges: tuple[str, ...] = EXCHANGES
     tasks: tuple[str, ...] = TASKS
     points: int = 10  # number of times that a training is interrupted to test what it has learned

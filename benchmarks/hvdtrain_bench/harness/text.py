@@ -32,19 +32,21 @@ def table_of(
 
 
 _UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
+_MOST = 999.95  # of a unit, written with four digits
 
 
 def time_text(seconds: float | None) -> str:
-    """Return a time with its unit: "812 us", "3.41 ms", "2.5 s"; "-" if it is not known."""
+    """Return a time with its unit: "812 us", "3.412 ms", "2.5 s"; "-" if it is not known."""
     return "-" if seconds is None else interval_text(seconds, seconds)
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return an interval of times in one unit: "3.1 to 3.52 ms"."""
-    unit, size = next(one for one in _UNITS if high < one[1] * 1000 or one is _UNITS[-1])
+    """Return an interval of times in one unit: "3.1 to 3.524 ms"."""
+    unit, size = next(one for one in _UNITS if high < one[1] * _MOST or one is _UNITS[-1])
     return f"{ends_text(low / size, high / size)} {unit}"
 
 
 def ends_text(low: float, high: float) -> str:
     """Return both ends of an interval, or the number if they are equal."""
-    return " to ".join(dict.fromkeys((f"{low:.3g}", f"{high:.3g}")))
+    texts = [f"{end:.4g}" if end < _MOST else f"{end:.0f}" for end in (low, high)]
+    return " to ".join(dict.fromkeys(texts))

@@ -260,7 +260,7 @@ def test_rows() -> None:
     assert (first.memory_bytes, first.socket_bytes, first.processes) == (1001, 10.0, 2)
     assert again.verdict == "same code, no difference"
     assert again.notes == (
-        "the same code took 1.01 to 1.01 of its own time: ratios of 0.98 to 1.02 are noise",
+        "the same code took 1.01 to 1.01 of its own time: median ratios of 0.98 to 1.02 are noise",
     )
     assert (failed.step, failed.failure) == (None, "ValueError: <no>")
     assert (alone.processes, alone.lines, alone.verdict) == (1, 0, "slower")
@@ -278,7 +278,7 @@ def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None
     rows = make_rows(found, 2)
     assert [row.verdict for row in rows] == ["", WITHIN_THE_NOISE, "slower", "slower"]
     assert rows[3].notes == (
-        "the same code took 1.25 to 1.25 of its own time: ratios of 0.80 to 1.25 are noise",
+        "the same code took 1.25 to 1.25 of its own time: median ratios of 0.80 to 1.25 are noise",
     )
     assert [row.notes for row in rows[:3]] == [()] * 3
     # One that has failed says nothing of noise.
