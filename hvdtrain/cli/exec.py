@@ -169,8 +169,9 @@ def _run_role(
     listening.close()
     if not chief.follows(rank, roles):
         _become(words, variables)
-    code = chief.run_following(words, environ, [place.control_addresses[each] for each in leaders])
-    if roles[leaders[0]] == "worker" and rank == list(roles).index("ps"):
+    addresses = [place.control_addresses[each] for each in leaders]
+    code, ended = chief.run_following(words, environ, addresses)
+    if ended and roles[leaders[0]] == "worker" and rank == list(roles).index("ps"):
         click.echo("hvdtrain: all workers have ended: parameter servers end with them", err=True)
     return code
 

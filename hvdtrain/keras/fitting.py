@@ -370,7 +370,10 @@ def save_model(original: Callable[..., object], arguments: inspect.BoundArgument
     if not (one_file and given["overwrite"] and context.is_initialized() and size() > 1):
         return original(*arguments.args, **arguments.kwargs)
     # Other ranks may save to this path now, as with a ModelCheckpoint on all of them.
-    own = Path(path).with_name(f".unfinished-rank{rank()}-{Path(path).name}")
+    path = Path(path).resolve()  # what a link names is replaced, not the link
+    if not path.parent.is_dir():
+        return original(*arguments.args, **arguments.kwargs)  # which says so
+    own = path.with_name(f".unfinished-rank{rank()}-{path.name}")
     given["filepath"] = str(own)
     try:
         result = original(*arguments.args, **arguments.kwargs)

@@ -295,8 +295,10 @@ class DistributedOptimizer(ExchangingOptimizer):
         if closure is not None and not is_of_torch(self._optimizer) and gradients is not None:
             # What backward() sent before the closure has the weight of that time.
             weight, gradients.sample_weight = gradients.sample_weight, gradients.sent_weight
-            self._reduce_complete()
-            gradients.sample_weight = weight
+            try:
+                self._reduce_complete()
+            finally:
+                gradients.sample_weight = weight
         if weights is not None:
             weights.before_step()
             loss = self._optimizer.step(closure)

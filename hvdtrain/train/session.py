@@ -175,6 +175,8 @@ class _Session:
                 )
                 lines.append(joined_line(joins[-1]))
         self._recoveries = []
+        if self._before is not None:  # which is read again if another rank is lost now
+            self._before.failures, self._before.joins = failures, joins
         # Also for ranks that have joined.
         state.failures, state.joins = broadcast_object((failures, joins), 0, "changes")
         return lines

@@ -92,7 +92,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "with torch.no_grad():\n    for x in a:\n        s += f(model(x))\n"
         "if rank == 0:\n    print(s)\n",
     ),
-    ("HVD204", HVD, "a = h.allreduce(x)\nb = a.item()\nc = b / n  # here\n"),
+    ("HVD204", HVD, "a = h.allreduce(x)\na = a.item()\nc = a / n  # here\n"),
     ("HVD204", HVD, "def a(x):\n    return h.allreduce(x)\nb = a(x) / n  # here\n"),
     (
         "HVD205",

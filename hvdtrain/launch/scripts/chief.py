@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -69,8 +68,10 @@ def run_leading(
     return code, told
 
 
-def run_following(words: Sequence[str], environ: Mapping[str, str], leaders: Sequence[str]) -> int:
-    """Run a script until the ranks at these addresses have ended; return its exit code, or 0."""
+def run_following(
+    words: Sequence[str], environ: Mapping[str, str], leaders: Sequence[str]
+) -> tuple[int, bool]:
+    """Run a script until the ranks at these addresses have ended; return its code, and if so."""
     with ExitStack() as stack:
         waiting = [c for address in leaders if (c := _connect(address)) is not None]
         for connection in waiting:
@@ -79,19 +80,22 @@ def run_following(words: Sequence[str], environ: Mapping[str, str], leaders: Seq
 
         def is_over() -> bool:
             nonlocal lost
-            for connection in select.select(waiting, [], [], 0)[0]:
-                waiting.remove(connection)
-                word = b""
-                with suppress(OSError):  # its host, or its process, is gone
+            for connection in list(waiting):
+                try:
                     word = connection.recv(len(_WORD))
+                except BlockingIOError:
+                    continue
+                except OSError:  # its host, or its process, is gone
+                    word = b""
+                waiting.remove(connection)
                 lost = lost or word != _WORD
             return lost or not waiting
 
         code = 0 if is_over() else Launches().run(words, environ, is_over)
         if lost:
             time.sleep(_HEAD_START_SECONDS)
-            return EXIT_CRASH
-        return code if waiting else 0
+            return EXIT_CRASH, False
+        return (code, False) if waiting else (0, True)
 
 
 def _connect(address: str) -> socket.socket | None:
@@ -107,4 +111,5 @@ def _connect(address: str) -> socket.socket | None:
         ) from None
     # Else the loss of its host would not be noticed.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setblocking(False)
     return connection

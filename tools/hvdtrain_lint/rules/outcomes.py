@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
@@ -60,10 +60,22 @@ def hvd204(script: Script) -> Places:
 
 
 def _is_average(script: Script, node: ast.expr) -> bool:
+    made = list(_made(script, node, set()))
+    return bool(made) and all(_averages(script, each) for each in made)
+
+
+def _made(script: Script, node: ast.expr, seen: set[ast.expr]) -> Iterator[ast.expr]:
+    """Return what made a value, of which a name that is assigned from itself adds nothing."""
     while isinstance(node, ast.Call) and last_name(node) in _VALUES:
         node = next(iter(node.args), getattr(node.func, "value", node.func))
+    if node in seen:
+        return
+    seen.add(node)
     values = script.behind(node)
-    return all(_is_average(script, e) for e in values) if values else _averages(script, node)
+    if not values:
+        yield node
+    for each in values:
+        yield from _made(script, each, seen)
 
 
 def _averages(script: Script, node: ast.expr) -> bool:
