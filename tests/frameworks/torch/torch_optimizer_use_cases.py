@@ -109,9 +109,18 @@ def synchronize_then_step() -> None:
 
 @case
 def a_closure_drops_gradients_of_another_sample_weight() -> None:
-    """Of a skipped step; only the weight of rank 0 changes."""
+    _step_after_a_skipped_one((torch.optim.SGD, False), (torch.optim.SGD, True))
+
+
+@case
+def a_closure_of_a_foreign_optimizer_drops_gradients_of_another_sample_weight() -> None:
+    _step_after_a_skipped_one((Halving, False))
+
+
+def _step_after_a_skipped_one(*kinds: tuple[Any, bool]) -> None:
+    """Only the weight of rank 0 changes."""
     n, r = hvd.size(), hvd.rank()
-    for kind, sharded in ((torch.optim.SGD, False), (torch.optim.SGD, True), (Halving, False)):
+    for kind, sharded in kinds:
         weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = hvd.DistributedOptimizer(kind([weight], lr=1.0), sharded=sharded)
 
