@@ -247,7 +247,11 @@ class SeesItsFile(keras.layers.Layer):
 
 def checkpoints_of_all_ranks_in_one_file_leave_it_whole() -> None:
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2), SeesItsFile()])
-    for path, weights_only in (("all.keras", False), ("all.weights.h5", True)):
+    if hvd.rank() == 0:
+        Path("latest.keras").symlink_to("named.keras")
+    allgather_object(None, "linked")
+    files = (("all.keras", False), ("all.weights.h5", True), ("latest.keras", False))
+    for path, weights_only in files:
         SeesItsFile.path = path
         save = keras.callbacks.ModelCheckpoint(path, save_weights_only=weights_only)
         save.set_model(model)
@@ -257,6 +261,8 @@ def checkpoints_of_all_ranks_in_one_file_leave_it_whole() -> None:
         assert path in os.listdir()
         assert not list(Path().glob(".unfinished-*"))
         allgather_object(None, "seen")
+    assert Path("latest.keras").is_symlink()
+    assert Path("named.keras").is_file()
 
 
 CASES = [

@@ -233,7 +233,7 @@ def outcomes() -> list[Outcome]:
 
 
 def test_tasks_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    options = TrainOptions(recipe="digits", data_dir=tmp_path, set={"widths": [1, 2]})
+    options = TrainOptions(recipe="digits", data_dir=tmp_path, set={"array": "3"})
     task = Task("ddp", "v", options, 2, 3, keeps_weights=True, folder=tmp_path, shared=tmp_path)
     write(tmp_path / "task", task)
     assert read_task(tmp_path / "task") == task
