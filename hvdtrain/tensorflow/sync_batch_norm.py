@@ -83,7 +83,7 @@ def _moments_of_all_ranks(
 
 
 def _adder(weigh: Callable[[], Any]) -> Any:
-    """Return what adds values over ranks, and weights gradients of which ranks' later count c_r."""
+    """Return a sum over ranks whose gradients are weighted by what each rank's batch counts."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def add(own: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:

@@ -71,7 +71,7 @@ def run_leading(
 def run_following(
     words: Sequence[str], environ: Mapping[str, str], leaders: Sequence[str]
 ) -> tuple[int, bool]:
-    """Run a script until the ranks at these addresses have ended; return its code, and if so."""
+    """Run a script until all leaders have ended; return its exit code, and whether they have."""
     with ExitStack() as stack:
         waiting = [c for address in leaders if (c := _connect(address)) is not None]
         for connection in waiting:

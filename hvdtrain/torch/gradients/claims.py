@@ -1,4 +1,4 @@
-"""Which optimizer exchanges a parameter that was given to several ones: the last that exists."""
+"""Which of several optimizers of one parameter reduces its gradient: the last one that exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CLAIMS: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 
 class Claim:
-    """The claim of one optimizer on its parameters, which a later one takes while it exists."""
+    """One optimizer's claim on its parameters, void while a later one of any of them exists."""
 
     def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         self.names = {id(parameter): name for name, parameter in parameters}
