@@ -15,7 +15,7 @@ from hvdtrain_bench.elastic.kills import measure_kills
 from hvdtrain_bench.elastic.steps import measure_elastic_steps
 from hvdtrain_bench.harness.jobs import RankLauncher, run_job
 from hvdtrain_bench.harness.results import Result, write_json
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import MeasurementSettings
 from hvdtrain_bench.scaling.paper import Work
 from hvdtrain_bench.scaling.predictions import (
     Steps,
@@ -53,7 +53,7 @@ class Suite:
     # Finds the launcher of ranks; only called when ranks are started.
     find_launcher: Callable[[], RankLauncher]
     ranks: int
-    settings: Settings
+    settings: MeasurementSettings
     out: Path
     report: ConsoleReport = field(default_factory=ConsoleReport)
 
@@ -146,7 +146,7 @@ class Suite:
     def _counts(self) -> Sequence[int]:
         return [1 << power for power in range(1, self.ranks.bit_length())]
 
-    def _measure(self, kind: str, ranks: int, settings: Settings) -> Result:
+    def _measure(self, kind: str, ranks: int, settings: MeasurementSettings) -> Result:
         launcher = self._start()
         self.report.line(f"measuring {kind} on {ranks} ranks")
         result = run_job(launcher, kind, ranks, settings, self.out)

@@ -13,7 +13,7 @@ import torch
 
 import hvdtrain.torch as hvd
 from hvdtrain_bench.harness.results import write_json
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import MeasurementSettings
 from hvdtrain_bench.harness.turns import Bench
 
 # The modules of cases that measure; those of torch compare peers.
@@ -43,13 +43,13 @@ def main(kind: str, settings: str, threads: str, file: str) -> None:
 
     from hvdtrain_bench.harness.ranks import Ranks
 
-    bench = Bench(kind, Ranks(), Settings.from_json(settings))
+    bench = Bench(kind, Ranks(), MeasurementSettings.from_json(settings))
     if framework in ("tensorflow", "keras"):
         import_module(f"hvdtrain_bench.cases.{_FRAMEWORKS[framework]}").measure(bench)
     else:
-        from hvdtrain_bench.cases.peers import Peers
+        from hvdtrain_bench.cases.peers import PeerLibraries
 
-        peers = Peers(bench.ranks)
+        peers = PeerLibraries(bench.ranks)
         bench.result = replace(bench.result, nodes=peers.nodes)
         import_module(f"hvdtrain_bench.cases.{_CASES[kind]}").measure(bench, peers)
         peers.close()

@@ -15,7 +15,7 @@ from hvdtrain.core.objects import broadcast_object
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.operations import broadcast_variables
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
-from hvdtrain.keras.backends.types import Logs, Model, Variable, to_array
+from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
 
 __all__ = [
     "CommitStateCallback",
@@ -137,7 +137,7 @@ class TensorFlowKerasState(ObjectState):
 
     def __init__(
         self,
-        model: Model,
+        model: KerasModel,
         optimizer: keras.optimizers.Optimizer | None = None,
         backend: object = None,
         **kwargs: Any,
@@ -173,7 +173,7 @@ class TensorFlowKerasState(ObjectState):
         broadcast_variables(self._variables(), root_rank=0)
         super().sync()
 
-    def _variables(self) -> list[Variable]:
+    def _variables(self) -> list[KerasVariable]:
         if not self.optimizer.built:
             self.optimizer.build(self.model.trainable_variables)
         return [*self.model.weights, *self.optimizer.variables]
@@ -202,7 +202,7 @@ class KerasState(TensorFlowKerasState):
 
     def __init__(
         self,
-        model: Model,
+        model: KerasModel,
         optimizer: keras.optimizers.Optimizer | None = None,
         **kwargs: Any,
     ) -> None:

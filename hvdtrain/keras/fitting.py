@@ -24,7 +24,7 @@ from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import distribute, distributed_optimizers, undistribute
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
-from hvdtrain.keras.backends.types import Model, Tensor
+from hvdtrain.keras.backends.types import BackendTensor, KerasModel
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.rank_zero import save_schedules
 from hvdtrain.keras.callbacks.synchronization import FirstBeforeSaving, FirstCallback, LastCallback
@@ -36,7 +36,7 @@ def compile_model(original: Callable[..., object], arguments: inspect.BoundArgum
     return original(*arguments.args, **arguments.kwargs)
 
 
-def adjust_compiled(model: Model) -> None:
+def adjust_compiled(model: KerasModel) -> None:
     """Do for a compiled model what `compile_model` would have done.
 
     The first `model.compile(DistributedOptimizer(...))` before init() calls Keras's own `compile`:
@@ -86,7 +86,7 @@ def _refuse_xla(jit_compile: bool | str) -> None:
         )
 
 
-def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+def warn_if_unwrapped(model: KerasModel, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Warn once, on rank 0, that each rank trains a model of its own.
 
     That is certain only if ranks start from the same weights, and if the step, the optimizer and
@@ -102,7 +102,7 @@ def warn_if_unwrapped(model: Model, callbacks: Sequence[keras.callbacks.Callback
         )
 
 
-def warn_if_unsynchronized(model: Model) -> None:
+def warn_if_unsynchronized(model: KerasModel) -> None:
     """Warn once, on rank 0, of Keras layers that synchronize under tf.distribute only."""
     for layer in model._flatten_layers():
         if _is_from_keras(layer) and getattr(layer, "synchronized", False):
@@ -113,7 +113,7 @@ def warn_if_unsynchronized(model: Model) -> None:
             )
 
 
-def _runs_keras_only(model: Model, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+def _runs_keras_only(model: KerasModel, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
     if not all(_is_without_user_code(callback) for callback in callbacks):
         return False
     optimizer = getattr(model, "optimizer", None)
@@ -142,7 +142,7 @@ Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.C
 def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
     """Fit a model so that all ranks end each epoch together."""
     given = arguments.arguments
-    model: Model = given["self"]
+    model: KerasModel = given["self"]
     adjust_compiled(model)
     optimizers = distributed_optimizers(model)
     if context.is_initialized() and size() > 1:
@@ -189,7 +189,7 @@ _NOTHING = 1e-30
 class _Divisor:
     """What a loss divides by; those of equal units differ by a factor that no batch changes."""
 
-    value: Tensor | int | None
+    value: BackendTensor | int | None
     unit: Hashable
     of: object = None  # kept, so that no other object gets its id
 
@@ -202,13 +202,13 @@ class _BatchWeight:
     """Weighs a batch by what the losses of its step divide by."""
 
     def __init__(
-        self, model: Model, inputs: Any, targets: Any, first: dict[int, list[int]]
+        self, model: KerasModel, inputs: Any, targets: Any, first: dict[int, list[int]]
     ) -> None:
         self._name, self._first = model.name, first
         self._inputs, self._targets = inputs, targets
         self.divisors: list[_Divisor] = []
 
-    def __call__(self) -> Tensor | int | None:
+    def __call__(self) -> BackendTensor | int | None:
         """Return the weight; None if ranks count alike because their losses are sums."""
         known = [each for each in self.divisors if each is not _UNKNOWN]
         if not known or len(known) < len(self.divisors):
@@ -293,12 +293,12 @@ def _number(value: Any) -> Any:
     return keras.ops.cast(value, "float32")
 
 
-def _rows(*structures: Any) -> Tensor | int | None:
+def _rows(*structures: Any) -> BackendTensor | int | None:
     """Return the first dimension of the first array, a tensor while it is traced."""
     for leaf in keras.tree.flatten(structures):
         is_array = keras.ops.is_tensor(leaf) or isinstance(leaf, np.ndarray)
         if is_array and len(leaf.shape) > 0:
-            rows: Tensor | int | None = keras.ops.shape(leaf)[0]
+            rows: BackendTensor | int | None = keras.ops.shape(leaf)[0]
             if rows is not None:
                 return rows
     return None
@@ -308,7 +308,7 @@ def make_weighing_step(
     original: Callable[..., object], arguments: inspect.BoundArguments
 ) -> object:
     """Make a model's train function, whose steps weigh their batches."""
-    model: Model = arguments.arguments["self"]
+    model: KerasModel = arguments.arguments["self"]
     optimizers = distributed_optimizers(model)
     for optimizer in optimizers:
         told = optimizer.sample_weight
@@ -323,7 +323,7 @@ def make_weighing_step(
     return original(*arguments.args, **arguments.kwargs)
 
 
-def _weighing(model: Model, original: Callable[..., object]) -> Callable[..., object]:
+def _weighing(model: KerasModel, original: Callable[..., object]) -> Callable[..., object]:
     first: dict[int, list[int]] = {}
 
     @functools.wraps(original)

@@ -13,7 +13,7 @@ from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import HALF_TYPES, Compression, Compressor
 from hvdtrain.keras.backends.distributed import distribute
-from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.backends.reduction import GradientReduction
 from hvdtrain.keras.fitting import hook_models
 from hvdtrain.types import ReduceOp
 
@@ -85,7 +85,7 @@ def DistributedOptimizer(
     )
     hook_models()
     passes = backward_passes_per_step
-    reduction = Reduction(
+    reduction = GradientReduction(
         settings,
         name or "DistributedOptimizer_gradients",
         current_backend(),

@@ -50,7 +50,7 @@ class Matrix:
 
 
 @dataclass
-class Measured:
+class RunMeasurements:
     """The content of these files."""
 
     curves: list[Curve] = field(default_factory=list)
@@ -85,9 +85,9 @@ class _Found:
     unknown: set[str] = field(default_factory=set)
 
 
-def read_curves(paths: Iterable[Path]) -> Measured:
+def read_curves(paths: Iterable[Path]) -> RunMeasurements:
     """Read files of metrics, which may have a million lines."""
-    found, measured = _Found(), Measured()
+    found, measured = _Found(), RunMeasurements()
     for path in paths:
         lines = Lines(path)
         for chunk in lines:
@@ -152,7 +152,7 @@ def _square(value: object) -> list[list[float]] | None:
     return value
 
 
-def _curve(split: str, metric: str, columns: _Split, measured: Measured) -> Curve:
+def _curve(split: str, metric: str, columns: _Split, measured: RunMeasurements) -> Curve:
     """Sort the points of a curve, and leave out those that its plot does not need."""
     rows, values = columns.rows[metric], columns.values[metric]
     steps = [columns.step[row] for row in rows]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain_report.curves import Measured, read_curves
+from hvdtrain_report.curves import RunMeasurements, read_curves
 from hvdtrain_report.failures import Change, read_changes
 from hvdtrain_report.lines import JsonObject, read_object
 from hvdtrain_report.ranks import TimeBreakdown, read_ranks
@@ -26,7 +26,7 @@ class RunFiles:
     """The content of the files of a run."""
 
     path: Path
-    measured: Measured
+    measured: RunMeasurements
     ranks: TimeBreakdown | None
     config: JsonObject | None
     environment: JsonObject | None

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from hvdtrain_bench.analysis.judge import ALONE, AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION, WHOLE
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.paper import Prediction
+from hvdtrain_bench.scaling.paper import StepPrediction
 from hvdtrain_bench.scaling.predictions import Check
 
 _INCHES = (9.0, 5.5)
@@ -96,7 +96,7 @@ def _bars(
 
 
 def plot_scaling(
-    predictions: Mapping[str, Mapping[str, Sequence[Prediction]]],
+    predictions: Mapping[str, Mapping[str, Sequence[StepPrediction]]],
     checks: Sequence[Check],
     path: Path,
 ) -> None:

@@ -16,7 +16,7 @@ from hvdtrain_bench.analysis.kills import kill_tables
 from hvdtrain_bench.analysis.statistics import Figure
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.text import console, table_of, time_text
-from hvdtrain_bench.scaling.paper import Prediction
+from hvdtrain_bench.scaling.paper import StepPrediction
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.report import check_line, check_table, prediction_tables, scaling_lines
 from hvdtrain_bench.scaling.scheme import Link
@@ -68,7 +68,7 @@ class ConsoleReport:
         self,
         links: Sequence[Sequence[Link]],
         steps: Sequence[Steps],
-        predictions: Mapping[str, Mapping[str, Sequence[Prediction]]],
+        predictions: Mapping[str, Mapping[str, Sequence[StepPrediction]]],
         checks: Sequence[Check],
     ) -> None:
         """Print links, predictions by the number of ranks, and what was measured of them."""

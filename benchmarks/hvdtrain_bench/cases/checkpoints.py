@@ -16,7 +16,7 @@ from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain_bench.analysis.judge import LONGEST, LONGEST_WITHOUT, MEAN, USUAL
 from hvdtrain_bench.cases.models import MODELS
-from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, in_turns
 
@@ -27,7 +27,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time steps of models while rank 0 writes a checkpoint, and without one (collective)."""
     for key in bench.settings.models:
         for title in _OPTIMIZERS:
@@ -36,11 +36,11 @@ def measure(bench: Bench, peers: Peers) -> None:
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 saver = stack.enter_context(Saver(folder, keep=1))
-                _case(bench, _Training(bench.ranks, key, title, saver), name)
+                _case(bench, _SavedTraining(bench.ranks, key, title, saver), name)
                 bench.note("hvdtrain", peers.library)
 
 
-class _Training:
+class _SavedTraining:
     """A model that all ranks train, and rank 0 saves."""
 
     def __init__(self, ranks: Ranks, key: str, title: str, saver: Saver) -> None:
@@ -86,7 +86,7 @@ class _Training:
         return [max(of_ranks) for of_ranks in zip(*self._ranks.all_of(times), strict=True)]
 
 
-def _case(bench: Bench, training: _Training, name: str) -> None:
+def _case(bench: Bench, training: _SavedTraining, name: str) -> None:
     values: dict[str, list[float]] = {n: [] for n in (USUAL, LONGEST_WITHOUT, MEAN, LONGEST)}
     counts: list[int] = []
     count = len(training.steps_of_a_checkpoint())

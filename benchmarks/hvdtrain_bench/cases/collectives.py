@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import hvdtrain.torch as hvd
-from hvdtrain_bench.cases.peers import Peer, Peers
+from hvdtrain_bench.cases.peers import Peer, PeerLibraries
 from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
@@ -41,7 +41,7 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time every contender for all sizes (collective)."""
     bench.result.skipped.update(peers.skipped)
     ranks, settings = bench.ranks, bench.settings
@@ -60,7 +60,11 @@ _Planned = tuple[str, dict[str, Any], str, list[Contender]]
 
 
 def _sizes(
-    ranks: Ranks, peers: Peers, ways: Sequence[Peer], memory: torch.Tensor, sizes: Sequence[int]
+    ranks: Ranks,
+    peers: PeerLibraries,
+    ways: Sequence[Peer],
+    memory: torch.Tensor,
+    sizes: Sequence[int],
 ) -> Iterator[_Planned]:
     for nbytes in sizes:
         count = nbytes // _ITEM_BYTES
@@ -101,7 +105,7 @@ def _limits(ranks: Ranks, source: torch.Tensor) -> list[Contender]:
     ]
 
 
-def _asynchronous(ranks: Ranks, peers: Peers) -> Iterator[_Planned]:
+def _asynchronous(ranks: Ranks, peers: PeerLibraries) -> Iterator[_Planned]:
     base = _Asynchronous("hvdtrain", peers.library, hvd)
     ways = [base, _Asynchronous("hvdtrain again", peers.library, hvd)]
     if peers.horovod is not None:

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import hvdtrain.torch as hvd
-from hvdtrain.data.dataset import Samples as ImageSamples
+from hvdtrain.data.dataset import TensorSamples as ImageSamples
 from hvdtrain.data.digits import load_digits
 from hvdtrain.train.recipes.builtin.transformer import Transformer
 from hvdtrain_bench.analysis.judge import AVERAGE
 from hvdtrain_bench.cases.models import MODELS
-from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import MeasurementSettings
 from hvdtrain_bench.harness.turns import Bench, in_turns
 
 _CONTEXT, _TEXT_CHARACTERS, _TEST_WINDOWS = 32, 1 << 20, 512
@@ -32,7 +32,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True)
-class Samples:
+class TensorSamples:
     """Samples in memory."""
 
     inputs: Tensor  # [n, ...]
@@ -54,7 +54,7 @@ class LossTask:
     """A model, its data and its optimizer."""
 
     title: str
-    data: Callable[[], tuple[Samples, Samples]]
+    data: Callable[[], tuple[TensorSamples, TensorSamples]]
     build: Callable[[], nn.Module]
     optimizer: Callable[[nn.Module], Optimizer]
     # Returns the factor of the learning rate in a step, given its number from 0 and the number of
@@ -67,18 +67,18 @@ class LossTask:
         return F.cross_entropy(outputs, targets)
 
 
-def _digits(size: int) -> tuple[Samples, Samples]:
+def _digits(size: int) -> tuple[TensorSamples, TensorSamples]:
     """Return scikit-learn's digits, float32 [n, 1, size, size]."""
     found = load_digits()
 
-    def samples(given: ImageSamples) -> Samples:
+    def samples(given: ImageSamples) -> TensorSamples:
         inputs = F.interpolate(torch.from_numpy(given.inputs), (size, size))
-        return Samples(inputs, torch.from_numpy(given.labels))
+        return TensorSamples(inputs, torch.from_numpy(given.labels))
 
     return samples(found.train), samples(found.test)
 
 
-def _text() -> tuple[Samples, Samples]:
+def _text() -> tuple[TensorSamples, TensorSamples]:
     """Return windows of Python's own source code, int64 [n, 32]; targets are one further."""
     folder = Path(sysconfig.get_path("stdlib"))
     sources = (path.read_bytes() for path in sorted(folder.glob("*.py")))
@@ -88,7 +88,9 @@ def _text() -> tuple[Samples, Samples]:
     inputs = tokens[: count * _CONTEXT].reshape(count, _CONTEXT)
     targets = tokens[1 : count * _CONTEXT + 1].reshape(count, _CONTEXT)
     first = count - _TEST_WINDOWS
-    return Samples(inputs[:first], targets[:first]), Samples(inputs[first:], targets[first:])
+    return TensorSamples(inputs[:first], targets[:first]), TensorSamples(
+        inputs[first:], targets[first:]
+    )
 
 
 def _digits_network() -> nn.Module:
@@ -142,7 +144,7 @@ TASKS = {
 Curve = list[tuple[int, float, float]]
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Train small models with every exchange, once for each seed, in turns (collective)."""
     ranks, settings = bench.ranks, bench.settings
     names = [AVERAGE, *settings.exchanges]
@@ -166,10 +168,10 @@ class _Training:
         self,
         ranks: Ranks,
         task: LossTask,
-        train: Samples,
+        train: TensorSamples,
         exchange: str,
         seed: int,
-        settings: Settings,
+        settings: MeasurementSettings,
     ) -> None:
         self._ranks, self._task, self._settings = ranks, task, settings
         torch.manual_seed(seed)
@@ -181,7 +183,7 @@ class _Training:
         torch.manual_seed(seed * ranks.size + ranks.rank)  # of dropout
         self._batches: Iterator[tuple[Tensor, Tensor]] = train.batches(ranks.rank, ranks.size, seed)
 
-    def curve(self, test: Samples) -> Curve:
+    def curve(self, test: TensorSamples) -> Curve:
         """Train, and return the losses of the test samples on the way (collective)."""
         points: Curve = [(0, 0.0, self._loss(test))]
         seconds, each = 0.0, self._settings.steps_per_turn
@@ -209,7 +211,7 @@ class _Training:
         self._task.loss(self._module(inputs), targets).backward()
         self._optimizer.step()
 
-    def _loss(self, test: Samples) -> float:
+    def _loss(self, test: TensorSamples) -> float:
         """Return the mean loss of the test samples; rank 0 computes it (collective)."""
         own = 0.0
         if self._ranks.rank == 0:

@@ -12,13 +12,13 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain_bench.analysis.judge import AVERAGE, AVERAGE_AGAIN, NO_COMMUNICATION
 from hvdtrain_bench.cases.models import MODELS, BenchModel
-from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.cases.trainer import Trainer, bare, first_weights
 from hvdtrain_bench.harness.network import sent_bytes
 from hvdtrain_bench.harness.ranks import Ranks
-from hvdtrain_bench.harness.settings import Settings, turn_steps
+from hvdtrain_bench.harness.settings import MeasurementSettings, turn_steps
 from hvdtrain_bench.harness.turns import Bench, Contender
 
 _FIRST_STEPS = 2
@@ -62,13 +62,13 @@ def _take_slices(
     return found
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time steps of each model with every exchange, and count what they send (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for key in settings.models:
         model = MODELS[key]
         bench.say(model.title)
-        meter = _Meter()
+        meter = _TrafficMeter()
         contenders = _contenders(ranks, model, settings, peers.library)
         seconds = _take_slices(bench, contenders, meter.run)
         sent = {name: max(ranks.all_of(meter.per_step(name))) for name in seconds}
@@ -85,7 +85,7 @@ def measure(bench: Bench, peers: Peers) -> None:
         )
 
 
-class _Meter:
+class _TrafficMeter:
     """Counts the bytes that this host sends during the steps of each contender."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Meter:
 
 
 def _contenders(
-    ranks: Ranks, model: BenchModel, settings: Settings, library: str
+    ranks: Ranks, model: BenchModel, settings: MeasurementSettings, library: str
 ) -> dict[Contender, int]:
     """Return contenders, and the number of steps of a turn of each."""
     weights = first_weights(model)

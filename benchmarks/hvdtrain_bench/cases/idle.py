@@ -14,7 +14,7 @@ from mpi4py import MPI
 from torch import nn
 
 import hvdtrain.torch as hvd
-from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench
@@ -32,7 +32,7 @@ class _State:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Measure the CPU time of ranks that wait (collective)."""
     bench.result.skipped.update(peers.skipped)
     values, seconds = {}, bench.settings.idle_seconds
@@ -59,7 +59,7 @@ def _watch(ranks: Ranks, state: _State, seconds: float) -> float:
     return ranks.largest(_PERCENT * share if counts else 0.0)
 
 
-def _states(peers: Peers) -> Iterator[_State]:
+def _states(peers: PeerLibraries) -> Iterator[_State]:
     module = nn.Linear(256, 256)
     forward, optimizer = with_hvdtrain(module)
     tensor = torch.ones(1 << 16)

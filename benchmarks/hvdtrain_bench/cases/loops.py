@@ -33,7 +33,7 @@ from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
 from hvdtrain_bench.analysis.judge import BUILT_IN, BY_HAND
 from hvdtrain_bench.cases.models import small_mlp
-from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.sums import WrongResultError
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench
@@ -80,7 +80,7 @@ _TASKS = {
 }
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time steps of the built-in loop and of a handwritten one (collective)."""
     ranks, settings = bench.ranks, bench.settings
     for task in map(_TASKS.__getitem__, settings.loops):

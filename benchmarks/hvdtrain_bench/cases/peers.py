@@ -41,7 +41,7 @@ class Peer:
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-class Peers:
+class PeerLibraries:
     """All libraries that can be compared here (collective; needs hvd.init())."""
 
     def __init__(self, ranks: Ranks) -> None:

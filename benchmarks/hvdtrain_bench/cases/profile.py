@@ -20,7 +20,7 @@ from hvdtrain.engines.communicator import Communicator
 from hvdtrain.torch.tensors.routes import as_buffer
 from hvdtrain.types import DType
 from hvdtrain_bench.cases.models import MODELS
-from hvdtrain_bench.cases.peers import Peer, Peers
+from hvdtrain_bench.cases.peers import Peer, PeerLibraries
 from hvdtrain_bench.cases.schemes import measured_scheme
 from hvdtrain_bench.cases.steps import with_hvdtrain
 from hvdtrain_bench.cases.sums import sum_contender
@@ -38,7 +38,7 @@ _PHASES = ("forward", "backward", "copy", "optimizer")
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")  # containers of a machine have the same
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Measure all-reduces, the phases of bare steps, and hvdtrain's steps (collective).
 
     The result's extra has `link`: bytes of all-reduces, and seconds in each repeat; `core_share`:
@@ -59,7 +59,7 @@ def measure(bench: Bench, peers: Peers) -> None:
         works[key] = _measure_model(bench, peers, key)
 
 
-def _measure_link(bench: Bench, peers: Peers) -> list[tuple[int, list[float]]]:
+def _measure_link(bench: Bench, peers: PeerLibraries) -> list[tuple[int, list[float]]]:
     memory = torch.as_tensor(peers.communicator.empty(max(_LINK_BYTES))).view(torch.float32)
     peer: Peer = peers.engine("engine mpi")
     points = []
@@ -86,7 +86,7 @@ def _crowding(ranks: Ranks) -> float:
     return ranks.largest(max(1.0, threads / len(os.sched_getaffinity(0))))
 
 
-def _measure_model(bench: Bench, peers: Peers, key: str) -> dict[str, Any]:
+def _measure_model(bench: Bench, peers: PeerLibraries, key: str) -> dict[str, Any]:
     ranks, settings, model = bench.ranks, bench.settings, MODELS[key]
     weights = first_weights(model)
     batch = model.make_batch(model.batch, seed=ranks.rank)

@@ -25,7 +25,7 @@ from hvdtrain_bench.analysis.judge import (
 from hvdtrain_bench.cases.agreement import Agreement
 from hvdtrain_bench.cases.horovod import Horovod
 from hvdtrain_bench.cases.models import MODELS, BenchModel
-from hvdtrain_bench.cases.peers import Peers
+from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare_optimizer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.settings import OPTIMIZERS
@@ -34,7 +34,7 @@ from hvdtrain_bench.harness.turns import Bench, Contender
 _AGAIN = "hvdtrain again"
 
 
-def measure(bench: Bench, peers: Peers) -> None:
+def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time a step of each model with every library (collective)."""
     bench.result.skipped.update(peers.skipped)
     settings = bench.settings
@@ -84,7 +84,7 @@ def _with_ddp(module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
 
 
 def _contenders(
-    ranks: Ranks, peers: Peers, model: BenchModel, samples: int, kind: str
+    ranks: Ranks, peers: PeerLibraries, model: BenchModel, samples: int, kind: str
 ) -> list[Contender]:
     weights = first_weights(model)
     batches = [model.make_batch(samples, seed=rank) for rank in range(ranks.size)]

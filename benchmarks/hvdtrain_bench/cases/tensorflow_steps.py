@@ -29,7 +29,7 @@ _LR, _MOMENTUM = 0.01, 0.9
 
 
 @dataclass(frozen=True)
-class Library:
+class StepLibrary:
     """How a library takes part in a training step. TensorFlow's types are not known to mypy."""
 
     # Wraps the tape, before it computes the gradients.
@@ -44,7 +44,7 @@ class Library:
 class TensorFlowTrainer:
     """Trains an MLP with SGD and momentum on one batch of this rank."""
 
-    def __init__(self, rank: int, hidden: Sequence[int], library: Library) -> None:
+    def __init__(self, rank: int, hidden: Sequence[int], library: StepLibrary) -> None:
         self._widths = (INPUTS, *hidden, CLASSES)
         self._library = library
         random = np.random.default_rng(rank)
@@ -143,14 +143,14 @@ def _contenders(
 ) -> list[Contender]:
     version, agreement = f"TensorFlow {tf.__version__}", Agreement(ranks)
 
-    def trainer(library: Library) -> TensorFlowTrainer:
+    def trainer(library: StepLibrary) -> TensorFlowTrainer:
         return TensorFlowTrainer(ranks.rank, hidden, library)
 
     own = f"hvdtrain {hvdtrain.__version__}, {version}"
-    tape = Library(tape=hvd.DistributedGradientTape)
-    sharded = Library(optimizer=lambda each: hvd_keras.DistributedOptimizer(each, sharded=True))
+    tape = StepLibrary(tape=hvd.DistributedGradientTape)
+    sharded = StepLibrary(optimizer=lambda each: hvd_keras.DistributedOptimizer(each, sharded=True))
     found = [
-        agreement.without_communication(NO_COMMUNICATION, version, trainer(Library())),
+        agreement.without_communication(NO_COMMUNICATION, version, trainer(StepLibrary())),
         agreement.together(HVDTRAIN, own, trainer(tape)),
         agreement.together(_AGAIN, own, trainer(tape)),
         agreement.together(SHARDED, own, trainer(sharded)),
@@ -161,15 +161,15 @@ def _contenders(
         return found
     horovod = find_horovod(ranks, "tensorflow", hvd, skipped)
     if horovod is not None:
-        theirs = trainer(Library(tape=horovod.hvd.DistributedGradientTape))
+        theirs = trainer(StepLibrary(tape=horovod.hvd.DistributedGradientTape))
         text = f"{horovod.library}, {version}"
         found.append(agreement.together("Horovod", text, theirs, horovod.turn))
     return found
 
 
-def _mirrored(strategy: Any, replicas: int) -> Library:
+def _mirrored(strategy: Any, replicas: int) -> StepLibrary:
     """Return how tf.distribute takes part; optimizers of Keras sum gradients in its steps."""
-    return Library(
+    return StepLibrary(
         run=lambda step, *batch: strategy.run(step, args=batch),
         scope=strategy.scope,
         replicas=replicas,

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from hvdtrain.data.sampling import Indices
 from hvdtrain.train.torch.evaluation import call_model
 from hvdtrain_bench.compare.division import EVALUATED_TOGETHER
-from hvdtrain_bench.compare.torch_training import Problem, Trainer
+from hvdtrain_bench.compare.torch_training import TorchProblem, TorchTrainer
 
 
 class AcceleratedDivision:
@@ -40,10 +40,10 @@ class AcceleratedDivision:
         return self._accelerator.prepare(loader)
 
 
-class AcceleratedTrainer(Trainer):
+class AcceleratedTrainer(TorchTrainer):
     """Lets Accelerate prepare model, optimizer and data."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: TorchProblem) -> None:
         self._accelerator: Any = accelerate.Accelerator(cpu=True)
         own = problem.optimizer(problem.model)
         model, optimizer = self._accelerator.prepare(problem.model, own)

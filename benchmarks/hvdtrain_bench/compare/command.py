@@ -23,8 +23,8 @@ from hvdtrain.world import refuse_on_ranks
 from hvdtrain_bench.harness.results import results_folder
 
 if TYPE_CHECKING:
-    from hvdtrain_bench.compare.contenders import Contender
-    from hvdtrain_bench.compare.turns import Settings
+    from hvdtrain_bench.compare.contenders import StrategyContender
+    from hvdtrain_bench.compare.turns import CommonSettings
 
 _DEFAULTS = {"torch": ("hvdtrain,ddp",), "keras": ("hvdtrain,mirrored",)}
 # Options that say what is trained; the others have no meaning for other libraries.
@@ -92,7 +92,7 @@ def command(
     """
     from hvdtrain_bench.compare.contenders import parse_contenders
     from hvdtrain_bench.compare.page import require_jinja
-    from hvdtrain_bench.compare.turns import Settings
+    from hvdtrain_bench.compare.turns import CommonSettings
 
     refuse_on_ranks("'compare'")
     options = read_options({name: value for name, value in given.items() if value != ()})
@@ -100,7 +100,7 @@ def command(
     contenders = parse_contenders(names or _DEFAULTS[options.framework], own, options.framework)
     require_jinja()
     folder = results_folder(out, "compare")
-    settings = Settings(
+    settings = CommonSettings(
         options.with_absolute_paths(), ranks, repeats, check_steps, time_limit, folder
     )
     try:
@@ -110,7 +110,7 @@ def command(
         return EXIT_INTERRUPTED
 
 
-def _compare(contenders: Sequence[Contender], settings: Settings) -> bool:
+def _compare(contenders: Sequence[StrategyContender], settings: CommonSettings) -> bool:
     """Run all contenders, and print and write what they did; return whether one of them ran."""
     from hvdtrain_bench.compare.contenders import reference
     from hvdtrain_bench.compare.page import write_page

@@ -12,7 +12,7 @@ from hvdtrain_bench.compare.strategies import REFERENCES, STRATEGIES, Strategy
 
 
 @dataclass(frozen=True)
-class Contender:
+class StrategyContender:
     """A strategy that takes part, under a name of its own."""
 
     label: str
@@ -22,14 +22,14 @@ class Contender:
     python: str | None = None
 
 
-def reference(framework: str) -> Contender:
+def reference(framework: str) -> StrategyContender:
     """Return the contender that the weights of the others are compared with."""
-    return Contender("one process", "one process", REFERENCES[framework])
+    return StrategyContender("one process", "one process", REFERENCES[framework])
 
 
 def parse_contenders(
     texts: Sequence[str], pythons: Mapping[str, str], framework: str
-) -> list[Contender]:
+) -> list[StrategyContender]:
     """Return the contenders in the order in which they are named."""
     known = STRATEGIES[framework]
     titles = [title for text in texts for title in _names(text, known)]
@@ -42,7 +42,7 @@ def parse_contenders(
         strategy = _strategy(name, known, framework)
         if variant and not strategy.takes_variants:
             raise UsageError(f"--with {title}: {name} has no variants: leave out ':{variant}'")
-        found.append(Contender(label, title, strategy, variant, pythons.get(name)))
+        found.append(StrategyContender(label, title, strategy, variant, pythons.get(name)))
     for name in pythons:
         if all(contender.strategy.name != name for contender in found):
             raise UsageError(f"--python {name}={pythons[name]}: --with does not name {name}")

@@ -13,7 +13,7 @@ from hvdtrain.data.sampling import (
     rank_slice,
     steps_per_epoch,
 )
-from hvdtrain_bench.compare.protocol import Place
+from hvdtrain_bench.compare.protocol import ProcessPlace
 
 EVALUATED_TOGETHER = 128
 
@@ -31,7 +31,7 @@ class Division(Protocol):
 class ExactDivision:
     """Each sample once: hvdtrain's division, and that of a single process."""
 
-    def __init__(self, place: Place, batch: int) -> None:
+    def __init__(self, place: ProcessPlace, batch: int) -> None:
         self._place, self._batch = place, batch
 
     def train_shares(self, order: Indices) -> list[Indices]:

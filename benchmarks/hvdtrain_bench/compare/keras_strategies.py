@@ -6,22 +6,24 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvdtrain_bench.compare.protocol import Place, RankResult, Task
+from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult
 
 
-def _train(task: Task, place: Place, library: str, **differences: Any) -> RankResult:
+def _train(
+    task: ContenderTask, place: ProcessPlace, library: str, **differences: Any
+) -> RankResult:
     from hvdtrain_bench.compare.keras_training import Approach, train_keras
 
     return train_keras(task, place, Approach(library, **differences))
 
 
-def _one(task: Task, place: Place) -> RankResult:
+def _one(task: ContenderTask, place: ProcessPlace) -> RankResult:
     import keras
 
     return _train(task, place, f"Keras {keras.__version__} on {keras.backend.backend()}")
 
 
-def _hvdtrain(task: Task, place: Place) -> RankResult:
+def _hvdtrain(task: ContenderTask, place: ProcessPlace) -> RankResult:
     import keras
 
     import hvdtrain.keras as hvd
@@ -42,7 +44,7 @@ def _hvdtrain(task: Task, place: Place) -> RankResult:
     )
 
 
-def _horovod(task: Task, place: Place) -> RankResult:
+def _horovod(task: ContenderTask, place: ProcessPlace) -> RankResult:
     import horovod
     import horovod.keras as hvd
 
@@ -60,7 +62,7 @@ def _horovod(task: Task, place: Place) -> RankResult:
     )
 
 
-def _mirrored(task: Task, place: Place) -> RankResult:
+def _mirrored(task: ContenderTask, place: ProcessPlace) -> RankResult:
     import tensorflow as tf
 
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -76,7 +78,7 @@ def _mirrored(task: Task, place: Place) -> RankResult:
     )
 
 
-def _multiworker(task: Task, place: Place) -> RankResult:
+def _multiworker(task: ContenderTask, place: ProcessPlace) -> RankResult:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -96,7 +98,7 @@ def _serve_unless_chief() -> Any:
     return resolver
 
 
-def _ps_sync(task: Task, place: Place) -> RankResult:
+def _ps_sync(task: ContenderTask, place: ProcessPlace) -> RankResult:
     import tensorflow as tf
 
     _serve_unless_chief()
@@ -109,14 +111,14 @@ def _ps_sync(task: Task, place: Place) -> RankResult:
     )
 
 
-def _ps_async(task: Task, place: Place) -> RankResult:
+def _ps_async(task: ContenderTask, place: ProcessPlace) -> RankResult:
     import tensorflow as tf
 
     strategy = tf.distribute.ParameterServerStrategy(_serve_unless_chief())
     return _train(task, place, f"TensorFlow {tf.__version__}", scope=strategy.scope)
 
 
-def _jax_distribution(task: Task, place: Place) -> RankResult:
+def _jax_distribution(task: ContenderTask, place: ProcessPlace) -> RankResult:
     flags = f"--xla_force_host_platform_device_count={task.ranks}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     import jax
@@ -131,7 +133,7 @@ def _jax_distribution(task: Task, place: Place) -> RankResult:
     )
 
 
-_WAYS: Mapping[str, Callable[[Task, Place], RankResult]] = {
+_WAYS: Mapping[str, Callable[[ContenderTask, ProcessPlace], RankResult]] = {
     "one": _one,
     "hvdtrain": _hvdtrain,
     "horovod": _horovod,
@@ -143,6 +145,6 @@ _WAYS: Mapping[str, Callable[[Task, Place], RankResult]] = {
 }
 
 
-def train(task: Task, place: Place) -> RankResult:
+def train(task: ContenderTask, place: ProcessPlace) -> RankResult:
     """Train as a strategy does."""
     return _WAYS[task.strategy](task, place)

@@ -27,7 +27,7 @@ from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain_bench.compare.division import EVALUATED_TOGETHER, Division, ExactDivision
 from hvdtrain_bench.compare.meters import StepMeter
-from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
+from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Approach:
     library: str
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     optimizer: Callable[[Any], Any] = lambda optimizer: optimizer
-    division: Callable[[Place, int], Division] = ExactDivision
+    division: Callable[[ProcessPlace, int], Division] = ExactDivision
     scale: float = 1.0
     callbacks: Sequence[Any] = ()
     notes: list[str] = field(default_factory=list)
@@ -49,10 +49,10 @@ _FIRST_WEIGHTS = "first_weights.npz"
 
 
 @dataclass(frozen=True)
-class Problem:
+class KerasProblem:
     """What is trained, the same for every strategy."""
 
-    place: Place
+    place: ProcessPlace
     recipe: Recipe
     plan: StepPlan
     options: TrainOptions
@@ -69,7 +69,7 @@ class Problem:
         return reader.read(rows, epoch)
 
 
-def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
+def make_problem(task: ContenderTask, place: ProcessPlace, approach: Approach) -> KerasProblem:
     """Build and compile the recipe."""
     options = task.options
     alone = Topology.from_nodes(0, [0], ["localhost"])
@@ -86,7 +86,7 @@ def make_problem(task: Task, place: Place, approach: Approach) -> Problem:
         _set_first_weights(recipe.model, task.shared / _FIRST_WEIGHTS, place)
         optimizer = approach.optimizer(plain_optimizer(recipe, options, StepPlanSchedule(plan)))
         recipe.model.compile(optimizer, sum_over_samples(recipe.loss))
-    return Problem(place, recipe, plan, options)
+    return KerasProblem(place, recipe, plan, options)
 
 
 def _require_keras(name: str, recipe: Recipe) -> None:
@@ -98,7 +98,7 @@ def _require_keras(name: str, recipe: Recipe) -> None:
             )
 
 
-def _set_first_weights(model: Any, path: Path, place: Place) -> None:
+def _set_first_weights(model: Any, path: Path, place: ProcessPlace) -> None:
     """Take the weights that the reference has written; the reference, which is first, writes them.
 
     Backends of Keras draw different numbers from the same seed.
@@ -131,7 +131,7 @@ class _Meter(keras.callbacks.Callback, StepMeter):  # type: ignore[misc]
         self.end_step(lambda: weights_of(self.model))
 
 
-def train_keras(task: Task, place: Place, approach: Approach) -> RankResult:
+def train_keras(task: ContenderTask, place: ProcessPlace, approach: Approach) -> RankResult:
     """Train the recipe under a strategy, evaluate it, and return what was measured."""
     problem = make_problem(task, place, approach)
     plan, options = problem.plan, problem.options
@@ -162,7 +162,7 @@ def train_keras(task: Task, place: Place, approach: Approach) -> RankResult:
 
 
 def _fit(
-    problem: Problem,
+    problem: KerasProblem,
     approach: Approach,
     shares: Sequence[Indices],
     sizes: Sequence[int],
@@ -190,7 +190,7 @@ def _fit(
 
 
 def _evaluate(
-    problem: Problem, division: Division
+    problem: KerasProblem, division: Division
 ) -> tuple[Indices, dict[str, tuple[float, float]]]:
     """Evaluate this process's test samples, and return them and the sums of their scores."""
     recipe = problem.recipe

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.data.sampling import Indices
-from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
+from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 from hvdtrain_bench.harness.network import sent_bytes
 
 
@@ -63,7 +63,7 @@ class StepMeter:
         self._sent += sent_bytes(loopback=True) - self._sent_before
 
     def result(
-        self, task: Task, place: Place, final: Callable[[], Weights], **others: Any
+        self, task: ContenderTask, place: ProcessPlace, final: Callable[[], Weights], **others: Any
     ) -> RankResult:
         """Return what was measured, with the final weights, and what else is known."""
         keeps, steps = task.keeps_weights and place.rank == 0, len(self.seconds) - 1

@@ -18,7 +18,7 @@ from hvdtrain.train.options import TrainOptions
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """The place of a process among those of its contender."""
 
     rank: int
@@ -26,7 +26,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Task:
+class ContenderTask:
     """What the processes of a contender do."""
 
     strategy: str
@@ -67,7 +67,7 @@ class RankResult:
 _ARRAY, _FACTS = "/array", "facts"
 
 
-def write(path: Path, value: Task | RankResult) -> None:
+def write(path: Path, value: ContenderTask | RankResult) -> None:
     """Write a file for another process, atomically: JSON that names arrays beside it."""
     arrays: dict[str, Any] = {}
 
@@ -90,13 +90,13 @@ def read_result(path: Path) -> RankResult:
     return RankResult(**_read(path))
 
 
-def read_task(path: Path) -> Task:
+def read_task(path: Path) -> ContenderTask:
     """Read what this process shall do."""
     found = _read(path)
     options = found["options"]
     options |= {name: options[name] and Path(options[name]) for name in ("data_dir", "out")}
     found |= {name: Path(found[name]) for name in ("folder", "shared")}
-    return Task(**{**found, "options": TrainOptions(**options)})
+    return ContenderTask(**{**found, "options": TrainOptions(**options)})
 
 
 def _read(path: Path) -> dict[str, Any]:

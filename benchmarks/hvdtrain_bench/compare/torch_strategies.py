@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from hvdtrain.errors import UsageError
-from hvdtrain_bench.compare.protocol import Place, RankResult, Task
+from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult
 from hvdtrain_bench.compare.strategies import PERIOD_STEPS, WARM_UP_STEPS
 from hvdtrain_bench.compare.torch_training import (
     ExactTrainer,
-    Problem,
-    Trainer,
+    TorchProblem,
+    TorchTrainer,
     padded_trainer,
     train_torch,
 )
@@ -27,7 +27,7 @@ def _with_hvdtrain() -> Iterator[None]:
     yield
 
 
-def _hvdtrain(problem: Problem) -> Trainer:
+def _hvdtrain(problem: TorchProblem) -> TorchTrainer:
     import hvdtrain.torch as hvd
     from hvdtrain import __version__
     from hvdtrain.core import context
@@ -54,7 +54,7 @@ def _with_horovod() -> Iterator[None]:
     yield
 
 
-def _horovod(problem: Problem) -> Trainer:
+def _horovod(problem: TorchProblem) -> TorchTrainer:
     import horovod
     import horovod.torch as hvd
 
@@ -75,13 +75,13 @@ def _with_gloo() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _ddp(problem: Problem) -> Trainer:
+def _ddp(problem: TorchProblem) -> TorchTrainer:
     from torch.nn.parallel import DistributedDataParallel
 
     return padded_trainer(problem, model=DistributedDataParallel(problem.model))
 
 
-def _fsdp2(problem: Problem) -> Trainer:
+def _fsdp2(problem: TorchProblem) -> TorchTrainer:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -96,7 +96,7 @@ def _fsdp2(problem: Problem) -> Trainer:
     return trainer
 
 
-def _postlocal(problem: Problem) -> Trainer:
+def _postlocal(problem: TorchProblem) -> TorchTrainer:
     from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
         PostLocalSGDState,
         post_localSGD_hook,
@@ -119,9 +119,9 @@ def _postlocal(problem: Problem) -> Trainer:
     return trainer
 
 
-def _dp(problem: Problem) -> Trainer:
+def _dp(problem: TorchProblem) -> TorchTrainer:
     model = torch.nn.DataParallel(problem.model)
-    trainer = Trainer(problem, model=model)
+    trainer = TorchTrainer(problem, model=model)
     if not model.device_ids:
         trainer.notes.append("without GPUs DataParallel is the model alone, in one process")
     return trainer
@@ -134,15 +134,15 @@ def _with_accelerate() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def _accelerate(problem: Problem) -> Trainer:
+def _accelerate(problem: TorchProblem) -> TorchTrainer:
     from hvdtrain_bench.compare.accelerated_training import AcceleratedTrainer
 
     return AcceleratedTrainer(problem)
 
 
 _Session = Callable[[], AbstractContextManager[None]]
-_WAYS: Mapping[str, tuple[Callable[[Problem], Trainer], _Session]] = {
-    "one": (Trainer, nullcontext),
+_WAYS: Mapping[str, tuple[Callable[[TorchProblem], TorchTrainer], _Session]] = {
+    "one": (TorchTrainer, nullcontext),
     "hvdtrain": (_hvdtrain, _with_hvdtrain),
     "horovod": (_horovod, _with_horovod),
     "ddp": (_ddp, _with_gloo),
@@ -153,7 +153,7 @@ _WAYS: Mapping[str, tuple[Callable[[Problem], Trainer], _Session]] = {
 }
 
 
-def train(task: Task, place: Place) -> RankResult:
+def train(task: ContenderTask, place: ProcessPlace) -> RankResult:
     """Train as a strategy does, within a session of its library."""
     wrap, session = _WAYS[task.strategy]
     with session():

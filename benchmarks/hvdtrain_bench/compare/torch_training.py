@@ -34,14 +34,14 @@ from hvdtrain_bench.compare.division import (
     PaddedDivision,
 )
 from hvdtrain_bench.compare.meters import StepMeter
-from hvdtrain_bench.compare.protocol import Place, RankResult, Task, Weights
+from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult, Weights
 
 
 @dataclass(frozen=True)
-class Problem:
+class TorchProblem:
     """What is trained, the same for every strategy."""
 
-    place: Place
+    place: ProcessPlace
     ranks: int
     variant: str
     recipe: Recipe
@@ -76,7 +76,7 @@ class Problem:
         return make_source(data, move, self.options.seed, 0, augment, self.recipe.collate)
 
 
-def make_problem(task: Task, place: Place) -> Problem:
+def make_problem(task: ContenderTask, place: ProcessPlace) -> TorchProblem:
     """Build the recipe on the CPU, with the same seed on every rank."""
     options = task.options
     host = socket.gethostname()
@@ -98,7 +98,7 @@ def make_problem(task: Task, place: Place) -> Problem:
             f"a batch of {plan.global_batch_size} samples cannot be divided by {task.ranks} ranks, "
             "which DistributedSampler needs: give a multiple"
         )
-    return Problem(place, task.ranks, task.variant, recipe, plan, options)
+    return TorchProblem(place, task.ranks, task.variant, recipe, plan, options)
 
 
 def _require_comparable(name: str, recipe: Recipe) -> None:
@@ -118,12 +118,12 @@ def _dtype(options: TrainOptions) -> torch.dtype:
     return found
 
 
-class Trainer:
+class TorchTrainer:
     """One process that trains as a plain loop does."""
 
     def __init__(
         self,
-        problem: Problem,
+        problem: TorchProblem,
         model: torch.nn.Module | None = None,
         optimizer: Any = None,
         division: Division | None = None,
@@ -178,14 +178,14 @@ class Trainer:
         return found
 
 
-def padded_trainer(problem: Problem, library: str = "", **own: Any) -> Trainer:
+def padded_trainer(problem: TorchProblem, library: str = "", **own: Any) -> TorchTrainer:
     """Return a trainer whose processes divide samples as DistributedSampler does."""
     division = PaddedDivision(problem.place, problem.batch)
     library = library or f"torch {torch.__version__}, gloo"
-    return Trainer(problem, division=division, library=library, **own)
+    return TorchTrainer(problem, division=division, library=library, **own)
 
 
-class ExactTrainer(Trainer):
+class ExactTrainer(TorchTrainer):
     """Weights gradients by the number of samples, of which a rank may have none."""
 
     @collective
@@ -204,10 +204,10 @@ class ExactTrainer(Trainer):
         self.optimizer.flush()
 
 
-Wrap = Callable[[Problem], Trainer]
+Wrap = Callable[[TorchProblem], TorchTrainer]
 
 
-def train_torch(task: Task, place: Place, wrap: Wrap) -> RankResult:
+def train_torch(task: ContenderTask, place: ProcessPlace, wrap: Wrap) -> RankResult:
     """Train the recipe under a strategy, evaluate it, and return what was measured."""
     problem = make_problem(task, place)
     trainer = wrap(problem)
@@ -233,7 +233,7 @@ def train_torch(task: Task, place: Place, wrap: Wrap) -> RankResult:
     )
 
 
-def _train_epoch(trainer: Trainer, epoch: int, meter: StepMeter) -> None:
+def _train_epoch(trainer: TorchTrainer, epoch: int, meter: StepMeter) -> None:
     problem = trainer.problem
     order = epoch_permutation(problem.plan.samples, problem.options.seed, epoch)
     shares = trainer.division.train_shares(order)
@@ -250,7 +250,7 @@ def _train_epoch(trainer: Trainer, epoch: int, meter: StepMeter) -> None:
     meter.end_epoch(shares)
 
 
-def _evaluate(trainer: Trainer) -> tuple[Indices, Mapping[str, tuple[float, float]]]:
+def _evaluate(trainer: TorchTrainer) -> tuple[Indices, Mapping[str, tuple[float, float]]]:
     """Evaluate this process's test samples, and return them and the sums of their scores."""
     problem = trainer.problem
     recipe = problem.recipe

@@ -13,11 +13,11 @@ import numpy as np
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.options import TrainOptions
-from hvdtrain_bench.compare.contenders import Contender
+from hvdtrain_bench.compare.contenders import StrategyContender
 from hvdtrain_bench.compare.jobs import run_job
 from hvdtrain_bench.compare.protocol import (
+    ContenderTask,
     RankResult,
-    Task,
     Weights,
     read_result,
     result_file,
@@ -112,14 +112,14 @@ def largest_difference(one: Weights, other: Weights) -> float:
 class Outcome:
     """Result of all turns of one contender."""
 
-    contender: Contender
+    contender: StrategyContender
     turns: tuple[Turn, ...]
     failure: str = ""
     difference: Difference | None = None
 
 
 @dataclass(frozen=True)
-class Settings:
+class CommonSettings:
     """What all contenders have in common."""
 
     options: TrainOptions
@@ -131,7 +131,7 @@ class Settings:
 
 
 def run_turns(
-    contenders: Sequence[Contender], reference: Contender, settings: Settings
+    contenders: Sequence[StrategyContender], reference: StrategyContender, settings: CommonSettings
 ) -> list[Outcome]:
     """Run the contenders and the reference in turns; one that has failed gets no other turn.
 
@@ -166,7 +166,9 @@ class _FailedTurnError(Exception):
     """The turn of a contender has failed, for a reason in one line."""
 
 
-def _turn(contender: Contender, repeat: int, settings: Settings, shared: Path) -> Turn:
+def _turn(
+    contender: StrategyContender, repeat: int, settings: CommonSettings, shared: Path
+) -> Turn:
     """Start the processes of a contender, and return what they have measured."""
     strategy = contender.strategy
     processes = strategy.processes(settings.ranks)
@@ -174,7 +176,7 @@ def _turn(contender: Contender, repeat: int, settings: Settings, shared: Path) -
     folder, log = (shared / name).absolute(), settings.out / "logs" / f"{name}.log"
     for path in (folder, log.parent):
         path.mkdir(parents=True, exist_ok=True)
-    task = Task(
+    task = ContenderTask(
         strategy.name,
         contender.variant,
         settings.options,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hvdtrain.world import promised_world
 from hvdtrain_bench.compare.protocol import (
-    Place,
+    ContenderTask,
+    ProcessPlace,
     RankResult,
-    Task,
     read_task,
     result_file,
     write,
@@ -37,7 +37,7 @@ def main(file: str) -> None:
         raise
 
 
-def _train(framework: str) -> Callable[[Task, Place], RankResult]:
+def _train(framework: str) -> Callable[[ContenderTask, ProcessPlace], RankResult]:
     if framework == "keras":
         from hvdtrain_bench.compare.keras_strategies import train
 
@@ -47,7 +47,7 @@ def _train(framework: str) -> Callable[[Task, Place], RankResult]:
     return torch_strategies.train
 
 
-def _prepare_keras(backend: str | None, dtype: str, place: Place) -> None:
+def _prepare_keras(backend: str | None, dtype: str, place: ProcessPlace) -> None:
     """Set what Keras, TensorFlow and JAX read when they are imported."""
     if dtype == "float64":
         os.environ["JAX_ENABLE_X64"] = "1"
@@ -56,11 +56,11 @@ def _prepare_keras(backend: str | None, dtype: str, place: Place) -> None:
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", str(share))
 
 
-def _place(launch: Launch, environ: Mapping[str, str]) -> Place:
+def _place(launch: Launch, environ: Mapping[str, str]) -> ProcessPlace:
     if launch is not Launch.MPI:
-        return Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
+        return ProcessPlace(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
     promised = promised_world(environ)
-    return Place(0, 1) if promised is None else Place(promised.rank, promised.size)
+    return ProcessPlace(0, 1) if promised is None else ProcessPlace(promised.rank, promised.size)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ _NAMES = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True)
-class Contender:
+class ElasticContender:
     """A way to train on when a process is killed."""
 
     name: str
@@ -93,21 +93,21 @@ def _no_horovod() -> str:
 
 
 CONTENDERS = (
-    Contender("hvdtrain train", "mpirun of Open MPI 5", _train, _no_ulfm, _train_starts),
-    Contender(
+    ElasticContender("hvdtrain train", "mpirun of Open MPI 5", _train, _no_ulfm, _train_starts),
+    ElasticContender(
         "hvdtrain, script with hvd.elastic",
         "mpirun of Open MPI 5; state.commit() in the script",
         _script,
         _no_ulfm,
     ),
-    Contender(
+    ElasticContender(
         "Horovod elastic",
         "horovodrun, which serves a rendezvous; a script that lists hosts; Gloo; ssh between "
         "hosts; state.commit() in the script",
         _horovod,
         _no_horovod,
     ),
-    Contender(
+    ElasticContender(
         "torchrun --max-restarts",
         "torchrun, which serves a rendezvous; checkpoints on a disk of all hosts, written and "
         "read by the script",

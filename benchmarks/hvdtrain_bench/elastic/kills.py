@@ -21,12 +21,12 @@ from hvdtrain_bench.analysis.kills import (
     UnfinishedJobError,
     failure_of,
 )
-from hvdtrain_bench.elastic.contenders import CONTENDERS, Contender
+from hvdtrain_bench.elastic.contenders import CONTENDERS, ElasticContender
 from hvdtrain_bench.elastic.sizes import RANKS, SAMPLES
 from hvdtrain_bench.harness.jobs import Command, Process, running
 from hvdtrain_bench.harness.notes import END, Note, read_notes
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import MeasurementSettings
 from hvdtrain_bench.harness.turns import in_turns
 
 # By the events of worlds.py.
@@ -42,7 +42,7 @@ _LIMIT_SECONDS, _POLL_SECONDS = 240.0, 0.005
 _LAST_LINES = 20
 
 
-def kill_one(contender: Contender, folder: Path, seed: int) -> Failure:
+def kill_one(contender: ElasticContender, folder: Path, seed: int) -> Failure:
     """Run a job, kill one of its processes from outside, and return what that cost."""
     log = folder / "output.txt"
     variables = {**os.environ, "BENCH_NOTES": str(folder), "OMP_NUM_THREADS": "1"}
@@ -85,7 +85,7 @@ def _steps_of(lines: Sequence[Note]) -> int:
 _OWN = "hvdtrain"
 
 
-def measure_kills(settings: Settings, say: Callable[[str], None]) -> Result:
+def measure_kills(settings: MeasurementSettings, say: Callable[[str], None]) -> Result:
     """Run a job for each kill, and return what the kills cost with each library."""
     skipped: dict[str, str] = {}
     kills: dict[str, int] = {}
@@ -116,7 +116,7 @@ def measure_kills(settings: Settings, say: Callable[[str], None]) -> Result:
     return Result(KILLS, RANKS, 1, [], skipped, cases)
 
 
-def _case(contender: Contender, failures: list[Failure], failed: list[str]) -> Case:
+def _case(contender: ElasticContender, failures: list[Failure], failed: list[str]) -> Case:
     values = {
         NEW_STEP: [one.seconds for one in failures],
         NEXT_STEP: [one.next_seconds for one in failures],

@@ -16,7 +16,7 @@ from hvdtrain.launch.launchers.options import require_tolerance
 from hvdtrain_bench.analysis.kills import ELASTIC, ELASTIC_STEPS, NOT_ELASTIC, NOT_ELASTIC_AGAIN
 from hvdtrain_bench.harness.jobs import RankLauncher, running, wait
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import MeasurementSettings
 from hvdtrain_bench.harness.turns import in_turns
 
 _JOBS = (NOT_ELASTIC, NOT_ELASTIC_AGAIN, ELASTIC)
@@ -26,7 +26,7 @@ _Job = Sequence[Connection]  # to its ranks
 
 
 def measure_elastic_steps(
-    launcher: RankLauncher, ranks: int, settings: Settings, say: Callable[[str], None]
+    launcher: RankLauncher, ranks: int, settings: MeasurementSettings, say: Callable[[str], None]
 ) -> Result:
     """Time a step of each model in an elastic job and in two others.
 
@@ -67,7 +67,7 @@ def _take_turns(jobs: dict[str, _Job], repeats: int, values: dict[str, list[floa
 
 @contextmanager
 def _jobs(
-    launcher: RankLauncher, ranks: int, model: str, settings: Settings
+    launcher: RankLauncher, ranks: int, model: str, settings: MeasurementSettings
 ) -> Iterator[dict[str, _Job]]:
     """Start all jobs, and end them."""
     with ExitStack() as stack:

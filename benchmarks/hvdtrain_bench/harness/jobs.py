@@ -19,7 +19,7 @@ from hvdtrain.launch.launchers.choice import mpirun_command
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
 from hvdtrain.launch.supervise import SESSION, bound_to_this_process, session_folder
 from hvdtrain_bench.harness.results import Result, read_result
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import MeasurementSettings
 
 # No benchmark takes this long, even on a slow machine, unless it hangs.
 _LIMIT_SECONDS = 2 * 3600.0
@@ -148,7 +148,7 @@ class RankLauncher:
 
 
 def run_job(
-    launcher: RankLauncher, kind: str, ranks: int, settings: Settings, folder: Path
+    launcher: RankLauncher, kind: str, ranks: int, settings: MeasurementSettings, folder: Path
 ) -> Result:
     """Run one benchmark and return the result that rank 0 wrote."""
     file = (folder / f"{kind}-{ranks}.part").resolve()

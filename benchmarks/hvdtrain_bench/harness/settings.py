@@ -46,7 +46,7 @@ _KIB, _MIB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
-class Settings:
+class MeasurementSettings:
     """The extent of a job's measurements."""
 
     # Number of turns of each contender; fewer than 8 tell only large differences from noise.
@@ -81,7 +81,7 @@ class Settings:
 
 
 # With 12 repeats or more one outlier does not hide a difference (see statistics.py).
-DEFAULT = Settings(
+DEFAULT = MeasurementSettings(
     repeats=12,
     seconds_per_turn=0.05,
     sizes_bytes=(

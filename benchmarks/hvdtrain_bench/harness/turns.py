@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvdtrain_bench.harness.results import Case, PeerFacts, Result
-from hvdtrain_bench.harness.settings import Settings
+from hvdtrain_bench.harness.settings import MeasurementSettings
 
 if TYPE_CHECKING:
     from hvdtrain_bench.harness.ranks import Ranks
@@ -50,7 +50,7 @@ def in_turns(contenders: Sequence[T], repeats: int) -> Iterator[tuple[int, T]]:
 class Bench:
     """What all ranks of a job measure together: contenders in turns, and the cases so far."""
 
-    def __init__(self, kind: str, ranks: Ranks, settings: Settings) -> None:
+    def __init__(self, kind: str, ranks: Ranks, settings: MeasurementSettings) -> None:
         self.ranks, self.settings = ranks, settings
         self.result = Result(kind, ranks.size, 1, [], {}, [])
 

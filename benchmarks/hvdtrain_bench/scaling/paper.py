@@ -43,7 +43,7 @@ DRAWS = 200
 
 
 @dataclass(frozen=True)
-class Interval:
+class PredictionInterval:
     """The interval that contains a value with the probability COVERAGE."""
 
     low: float
@@ -55,12 +55,12 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def interval_of(values: Sequence[float]) -> Interval:
+def interval_of(values: Sequence[float]) -> PredictionInterval:
     """Return the interval of values that are equally likely."""
     if len(set(values)) == 1:
-        return Interval(values[0], values[0], values[0])
+        return PredictionInterval(values[0], values[0], values[0])
     cuts = quantiles(values, n=_PARTS, method="inclusive")
-    return Interval(cuts[0], median(values), cuts[-1])
+    return PredictionInterval(cuts[0], median(values), cuts[-1])
 
 
 def drawn(values: Sequence[T], seed: int) -> Sequence[T]:
@@ -108,13 +108,13 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class StepPrediction:
     """A predicted step on `ranks` ranks with the same batch each."""
 
     ranks: int
-    seconds: Interval
-    efficiency: Interval  # step time on one rank / seconds
-    exposed_seconds: Interval  # time in which ranks only wait for communication
+    seconds: PredictionInterval
+    efficiency: PredictionInterval  # step time on one rank / seconds
+    exposed_seconds: PredictionInterval  # time in which ranks only wait for communication
 
 
 def even_work(
@@ -183,7 +183,7 @@ def predict(
     ranks: Sequence[int],
     clusters: Sequence[Cluster],
     scheme: Scheme = AVERAGE,
-) -> list[Prediction]:
+) -> list[StepPrediction]:
     """Predict weak scaling, where every rank keeps its batch, from works that are equally likely.
 
     There are as many of one rank alone as of one among others.
@@ -201,7 +201,7 @@ def predict(
             perfect = replace(cluster, network=_PERFECT, node=cluster.node and _PERFECT)
             exposed.append(step - seconds_on(own, count, perfect, scheme))
         found = (interval_of(values) for values in (seconds, efficiency, exposed))
-        predictions.append(Prediction(count, *found))
+        predictions.append(StepPrediction(count, *found))
     return predictions
 
 

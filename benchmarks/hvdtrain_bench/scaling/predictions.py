@@ -10,8 +10,8 @@ from typing import Any
 from hvdtrain.errors import HvdtrainError
 from hvdtrain_bench.harness.results import Result
 from hvdtrain_bench.scaling.paper import (
-    Interval,
-    Prediction,
+    PredictionInterval,
+    StepPrediction,
     Work,
     drawn,
     interval_of,
@@ -58,7 +58,7 @@ class Check:
     model: str
     scheme: str
     ranks: int
-    predicted: Interval  # predicted step time in seconds
+    predicted: PredictionInterval  # predicted step time in seconds
     turns: Sequence[float]  # measured step time of each turn
     efficiency: float  # computation of a step / median of these
 
@@ -149,12 +149,12 @@ def predictions(
     links: Sequence[Sequence[Link]],
     node: Sequence[Link],
     ranks_per_node: int,
-) -> dict[str, dict[str, list[Prediction]]]:
+) -> dict[str, dict[str, list[StepPrediction]]]:
     """Predict 1 to 4,096 ranks, by model with its scheme and by link between nodes.
 
     Each link, and that within a node, is given by properties that are equally likely.
     """
-    found: dict[str, dict[str, list[Prediction]]] = {}
+    found: dict[str, dict[str, list[StepPrediction]]] = {}
     for model in steps:
         for scheme in model.schemes:
             title = _title(model.alone[0].name, scheme.name)
@@ -169,7 +169,7 @@ def predictions(
 
 def scaling_document(
     links: Sequence[Sequence[Link]],
-    found: Mapping[str, Mapping[str, Sequence[Prediction]]],
+    found: Mapping[str, Mapping[str, Sequence[StepPrediction]]],
     checks: Sequence[Check],
 ) -> dict[str, Any]:
     """Return the results in a form that JSON can represent."""

@@ -8,7 +8,7 @@ from statistics import median
 from rich.table import Table
 
 from hvdtrain_bench.harness.text import ends_text, interval_text, table_of
-from hvdtrain_bench.scaling.paper import COVERAGE, Interval, Prediction, interval_of
+from hvdtrain_bench.scaling.paper import COVERAGE, PredictionInterval, StepPrediction, interval_of
 from hvdtrain_bench.scaling.predictions import Check, Steps
 from hvdtrain_bench.scaling.scheme import AVERAGE, Link, Scheme
 
@@ -32,7 +32,7 @@ def scaling_lines(links: Sequence[Sequence[Link]], steps: Sequence[Steps]) -> It
 
 
 def prediction_tables(
-    found: Mapping[str, Mapping[str, Sequence[Prediction]]],
+    found: Mapping[str, Mapping[str, Sequence[StepPrediction]]],
 ) -> Iterator[Table]:
     """Yield a table for each model and scheme: step and efficiency by the number of ranks."""
     for title, of_links in found.items():
@@ -106,9 +106,9 @@ def _scheme(scheme: Scheme) -> str:
     )
 
 
-def _times(seconds: Interval) -> str:
+def _times(seconds: PredictionInterval) -> str:
     return interval_text(seconds.low, seconds.high)
 
 
-def _scaled(found: Interval, factor: float, unit: str) -> str:
+def _scaled(found: PredictionInterval, factor: float, unit: str) -> str:
     return f"{ends_text(factor * found.low, factor * found.high)} {unit}"

@@ -46,11 +46,11 @@ def answer_with_zeros(request: Request) -> Operation:
     if zeros is None:
         raise ValueError(f"a joined rank cannot contribute zeros to {request}")
     if any(device != "cpu" for device in zeros.devices):
-        return _OnDevice(request, zeros)
+        return _ZerosOnDevice(request, zeros)
     return _answer(request, zeros, [_on_host(count, dtype) for count, dtype in zeros.buffers])
 
 
-class _OnDevice(Operation):
+class _ZerosOnDevice(Operation):
     """An operation with zeros on a device, which the engine chooses."""
 
     def __init__(self, request: Request, zeros: Zeros) -> None:

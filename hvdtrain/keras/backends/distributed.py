@@ -12,9 +12,9 @@ from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.gradients.exchange import InnerState
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
-from hvdtrain.keras.backends.reduction import Reduction
+from hvdtrain.keras.backends.reduction import GradientReduction
 from hvdtrain.keras.backends.sharding import check_shared
-from hvdtrain.keras.backends.types import Model, Tensor, Variable, to_array
+from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, to_array
 
 
 class LossScaleMixin(DistributedMixin):
@@ -24,18 +24,18 @@ class LossScaleMixin(DistributedMixin):
     weights, each looks at its own gradients, and leaves out an update, but no exchange.
     """
 
-    dynamic_scale: Variable
+    dynamic_scale: KerasVariable
     initial_scale: float
 
     @collective
     def stateless_apply(
         self,
-        optimizer_variables: Sequence[Tensor],
-        grads: Sequence[Tensor | None],
-        trainable_variables: Sequence[Tensor],
-    ) -> tuple[list[Tensor], list[Tensor]]:
+        optimizer_variables: Sequence[BackendTensor],
+        grads: Sequence[BackendTensor | None],
+        trainable_variables: Sequence[BackendTensor],
+    ) -> tuple[list[BackendTensor], list[BackendTensor]]:
         """Reduce gradients and return the updated variables."""
-        updated: tuple[list[Tensor], list[Tensor]]
+        updated: tuple[list[BackendTensor], list[BackendTensor]]
         own, reduction = self._trainable_variables, self.hvdtrain_reduction
         if reduction.weights is None:
             mapping = list(zip(self.variables, optimizer_variables, strict=True))
@@ -53,20 +53,20 @@ class LossScaleMixin(DistributedMixin):
         return results[: len(own)], results[len(own) :]
 
     def _reduce(
-        self, grads: Sequence[Tensor | None], variables: Sequence[Variable]
-    ) -> list[Tensor | None]:
+        self, grads: Sequence[BackendTensor | None], variables: Sequence[KerasVariable]
+    ) -> list[BackendTensor | None]:
         exchange = self.exchange
         if exchange is None or not exchange.uses_scale:
             return super()._reduce(grads, variables)
         # What the exchange keeps for later steps must not be in units of this step's scale.
-        scale: Tensor | float = self.initial_scale
+        scale: BackendTensor | float = self.initial_scale
         if self.built:
             scale = keras.ops.convert_to_tensor(self.dynamic_scale)
         reduced = super()._reduce([_divided(g, scale) for g in grads], variables)
         inverse = keras.ops.divide(1.0, scale)
         return [_divided(gradient, inverse) for gradient in reduced]
 
-    def _update_alone(self, grads: Sequence[Tensor | None]) -> None:
+    def _update_alone(self, grads: Sequence[BackendTensor | None]) -> None:
         """Update the variables if the gradients of this rank are finite."""
         own, others = self._trainable_variables, self.variables
         updated = super().stateless_apply(  # type: ignore[misc]
@@ -78,7 +78,9 @@ class LossScaleMixin(DistributedMixin):
             variable.assign(value)
 
 
-def _divided(gradient: Tensor | None, divisor: Tensor | float) -> Tensor | None:
+def _divided(
+    gradient: BackendTensor | None, divisor: BackendTensor | float
+) -> BackendTensor | None:
     return None if gradient is None else keras.ops.divide(gradient, divisor)
 
 
@@ -102,7 +104,9 @@ def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optim
             )
 
 
-def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> DistributedMixin:
+def distribute(
+    optimizer: keras.optimizers.Optimizer, reduction: GradientReduction
+) -> DistributedMixin:
     """Return an optimizer with the state of another that reduces gradients."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin):
@@ -141,7 +145,9 @@ def distribute(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> D
     return distributed
 
 
-def _rebuilt(optimizer: keras.optimizers.Optimizer, reduction: Reduction) -> DistributedMixin:
+def _rebuilt(
+    optimizer: keras.optimizers.Optimizer, reduction: GradientReduction
+) -> DistributedMixin:
     """Return a distributed optimizer that keeps the state of another in memory of the node."""
     new = type(optimizer).from_config(optimizer.get_config())
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
@@ -168,7 +174,7 @@ def _with_state_of(optimizer: keras.optimizers.Optimizer, kind: Any) -> Any:
     return instance
 
 
-def distributed_optimizers(model: Model) -> list[DistributedMixin]:
+def distributed_optimizers(model: KerasModel) -> list[DistributedMixin]:
     """Return the distributed optimizers of a model: its own and those in its attributes."""
     candidates = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
@@ -182,7 +188,7 @@ def distributed_optimizers(model: Model) -> list[DistributedMixin]:
     return list(found.values())
 
 
-def training_state(model: Model) -> list[Variable]:
+def training_state(model: KerasModel) -> list[KerasVariable]:
     """Return the weights of a model and its optimizers' variables; builds its optimizer."""
     own = model.optimizer
     if own is not None and not own.built:

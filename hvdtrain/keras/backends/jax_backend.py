@@ -20,8 +20,8 @@ from hvdtrain.core.arrays import collectives
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.core.tuning import keep_large_memory
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.reduction import Reduction, ReductionBackend
-from hvdtrain.keras.backends.types import Tensor, Value, Variable
+from hvdtrain.keras.backends.reduction import GradientReduction, ReductionBackend
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp
 
 # malloc keeps smaller amounts of memory without being told.
@@ -35,11 +35,11 @@ class JaxBackend(ReductionBackend):
 
     def reduce(
         self,
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
-        reduction: Reduction,
-        samples: Tensor | float | None,
-    ) -> list[Tensor | None]:
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
+        reduction: GradientReduction,
+        samples: BackendTensor | float | None,
+    ) -> list[BackendTensor | None]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         arrays: list[jax.Array] = [gradients[i] for i in present]
         count, weighted = len(arrays), isinstance(samples, jax.core.Tracer)
@@ -73,10 +73,10 @@ class JaxBackend(ReductionBackend):
     def exchange_if(
         self,
         due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[Tensor],
+        numbers: Sequence[BackendTensor],
         exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[Tensor],
-    ) -> list[Tensor]:
+        weights: Sequence[BackendTensor],
+    ) -> list[BackendTensor]:
         def answer(given: list[HostArray]) -> list[HostArray]:
             return [np.asarray(due(given[1:]), np.int32), *given[1:]]
 
@@ -92,13 +92,13 @@ class JaxBackend(ReductionBackend):
     def map_arrays(
         self,
         function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[Tensor],
-        results: Sequence[Tensor],
+        inputs: Sequence[BackendTensor],
+        results: Sequence[BackendTensor],
         name: str,
-    ) -> list[Tensor]:
+    ) -> list[BackendTensor]:
         raise NotImplementedError(f"{name}: the backend jax has no shared steps: use sharded=False")
 
-    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> jax.Array:
+    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> jax.Array:
         def size(given: list[HostArray]) -> list[HostArray]:
             return [np.full_like(given[0], process_set.size())]
 

@@ -17,7 +17,7 @@ from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.compression import Compression, Compressor
-from hvdtrain.keras.backends.types import Value, Variable, to_array
+from hvdtrain.keras.backends.types import KerasVariable, Value, to_array
 from hvdtrain.types import ReduceOp
 
 # Shape, dtype and path of a variable.
@@ -25,7 +25,7 @@ _Spec: TypeAlias = tuple[tuple[int, ...], str, str]
 
 
 @collective
-def broadcast_variables(variables: Iterable[Variable], root_rank: int) -> None:
+def broadcast_variables(variables: Iterable[KerasVariable], root_rank: int) -> None:
     """Overwrite variables of Keras with those of `root_rank` (collective).
 
     Args:
@@ -58,7 +58,7 @@ def broadcast_global_variables(root_rank: int) -> NoReturn:
 
 
 @collective
-def require_equal_variables(variables: Iterable[Variable] | None, operation: str) -> None:
+def require_equal_variables(variables: Iterable[KerasVariable] | None, operation: str) -> None:
     here = context.current().topology
     own: list[_Spec] | None = None
     if variables is not None:

@@ -11,27 +11,27 @@ import keras
 from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.keras.backends.reduction import Reduction, SampleWeight
+from hvdtrain.keras.backends.reduction import GradientReduction, SampleWeight
 from hvdtrain.keras.backends.sharding import StateVariable
-from hvdtrain.keras.backends.types import Tensor, Variable
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable
 
 # Takes the step of a rank's own optimizer on gradients.
-_Update: TypeAlias = Callable[[Sequence[Tensor | None]], None]
+_Update: TypeAlias = Callable[[Sequence[BackendTensor | None]], None]
 
 
 class DistributedMixin:
     """Base class of distributed optimizers, before the class of the optimizer."""
 
-    hvdtrain_reduction: Reduction
+    hvdtrain_reduction: GradientReduction
     hvdtrain_class: type
-    learning_rate: Tensor | float
-    variables: list[Variable]
+    learning_rate: BackendTensor | float
+    variables: list[KerasVariable]
     built: bool
     name: str
     _track_variable: Callable[[StateVariable], None]
-    _trainable_variables: Sequence[Variable]
+    _trainable_variables: Sequence[KerasVariable]
 
-    def register_local_var(self, var: Variable) -> None:
+    def register_local_var(self, var: KerasVariable) -> None:
         """Do not reduce the gradient of a variable."""
         self.hvdtrain_reduction.add_local(var)
 
@@ -100,22 +100,22 @@ class DistributedMixin:
         self.hvdtrain_reduction.flush(self)
 
     @property
-    def iterations(self) -> Tensor:
+    def iterations(self) -> BackendTensor:
         """Number of steps; during an update, of those since an exchange has reset the state.
 
         Keras's own learning rate schedules count all steps.
         """
-        count: Tensor = super().iterations  # type: ignore[misc]
+        count: BackendTensor = super().iterations  # type: ignore[misc]
         weights = self.hvdtrain_reduction.weights
         forgotten = None if weights is None else weights.inner_state.forgotten
         if forgotten is None:
             return count
         passes = getattr(self, "gradient_accumulation_steps", None) or 1
         updates = keras.ops.cast(keras.ops.floor_divide(forgotten, passes), count.dtype)
-        since: Tensor = keras.ops.subtract(count, updates)
+        since: BackendTensor = keras.ops.subtract(count, updates)
         return since
 
-    def build(self, variables: Sequence[Variable]) -> None:
+    def build(self, variables: Sequence[KerasVariable]) -> None:
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
         super().build(variables)  # type: ignore[misc]
         self.hvdtrain_reduction.variables = self._trainable_variables
@@ -125,12 +125,12 @@ class DistributedMixin:
             weights.inner_state.note_built(self, is_new=True)
 
     def add_variable_from_reference(
-        self, reference_variable: Variable, name: str | None = None, initializer: str = "zeros"
-    ) -> Variable | StateVariable:
+        self, reference_variable: KerasVariable, name: str | None = None, initializer: str = "zeros"
+    ) -> KerasVariable | StateVariable:
         create = super().add_variable_from_reference  # type: ignore[misc]
         shared = self.hvdtrain_reduction.shared
         if shared is None:
-            variable: Variable = create(reference_variable, name=name, initializer=initializer)
+            variable: KerasVariable = create(reference_variable, name=name, initializer=initializer)
             return variable
         own = f"{self.name}/{reference_variable.path.replace('/', '_')}_{name}"
         state = shared.keep(reference_variable, name or "var", own)
@@ -140,8 +140,8 @@ class DistributedMixin:
     @collective
     def apply(
         self,
-        grads: Sequence[Tensor | None],
-        trainable_variables: Iterable[Variable] | None = None,
+        grads: Sequence[BackendTensor | None],
+        trainable_variables: Iterable[KerasVariable] | None = None,
     ) -> None:
         """Reduce gradients, outside of any condition, and update the variables."""
         given = None if trainable_variables is None else list(trainable_variables)
@@ -160,7 +160,7 @@ class DistributedMixin:
 
     @collective
     def _reduce(
-        self, grads: Sequence[Tensor | None], variables: Sequence[Variable]
-    ) -> list[Tensor | None]:
+        self, grads: Sequence[BackendTensor | None], variables: Sequence[KerasVariable]
+    ) -> list[BackendTensor | None]:
         """Reduce gradients over the ranks; None stays None."""
         return self.hvdtrain_reduction(grads, variables)

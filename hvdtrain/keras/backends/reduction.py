@@ -18,14 +18,16 @@ from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.keras.backends.sharding import ArrayBackend, KerasSharedUpdate
-from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
+from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
 from hvdtrain.keras.backends.weights import WeightBackend, WeightExchange
 from hvdtrain.types import ReduceOp
 
 # Returns the weight of this rank in a step.
-Weigh: TypeAlias = Callable[[], Tensor | float | None]
+Weigh: TypeAlias = Callable[[], BackendTensor | float | None]
 # What a program sets as sample_weight; a function takes x, y and sample_weight of a batch.
-SampleWeight: TypeAlias = Tensor | float | Callable[[Any, Any, Any], Tensor | float] | None
+SampleWeight: TypeAlias = (
+    BackendTensor | float | Callable[[Any, Any, Any], BackendTensor | float] | None
+)
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -38,30 +40,30 @@ class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
     @collective
     def reduce(
         self,
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
-        reduction: Reduction,
-        samples: Tensor | float | None,
-    ) -> list[Tensor | None]:
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
+        reduction: GradientReduction,
+        samples: BackendTensor | float | None,
+    ) -> list[BackendTensor | None]:
         """Reduce gradients over the ranks."""
 
-    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def as_dense(self, gradients: Sequence[BackendTensor | None]) -> list[BackendTensor | None]:
         """Return gradients of which none is sparse."""
         return list(gradients)
 
-    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> Tensor | int:
+    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> BackendTensor | int:
         """Return the number of ranks, in a function that is traced as it is when it runs."""
 
     @collective
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
-    ) -> Tensor | None:
+    ) -> BackendTensor | None:
         """Reduce a value of a function that is being traced (collective when it runs)."""
 
     def is_tracing(self) -> bool:
         """Return whether this function is called by one that is being traced."""
 
-    def retrace(self, model: Model) -> None:
+    def retrace(self, model: KerasModel) -> None:
         """Make a model trace its step again if dense gradients may become sparse."""
         return None
 
@@ -70,10 +72,10 @@ class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
         return function
 
 
-_LIVE: weakref.WeakSet[Reduction] = weakref.WeakSet()
+_LIVE: weakref.WeakSet[GradientReduction] = weakref.WeakSet()
 
 
-def sample_weight_of(variables: Sequence[Variable]) -> Tensor | float | None:
+def sample_weight_of(variables: Sequence[KerasVariable]) -> BackendTensor | float | None:
     """Return what this rank counts with in a step of an optimizer of one of the variables."""
     wanted = set(map(id, variables))
     known = [(each, set(map(id, each.variables))) for each in _LIVE]
@@ -85,7 +87,7 @@ def sample_weight_of(variables: Sequence[Variable]) -> Tensor | float | None:
     return None
 
 
-class Reduction:
+class GradientReduction:
     """Reduces the gradients of an optimizer."""
 
     def __init__(
@@ -99,13 +101,13 @@ class Reduction:
     ) -> None:
         self.settings, self.name, self._backend = settings, name, backend
         self._factor, self._scale_local = factor, scale_local
-        self._local: dict[int, Variable] = {}
+        self._local: dict[int, KerasVariable] = {}
         self._weigh: Weigh | None = None
         self._told: SampleWeight = None
         self._told_in_trace = False
         self.uneven = False
         self._steps = 0
-        self.variables: Sequence[Variable] = ()
+        self.variables: Sequence[KerasVariable] = ()
         _LIVE.add(self)
         self.weights: WeightExchange | None = None
         if settings.weights:
@@ -130,7 +132,7 @@ class Reduction:
         """Whether gradients of some variables are not reduced."""
         return bool(self._local)
 
-    def add_local(self, variable: Variable) -> None:
+    def add_local(self, variable: KerasVariable) -> None:
         """Do not reduce the gradient of a variable."""
         if self.shared is not None:
             raise ValueError("sharded=True: all gradients are reduced, and none is local")
@@ -151,7 +153,7 @@ class Reduction:
         self._told, self._told_in_trace = weight, self._backend.is_tracing()
 
     @property
-    def weight(self) -> Tensor | float | None:
+    def weight(self) -> BackendTensor | float | None:
         """What this rank counts with in the step; None if ranks count alike."""
         told = self._told
         if not self.settings.make_exchange().takes_samples:
@@ -181,8 +183,8 @@ class Reduction:
 
     @collective
     def __call__(
-        self, gradients: Sequence[Tensor | None], variables: Sequence[Variable]
-    ) -> list[Tensor | None]:
+        self, gradients: Sequence[BackendTensor | None], variables: Sequence[KerasVariable]
+    ) -> list[BackendTensor | None]:
         """Reduce gradients over the ranks; None counts as zero if any has one."""
         results, process_set = list(gradients), self.settings.process_set
         size = process_set.size() if process_set.included() else 1
@@ -213,7 +215,7 @@ class Reduction:
     def _as_dense(self) -> bool:
         return self.settings.sparse_as_dense or self.sharded or self.uneven
 
-    def _scaled(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _scaled(self, gradients: Sequence[BackendTensor | None]) -> list[BackendTensor | None]:
         if self._factor == 1.0:
             return list(gradients)
         return [g if g is None else keras.ops.multiply(g, self._factor) for g in gradients]
@@ -222,8 +224,8 @@ class Reduction:
     def update_together(
         self,
         optimizer: keras.optimizers.Optimizer,
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
     ) -> None:
         """Update variables together with the other ranks of the node."""
         assert self.shared is not None
@@ -237,9 +239,9 @@ class Reduction:
     @collective
     def update_alone(
         self,
-        update: Callable[[Sequence[Tensor | None]], None],
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
+        update: Callable[[Sequence[BackendTensor | None]], None],
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
         """Update variables, and exchange their values if that is due (collective if due)."""
@@ -259,7 +261,7 @@ class Reduction:
     def reduce_arrays(
         self,
         arrays: Sequence[HostArray | None],
-        variables: Sequence[Variable],
+        variables: Sequence[KerasVariable],
         samples: float | None,
         zeros: Callable[[int], HostArray],
         fixed: bool = False,
@@ -276,7 +278,7 @@ class Reduction:
     def reduce_layout(
         self,
         arrays: Sequence[HostArray],
-        variables: Sequence[Variable],
+        variables: Sequence[KerasVariable],
         layout: Layout,
         samples: float | None,
         name: str | None = None,

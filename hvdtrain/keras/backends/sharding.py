@@ -17,7 +17,7 @@ from hvdtrain.core.arrays.state_memory import ArrayStateMemory
 from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.types import Tensor, Variable, to_array
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array
 from hvdtrain.types import DType
 
 # Settings of Keras's optimizers that concern whole gradients, or keep more than the rules do.
@@ -86,7 +86,7 @@ class StateVariable:
 
     trainable = False
 
-    def __init__(self, reference: Variable, quantity: str, path: str) -> None:
+    def __init__(self, reference: KerasVariable, quantity: str, path: str) -> None:
         self.path, self.name = path, path.rpartition("/")[2]
         self.shape, self.dtype = tuple(reference.shape), reference.dtype
         self._quantity = quantity
@@ -118,7 +118,7 @@ class StateVariable:
         elif self._value is not None:
             self._value *= self._value.dtype.type(factor)
 
-    def assign(self, value: Tensor | HostArray) -> None:
+    def assign(self, value: BackendTensor | HostArray) -> None:
         """Overwrite the value (local; between two steps)."""
         array = to_array(value)
         if array.shape != self.shape:
@@ -140,10 +140,10 @@ class ArrayBackend(Protocol):
     def map_arrays(
         self,
         function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[Tensor],
-        results: Sequence[Tensor],
+        inputs: Sequence[BackendTensor],
+        results: Sequence[BackendTensor],
         name: str,
-    ) -> list[Tensor]:
+    ) -> list[BackendTensor]:
         """Call a function on arrays, in the order of the program."""
 
 
@@ -153,11 +153,11 @@ class KerasSharedUpdate:
     def __init__(self, settings: GradientSettings, name: str, backend: ArrayBackend) -> None:
         self._settings, self._name, self._backend = settings, name, backend
         self._slices = node_slices(settings.process_set)
-        self._state: list[tuple[StateVariable, Variable]] = []
+        self._state: list[tuple[StateVariable, KerasVariable]] = []
         self._steps: ArraySharedSteps | None = None
         self.active = self._slices is not None
 
-    def keep(self, reference: Variable, quantity: str, path: str) -> StateVariable:
+    def keep(self, reference: KerasVariable, quantity: str, path: str) -> StateVariable:
         """Return a variable for what the optimizer keeps for a variable of the model."""
         variable = StateVariable(reference, quantity, path)
         self._state.append((variable, reference))
@@ -182,9 +182,9 @@ class KerasSharedUpdate:
     def __call__(
         self,
         optimizer: Any,
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
-        samples: Tensor | float | None,
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
+        samples: BackendTensor | float | None,
     ) -> None:
         assert self._steps is not None
         indices = [optimizer._get_variable_index(variable) for variable in variables]
@@ -237,7 +237,7 @@ def _values(optimizer: Any, rate: float, steps: int, decayed: Sequence[bool]) ->
     )
 
 
-def _spec(number: int, variable: Variable) -> ParameterSpec:
+def _spec(number: int, variable: KerasVariable) -> ParameterSpec:
     shape = tuple(variable.shape)
     kind = np.dtype(variable.dtype).name if variable.dtype != "bfloat16" else "bfloat16"
     if kind not in ("float32", "float64"):

@@ -12,8 +12,13 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.reduction import F, Reduction, ReductionBackend, sample_weight_of
-from hvdtrain.keras.backends.types import Model, Tensor, Value, Variable
+from hvdtrain.keras.backends.reduction import (
+    F,
+    GradientReduction,
+    ReductionBackend,
+    sample_weight_of,
+)
+from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
 from hvdtrain.tensorflow import graph
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
@@ -32,11 +37,11 @@ class TensorFlowBackend(ReductionBackend):
 
     def reduce(
         self,
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
-        reduction: Reduction,
-        samples: Tensor | float | None,
-    ) -> list[Tensor | None]:
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
+        reduction: GradientReduction,
+        samples: BackendTensor | float | None,
+    ) -> list[BackendTensor | None]:
         settings = reduction.settings
 
         def reduce(
@@ -53,16 +58,16 @@ class TensorFlowBackend(ReductionBackend):
         weight = None if samples is None else tf.cast(samples, tf.float64)
         return LayoutReduction(variables, reduction.name, reduce, gather, weight)(gradients)
 
-    def as_dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def as_dense(self, gradients: Sequence[BackendTensor | None]) -> list[BackendTensor | None]:
         return as_dense(gradients)
 
     def exchange_if(
         self,
         due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[Tensor],
+        numbers: Sequence[BackendTensor],
         exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[Tensor],
-    ) -> list[Tensor]:
+        weights: Sequence[BackendTensor],
+    ) -> list[BackendTensor]:
         def answer(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
             return [np.asarray(due(list(arrays)))]
 
@@ -81,10 +86,10 @@ class TensorFlowBackend(ReductionBackend):
     def map_arrays(
         self,
         function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[Tensor],
-        results: Sequence[Tensor],
+        inputs: Sequence[BackendTensor],
+        results: Sequence[BackendTensor],
         name: str,
-    ) -> list[Tensor]:
+    ) -> list[BackendTensor]:
         def call(arrays: Sequence[HostArray], key: str | None) -> Sequence[HostArray]:
             return function(arrays)
 
@@ -93,7 +98,7 @@ class TensorFlowBackend(ReductionBackend):
         tensors = [tf.convert_to_tensor(each) for each in inputs]  # some are variables
         return call_on_arrays(call, tensors, dtypes, shapes, name)
 
-    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> tf.Tensor:
+    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> tf.Tensor:
         return size_as(gradient.dtype, process_set)
 
     @collective
@@ -111,7 +116,7 @@ class TensorFlowBackend(ReductionBackend):
         inside: bool = tf.inside_function()
         return inside
 
-    def retrace(self, model: Model) -> None:
+    def retrace(self, model: KerasModel) -> None:
         model.make_train_function(force=True)
 
     def outside_traces(self) -> AbstractContextManager[object]:

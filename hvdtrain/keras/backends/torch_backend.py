@@ -9,8 +9,8 @@ import torch
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.reduction import F, Reduction, ReductionBackend
-from hvdtrain.keras.backends.types import Tensor, Value, Variable
+from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -21,11 +21,11 @@ class TorchBackend(ReductionBackend):
 
     def reduce(
         self,
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
-        reduction: Reduction,
-        samples: Tensor | float | None,
-    ) -> list[Tensor | None]:
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
+        reduction: GradientReduction,
+        samples: BackendTensor | float | None,
+    ) -> list[BackendTensor | None]:
         tensors = cast(Sequence["torch.Tensor | None"], gradients)
         arrays = [None if tensor is None else _to_array(tensor) for tensor in tensors]
         weight = None if samples is None else float(samples)
@@ -45,10 +45,10 @@ class TorchBackend(ReductionBackend):
     def exchange_if(
         self,
         due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[Tensor],
+        numbers: Sequence[BackendTensor],
         exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[Tensor],
-    ) -> list[Tensor]:
+        weights: Sequence[BackendTensor],
+    ) -> list[BackendTensor]:
         if not due([_to_array(number) for number in cast(Sequence[torch.Tensor], numbers)]):
             return list(weights)
         tensors = cast(Sequence[torch.Tensor], weights)
@@ -60,10 +60,10 @@ class TorchBackend(ReductionBackend):
     def map_arrays(
         self,
         function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[Tensor],
-        results: Sequence[Tensor],
+        inputs: Sequence[BackendTensor],
+        results: Sequence[BackendTensor],
         name: str,
-    ) -> list[Tensor]:
+    ) -> list[BackendTensor]:
         arrays = function([_to_array(tensor) for tensor in cast(Sequence[torch.Tensor], inputs)])
         kinds = cast(Sequence[torch.Tensor], results)
         return [
@@ -71,12 +71,12 @@ class TorchBackend(ReductionBackend):
             for array, tensor in zip(arrays, kinds, strict=True)
         ]
 
-    def size_like(self, gradient: Tensor, process_set: ProcessSet) -> int:
+    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> int:
         return process_set.size() or 1
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
-    ) -> Tensor | None:
+    ) -> BackendTensor | None:
         return None  # nothing is traced
 
     def is_tracing(self) -> bool:

@@ -14,7 +14,7 @@ from hvdtrain.arrays import HostArray
 Logs: TypeAlias = dict[str, Any]
 
 
-class Tensor(Protocol):
+class BackendTensor(Protocol):
     """A tensor of the backend: an array of numbers, or a value of a function that is traced."""
 
     @property
@@ -26,7 +26,7 @@ class Tensor(Protocol):
     def __float__(self) -> float: ...
 
 
-class Variable(Protocol):
+class KerasVariable(Protocol):
     @property
     def shape(self) -> Sequence[int]: ...
 
@@ -36,15 +36,15 @@ class Variable(Protocol):
     @property
     def path(self) -> str: ...
 
-    def assign(self, value: Tensor | HostArray) -> object:
+    def assign(self, value: BackendTensor | HostArray) -> object:
         """Overwrite the variable."""
 
 
 # What the operations take: a number, a list of numbers, an array, a tensor or a variable.
-Value: TypeAlias = "float | Sequence[Value] | HostArray | Tensor | Variable"
+Value: TypeAlias = "float | Sequence[Value] | HostArray | BackendTensor | KerasVariable"
 
 
-class Model(Protocol):
+class KerasModel(Protocol):
     name: str
     optimizer: Any
     built: bool
@@ -55,10 +55,10 @@ class Model(Protocol):
     _initial_epoch: Any
 
     @property
-    def weights(self) -> list[Variable]: ...
+    def weights(self) -> list[KerasVariable]: ...
 
     @property
-    def trainable_variables(self) -> list[Variable]: ...
+    def trainable_variables(self) -> list[KerasVariable]: ...
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]: ...

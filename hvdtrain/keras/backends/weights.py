@@ -17,7 +17,7 @@ from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.arrays.local_steps import ExchangedWeights
 from hvdtrain.core.exchanges.saved import FORGOTTEN_STEPS, SAMPLES_PER_STEP
 from hvdtrain.core.gradients.exchange import Exchange, InnerState
-from hvdtrain.keras.backends.types import Tensor, Variable, to_array
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array
 
 
 class WeightBackend(Protocol):
@@ -27,10 +27,10 @@ class WeightBackend(Protocol):
     def exchange_if(
         self,
         due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[Tensor],
+        numbers: Sequence[BackendTensor],
         exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[Tensor],
-    ) -> list[Tensor]:
+        weights: Sequence[BackendTensor],
+    ) -> list[BackendTensor]:
         """Exchange weights if that is due, else copy nothing to the host (collective if due)."""
 
     def is_tracing(self) -> bool:
@@ -56,7 +56,7 @@ class OptimizerState:
         self, exchange: Exchange, weights: ExchangedWeights, backend: WeightBackend
     ) -> None:
         self._what, self._weights, self._backend = exchange.inner_state, weights, backend
-        self.forgotten: Tensor | None = None
+        self.forgotten: BackendTensor | None = None
         self._forgotten_steps = 0
 
     @property
@@ -64,7 +64,7 @@ class OptimizerState:
         """Whether exchanges average or reset the state."""
         return self._what is not InnerState.KEEP
 
-    def variables(self, optimizer: keras.optimizers.Optimizer) -> list[Variable]:
+    def variables(self, optimizer: keras.optimizers.Optimizer) -> list[KerasVariable]:
         """Return the variables that exchanges average or reset."""
         return _state_variables(optimizer) if self.settles else []
 
@@ -112,7 +112,7 @@ class OptimizerState:
         return [np.asarray(self._forgotten_steps, np.int32)]
 
 
-def _state_variables(optimizer: keras.optimizers.Optimizer) -> list[Variable]:
+def _state_variables(optimizer: keras.optimizers.Optimizer) -> list[KerasVariable]:
     """Return the floating point variables of an optimizer, except its learning rate.
 
     Those of a loss scale and of accumulated gradients are not among them. Before an optimizer is
@@ -165,11 +165,11 @@ class WeightExchange:
     @collective
     def update(
         self,
-        update: Callable[[Sequence[Tensor | None]], None],
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
+        update: Callable[[Sequence[BackendTensor | None]], None],
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
         local: Container[int],
-        samples: Tensor | float | None,
+        samples: BackendTensor | float | None,
         optimizer: keras.optimizers.Optimizer,
     ) -> None:
         """Update variables, and exchange their values if that is due (collective if due)."""
@@ -197,11 +197,11 @@ class WeightExchange:
 
     def _average_at_first(
         self,
-        gradients: Sequence[Tensor | None],
-        variables: Sequence[Variable],
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
         local: Container[int],
-        numbers: Sequence[Tensor],
-    ) -> list[Tensor | None]:
+        numbers: Sequence[BackendTensor],
+    ) -> list[BackendTensor | None]:
         """Return the averages of gradients, or the gradients after the switch."""
         fixed = self._backend.is_tracing()
         absent = {i for i, gradient in enumerate(gradients) if gradient is None}
@@ -238,7 +238,9 @@ class WeightExchange:
         return [None if i in absent else found[i] for i in range(len(gradients))]
 
     @collective
-    def flush(self, variables: Sequence[Variable], optimizer: keras.optimizers.Optimizer) -> None:
+    def flush(
+        self, variables: Sequence[KerasVariable], optimizer: keras.optimizers.Optimizer
+    ) -> None:
         """Make the values of all ranks equal now (not in a function that is traced)."""
         if not (self.exchanges_weights and self._settings.process_set.included()):
             return
@@ -275,7 +277,9 @@ class WeightExchange:
         _, self._samples = _rate_and_samples(numbers)
         return not self._weights.averages_gradients and not self.counter.begun
 
-    def _begin(self, variables: Sequence[Variable], weights: list[HostArray]) -> list[HostArray]:
+    def _begin(
+        self, variables: Sequence[KerasVariable], weights: list[HostArray]
+    ) -> list[HostArray]:
         self._weights.begin(weights, variables, self._samples)
         return weights
 
@@ -289,7 +293,9 @@ class WeightExchange:
         samples, self._samples_of_step = self._samples_of_step, None
         return self._weights.count_step(samples, rate)
 
-    def _exchange(self, variables: Sequence[Variable], arrays: list[HostArray]) -> list[HostArray]:
+    def _exchange(
+        self, variables: Sequence[KerasVariable], arrays: list[HostArray]
+    ) -> list[HostArray]:
         count = len(variables)
         weights, state = self._weights.exchange(arrays[:count], arrays[count:], variables)
         return [*weights, *state]
@@ -300,5 +306,5 @@ def _rate_and_samples(numbers: list[HostArray]) -> tuple[float, float | None]:
     return rate, None if samples == _UNKNOWN else samples
 
 
-def _values(variables: Sequence[Variable]) -> list[Tensor]:
+def _values(variables: Sequence[KerasVariable]) -> list[BackendTensor]:
     return [keras.ops.convert_to_tensor(variable) for variable in variables]

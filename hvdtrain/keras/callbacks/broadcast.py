@@ -10,7 +10,7 @@ import keras
 from hvdtrain.collective import collective
 from hvdtrain.keras.backends.distributed import training_state
 from hvdtrain.keras.backends.operations import broadcast_variables
-from hvdtrain.keras.backends.types import Logs, Model, Variable
+from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs
 
 __all__ = ["BroadcastGlobalVariablesCallback"]
 
@@ -35,16 +35,16 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self,
         root_rank: int,
         device: str = "",
-        local_variables: Variable | Sequence[Variable] | None = None,
+        local_variables: KerasVariable | Sequence[KerasVariable] | None = None,
     ) -> None:
         super().__init__()
         self.root_rank, self.device = root_rank, device
         local: Any = [] if local_variables is None else local_variables
         is_variable = isinstance(local, keras.Variable)
-        self.local_variables: list[Variable] = [local] if is_variable else list(local)
+        self.local_variables: list[KerasVariable] = [local] if is_variable else list(local)
         self.broadcast_done = False
 
-    def register_local_var(self, var: Variable) -> None:
+    def register_local_var(self, var: KerasVariable) -> None:
         """Do not broadcast a variable (local)."""
         self.local_variables.append(var)
 
@@ -66,7 +66,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     @collective
     def _broadcast_once(self) -> None:
-        model: Model = self.model
+        model: KerasModel = self.model
         # A model whose class has no `build` is marked as built before it has weights.
         if self.broadcast_done or not (model.built and model.weights):
             return

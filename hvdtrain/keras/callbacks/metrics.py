@@ -12,7 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.errors import MismatchError
-from hvdtrain.keras.backends.types import Logs, Model, to_array
+from hvdtrain.keras.backends.types import KerasModel, Logs, to_array
 
 __all__ = ["MetricAverageCallback"]
 
@@ -67,7 +67,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _samples(self) -> float:
         """Return the number of samples that the loss is the mean of."""
-        model: Model = self.model
+        model: KerasModel = self.model
         losses = [metric for metric in model.metrics if metric.name == "loss"]
         counts = [float(metric.count) for metric in losses if hasattr(metric, "count")]
         return counts[0] if counts and counts[0] > 0 else 1.0

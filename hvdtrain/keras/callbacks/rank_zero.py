@@ -13,7 +13,7 @@ from hvdtrain.core import objects
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.keras.backends.distributed import training_state
 from hvdtrain.keras.backends.operations import broadcast_variables
-from hvdtrain.keras.backends.types import Logs, Model
+from hvdtrain.keras.backends.types import KerasModel, Logs
 
 __all__ = ["BestModelCheckpoint", "RankZero", "SharedBackup"]
 
@@ -44,14 +44,14 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
         super().set_params(params)
         self.backup.set_params(params)
 
-    def set_model(self, model: Model) -> None:
+    def set_model(self, model: KerasModel) -> None:
         super().set_model(model)
         self.backup.set_model(model)
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Restore the backup of rank 0 on all ranks."""
-        model: Model = self.model
+        model: KerasModel = self.model
         self.backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
         if model.built:  # in any epoch: the backup may be from the middle of the first one

@@ -16,7 +16,7 @@ from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.distributed import distributed_optimizers, training_state
 from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
-from hvdtrain.keras.backends.types import Logs, Model, Variable
+from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.learning_rate import LearningRateScheduleCallback
 from hvdtrain.keras.callbacks.metrics import MetricAverageCallback
@@ -83,7 +83,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Check callbacks, models and numbers of batches."""
-        model: Model = self.model
+        model: KerasModel = self.model
         problem = find_problem(self._callbacks)
         names, saves = collective_callbacks(self._callbacks), bool(save_schedules(self._callbacks))
         own = (problem, names, self.params.get("steps"), saves)
@@ -175,7 +175,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @collective
     def _broadcast_state(self, root_rank: int, done: Sequence[int]) -> None:
         """Broadcast the state of a rank that did all steps."""
-        model: Model = self.model
+        model: KerasModel = self.model
         optimizers = distributed_optimizers(model)
         title = context.current().topology.title
         if any(optimizer.hvdtrain_reduction.has_local for optimizer in optimizers):
@@ -251,7 +251,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Stop if any rank stops, and use rank 0's learning rates."""
-        model: Model = self.model
+        model: KerasModel = self.model
         optimizers = distributed_optimizers(model)
         rates = [float(optimizer.learning_rate) for optimizer in optimizers]
         gathered = objects.allgather_object((bool(model.stop_training), rates), "end of an epoch")
@@ -267,7 +267,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
             broadcast_variables(self.model.weights, 0)
 
 
-def _variables_to_compare(model: Model) -> Sequence[Variable] | None:
+def _variables_to_compare(model: KerasModel) -> Sequence[KerasVariable] | None:
     """Return the variables that the models of other ranks have, too, or None.
 
     A rank that joins others builds its model in the step that these take for it.
@@ -284,7 +284,7 @@ def _flushes(optimizer: DistributedMixin) -> bool:
 
 
 @collective
-def _average_statistics(model: Model) -> None:
+def _average_statistics(model: KerasModel) -> None:
     """Average the statistics of BatchNormalization over the ranks."""
     statistics = [
         variable

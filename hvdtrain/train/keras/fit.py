@@ -20,7 +20,7 @@ from hvdtrain.data.sampling import (
     step_seed,
 )
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.keras.backends.types import Tensor
+from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Counts, Totals
@@ -250,9 +250,9 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
 
 
-def counted_samples(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+def counted_samples(x: BackendTensor, y: BackendTensor, weights: BackendTensor) -> BackendTensor:
     """Return the number of samples of a batch of BatchDataset that are not padding."""
-    counted: Tensor = keras.ops.sum(keras.ops.cast(keras.ops.greater(weights, 0), "float32"))
+    counted: BackendTensor = keras.ops.sum(keras.ops.cast(keras.ops.greater(weights, 0), "float32"))
     return counted
 
 

@@ -12,7 +12,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.backends.types import Tensor, Variable
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable
 from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan, padded
@@ -26,11 +26,11 @@ from hvdtrain.train.recipes.recipe import Recipe
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Keeps the gradients of a step, and leaves the variables as they are."""
 
-    def __init__(self, variables: Sequence[Variable]) -> None:
+    def __init__(self, variables: Sequence[KerasVariable]) -> None:
         super().__init__(learning_rate=0.0, name="gradients")
         self.build(list(variables))
 
-    def build(self, variables: list[Variable]) -> None:
+    def build(self, variables: list[KerasVariable]) -> None:
         """Make the variables for the gradients."""
         super().build(variables)
         self.gradients: list[Any] = [
@@ -39,8 +39,8 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def apply(
         self,
-        grads: Sequence[Tensor | None],
-        trainable_variables: Iterable[Variable] | None = None,
+        grads: Sequence[BackendTensor | None],
+        trainable_variables: Iterable[KerasVariable] | None = None,
     ) -> None:
         """Keep gradients."""
         for kept, gradient in zip(self.gradients, grads, strict=True):

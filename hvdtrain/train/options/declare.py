@@ -152,7 +152,7 @@ def _bool(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """A type of values, of options and of arguments of recipes.
 
     Attributes:
@@ -166,12 +166,12 @@ class Kind:
     accepted: type
 
 
-KINDS: Mapping[Any, Kind] = {
-    bool: Kind("true or false", _bool, bool),
-    int: Kind("a whole number", _integer, numbers.Integral),
-    float: Kind("a number", _float, numbers.Real),
-    str: Kind("text", str, str),
-    Path: Kind("a path", Path, Path),
+KINDS: Mapping[Any, ValueKind] = {
+    bool: ValueKind("true or false", _bool, bool),
+    int: ValueKind("a whole number", _integer, numbers.Integral),
+    float: ValueKind("a number", _float, numbers.Real),
+    str: ValueKind("text", str, str),
+    Path: ValueKind("a path", Path, Path),
 }
 
 T = TypeVar("T")

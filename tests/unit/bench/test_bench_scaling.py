@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.scaling.paper import (
-    Prediction,
+    StepPrediction,
     Work,
     even_work,
     interval_of,
@@ -52,7 +52,7 @@ links = st.builds(
 )
 
 
-def predicted(work: Work, ranks: Sequence[int], link: Link) -> list[Prediction]:
+def predicted(work: Work, ranks: Sequence[int], link: Link) -> list[StepPrediction]:
     return predict([work], [work], ranks, [Cluster(link)])
 
 

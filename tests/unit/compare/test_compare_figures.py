@@ -17,9 +17,9 @@ from hvdtrain_bench.compare.contenders import parse_contenders, reference
 from hvdtrain_bench.compare.division import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import write_page
 from hvdtrain_bench.compare.protocol import (
-    Place,
+    ContenderTask,
+    ProcessPlace,
     RankResult,
-    Task,
     error_file,
     read_result,
     read_task,
@@ -170,9 +170,9 @@ def test_duplicates_and_losses() -> None:
 def test_divisions(samples: int, size: int, each: int, kind: type) -> None:
     """All processes together take in each step what one process would take."""
     order = np.random.default_rng(samples).permutation(samples).astype(np.int64)
-    ranks: list[Division] = [kind(Place(rank, size), size * each) for rank in range(size)]
+    ranks: list[Division] = [kind(ProcessPlace(rank, size), size * each) for rank in range(size)]
     shares = [rank.train_shares(order) for rank in ranks]
-    alone = ExactDivision(Place(0, 1), size * each).train_shares(order)
+    alone = ExactDivision(ProcessPlace(0, 1), size * each).train_shares(order)
     assert {len(share) for share in shares} == {len(alone)}
     for step, whole in enumerate(alone[:-1]):
         together = np.concatenate([share[step] for share in shares])
@@ -234,7 +234,9 @@ def outcomes() -> list[Outcome]:
 
 def test_tasks_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     options = TrainOptions(recipe="digits", data_dir=tmp_path, set={"array": "3"})
-    task = Task("ddp", "v", options, 2, 3, keeps_weights=True, folder=tmp_path, shared=tmp_path)
+    task = ContenderTask(
+        "ddp", "v", options, 2, 3, keeps_weights=True, folder=tmp_path, shared=tmp_path
+    )
     write(tmp_path / "task", task)
     assert read_task(tmp_path / "task") == task
     made = result(1, 0.5, checked_weights={"a/b": np.ones((2, 1), np.float16)})

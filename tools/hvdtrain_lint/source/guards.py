@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hvdtrain_lint.source.ranks import Ranks
+from hvdtrain_lint.source.ranks import RankValues
 from hvdtrain_lint.source.tree import Function, Scope, words_in
 from hvdtrain_lint.source.values import HVD
 
@@ -30,7 +30,7 @@ class Branch:
     holds: bool
 
 
-class Guards(Ranks):
+class Guards(RankValues):
     """Follows calls between functions, and finds conditions on ranks around and before them."""
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:

@@ -36,7 +36,7 @@ _PERHAPS = re.compile(
 )
 
 
-class Ranks(Values):
+class RankValues(Values):
     """Tells ranks and conditions on ranks from other expressions."""
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
