@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
@@ -191,22 +191,3 @@ def nccl_built() -> int:
 
 def _moves_bytes(engine: str) -> bool:
     return context.is_initialized() and context.current().engine_name == engine
-
-
-class Compressor:
-    """A compression that leaves tensors as they are; subclasses override its methods."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to reduce instead, and a context for decompress()."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the reduced tensor in its original type.
-
-        Args:
-            tensor: reduced tensor, of any shape, in the type of the compressed one.
-            ctx: context that compress() has returned.
-        """
-        return tensor

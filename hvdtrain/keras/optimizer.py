@@ -8,10 +8,11 @@ from os import PathLike
 import keras
 
 from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange, choose_groups
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.compression import HALF_TYPES, Compression, Compressor
+from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.backends.distributed import distribute
 from hvdtrain.keras.backends.reduction import GradientReduction
 from hvdtrain.keras.fitting import hook_models
@@ -73,7 +74,12 @@ def DistributedOptimizer(
     """
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError(f"op must be Average or Sum, got {op!r}")
-    kind = HALF_TYPES[compression.dtype]
+    kind = Compression.name_of(compression)
+    if kind == "own":
+        raise ValueError(
+            f"compression must be Compression.none, fp16 or bf16, got {compression!r}: write an "
+            "exchange for another (docs/exchanges.md)"
+        )
     settings = GradientSettings(
         op,
         process_set,

@@ -1,11 +1,13 @@
-"""Compressors, under the name of Horovod's module."""
+"""Compressors of tensors, under the name of Horovod's module."""
 
-from hvdtrain.core.horovod_api import Compressor
-from hvdtrain.tensorflow.operations.compression import (
-    BF16Compressor,
-    Compression,
-    FP16Compressor,
-    NoneCompressor,
-)
+import tensorflow as tf
+
+from hvdtrain.core.compression import Compressions, Compressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+Compression = Compressions(
+    __name__, tf.cast, lambda tensor: tensor.dtype.is_floating, tf.float16, tf.bfloat16
+)
+NoneCompressor = Compressor
+FP16Compressor, BF16Compressor = Compression.fp16, Compression.bf16

@@ -7,8 +7,9 @@ from typing import TypeVar
 import tensorflow as tf
 
 from hvdtrain.core.arguments import Groups, choose_groups
-from hvdtrain.core.horovod_api import Compressor
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients.keras_optimizer import distributed_keras_optimizer
 from hvdtrain.tensorflow.gradients.reduction import (
     LocalVariables,
@@ -20,7 +21,6 @@ from hvdtrain.tensorflow.gradients.v1_optimizer import (
     ReducingOptimizer,
 )
 from hvdtrain.tensorflow.graph import do_not_convert
-from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.types import ReduceOp
 
 Optimizer = TypeVar("Optimizer")

@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import Groups, choose_groups
-from hvdtrain.core.horovod_api import Compressor
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients.reduction import (
     LocalVariables,
     VariableSettings,
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
-from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.types import ReduceOp
 
 # Variables, and their gradients, in lists, tuples and dictionaries.

@@ -20,14 +20,14 @@ from hvdtrain.core.arguments import (
     choose_groups,
     choose_op,
 )
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer, OptimizerWrapper
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import allreduce
-from hvdtrain.torch.operations.compression import Compression, compression_name
 from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parts import check_reduced, name_parameters, parameters_of
@@ -129,7 +129,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             raise ValueError(f"op must be Average, Sum or Adasum, got {op}")
         groups = choose_groups(num_groups, groups)
         check_groups(groups, torch.Tensor)
-        kind = compression_name(compression)
+        kind = Compression.name_of(compression)
         other = op is ReduceOp.ADASUM or kind in ("fp16", "bf16")
         if sharded and (exchange is not None or other):
             raise ValueError(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import hvdtrain.torch as hvd
-from hvdtrain.data.dataset import TensorSamples as ImageSamples
+from hvdtrain.data.dataset import Samples as ImageSamples
 from hvdtrain.data.digits import load_digits
 from hvdtrain.train.recipes.builtin.transformer import Transformer
 from hvdtrain_bench.analysis.judge import AVERAGE

@@ -1,35 +1,11 @@
-"""Compressors, which round gradients before they are reduced."""
+"""Compressors of values and gradients of Keras."""
 
-from __future__ import annotations
+import numpy as np
 
-# Names of Compressor.dtype in exchanges.
-HALF_TYPES = {None: "none", "float16": "fp16", "bfloat16": "bf16"}
+from hvdtrain.core.compression import Compressions
 
-
-class Compressor:
-    """Does not change gradients."""
-
-    dtype: str | None = None
-
-
-NoneCompressor = Compressor  # its name in Horovod
-
-
-class FP16Compressor(Compressor):
-    """Rounds to float16."""
-
-    dtype = "float16"
-
-
-class BF16Compressor(Compressor):
-    """Rounds to bfloat16."""
-
-    dtype = "bfloat16"
-
-
-class Compression:
-    """The compressors, which round once and add in float32; Horovod lacks bf16."""
-
-    none = Compressor
-    fp16 = FP16Compressor
-    bf16 = BF16Compressor
+Compression = Compressions(
+    __name__, np.ndarray.astype, lambda array: array.dtype.kind == "f", "float16", "bfloat16"
+)
+NoneCompressor = Compression.none
+FP16Compressor, BF16Compressor = Compression.fp16, Compression.bf16

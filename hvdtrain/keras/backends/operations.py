@@ -13,10 +13,11 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.arrays import collectives
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.compression import Compression, Compressor
+from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.backends.types import KerasVariable, Value, to_array
 from hvdtrain.types import ReduceOp
 
@@ -122,11 +123,9 @@ def allreduce(
     traced = current_backend().traced_allreduce(value, reduction, name, *factors)
     if traced is not None:
         return traced
-    array = to_array(value)
-    rounds = compression.dtype is not None and array.dtype.kind == "f"
-    sent = array.astype(compression.dtype) if rounds else array
+    sent, rounded = compression.compress(to_array(value))
     (result,) = collectives.allreduce([sent], reduction, name, *factors, global_process_set)
-    return result.astype(array.dtype, copy=False)
+    return compression.decompress(result, rounded)
 
 
 @collective

@@ -12,9 +12,9 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
-from hvdtrain.core.horovod_api import Compressor
+from hvdtrain.core.compression import Compressor
+from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.graph import Gradient, call_on_arrays
-from hvdtrain.tensorflow.operations.compression import Compression
 
 # Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.
 # Returns the reduced gradients, and the factor for this rank's slices.

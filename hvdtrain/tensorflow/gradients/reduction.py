@@ -13,12 +13,12 @@ from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange
 from hvdtrain.core.arrays.fused import reduce_fused
 from hvdtrain.core.arrays.layouts import Layout
-from hvdtrain.core.horovod_api import Compressor
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.tensorflow.allocator import find_library
+from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph import Gradient, Variable
-from hvdtrain.tensorflow.operations.compression import Compression, compression_name
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.types import ReduceOp
@@ -127,7 +127,7 @@ class VariableSettings(GradientSettings):
         groups: Groups,
     ) -> VariableSettings:
         """Return the settings for arguments of the user."""
-        kind = compression_name(compression) if op in _FUSED else "own"
+        kind = Compression.name_of(compression) if op in _FUSED else "own"
         exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
         compressor = compression if kind == "own" else Compression.none
         return cls(

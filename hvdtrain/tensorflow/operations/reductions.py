@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import choose_op
-from hvdtrain.core.horovod_api import Compressor
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
+from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.graph import TensorLike, do_not_convert
 from hvdtrain.tensorflow.operations import differentiable
-from hvdtrain.tensorflow.operations.compression import Compression
 from hvdtrain.tensorflow.operations.differentiable import OperationName, Reduction, size_as
 from hvdtrain.types import ReduceOp
 

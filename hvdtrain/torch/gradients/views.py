@@ -23,14 +23,14 @@ from hvdtrain.core.allocators import (
     suitable_slices,
 )
 from hvdtrain.core.arguments import GradientSettings
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.places import GradientPlaces, PlacedBucket
 from hvdtrain.streams import Streams
 from hvdtrain.torch.allocator import Allocator, find_allocator, why_no_allocator
-from hvdtrain.torch.operations.compression import Compression
+from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer, is_plain
 
 

@@ -22,9 +22,9 @@ import torch
 
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import choose_op
-from hvdtrain.core.horovod_api import Compressor
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.operations.compression import Compression
+from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.operations.handle import (
     Handle,
     allreduce_handle,

@@ -12,10 +12,10 @@ from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.collectives.gathers import rows_of_rank
-from hvdtrain.core.horovod_api import Compressor
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.operations.allgather import differentiable_allgather
-from hvdtrain.torch.operations.compression import Compression
 from hvdtrain.torch.operations.divergence import note_exchanged
 from hvdtrain.torch.operations.handle import Handle, needs_gradient
 from hvdtrain.torch.tensors.dynamo import disable_compile

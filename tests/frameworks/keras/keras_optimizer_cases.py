@@ -227,6 +227,7 @@ def bad_arguments() -> None:
         {"backward_passes_per_step": 0},
         {"exchange": OneBit(), "op": hvd.Sum},
         {"exchange": OneBit(), "compression": hvd.Compression.fp16},
+        {"compression": type("Own", (hvd.Compression.none,), {})},
     ]
     for option in bad:
         with raising(ValueError):

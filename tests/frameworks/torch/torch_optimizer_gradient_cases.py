@@ -32,9 +32,9 @@ from torch_training import (
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
-from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.types import ReduceOp
 
 

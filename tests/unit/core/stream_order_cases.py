@@ -16,8 +16,8 @@ from stream_record import Record
 import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.step import GradientStep
-from hvdtrain.core.horovod_api import Compressor
 from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
