@@ -161,6 +161,7 @@ class Library:
             call.argtypes, call.restype = [c_void_p], c_uint64
         for call in (calls.hvd_arena_prefer, calls.hvd_arena_close):
             call.argtypes, call.restype = [c_void_p], None
+        calls.hvd_learn.argtypes, calls.hvd_learn.restype = [c_void_p, c_void_p], None
         calls.hvd_arenas.restype = c_uint64
 
     @property
@@ -179,12 +180,10 @@ class Library:
     def used(self, handle: int) -> int:
         return int(self._calls.hvd_arena_used(handle))
 
-    def prefer(self, handle: int) -> None:
-        """Let an arena serve allocations before all others."""
+    def learn(self, address: int, handle: int) -> None:
+        """Say that a gradient that belongs into an arena lies elsewhere, to serve the next ones."""
+        self._calls.hvd_learn(address, handle)
         self._calls.hvd_arena_prefer(handle)
-
-    def learn(self, address: int) -> None:
-        """Say that an allocation was a gradient, to find further ones by that."""
 
     def close(self, handle: int) -> None:
         """Let an arena serve no more allocations; blocks in use stay valid."""
@@ -219,14 +218,9 @@ class GradientArena:
     def used(self) -> int:
         return self._library.used(self._handle)
 
-    def prefer(self) -> None:
-        """Serve allocations before the arenas of other optimizers with gradients of equal size."""
-        self._library.prefer(self._handle)
-
     def miss(self, address: int) -> None:
-        """Say that a gradient lies elsewhere, so that the next ones may be served."""
-        self._library.learn(address)
-        self.prefer()  # another arena with blocks of this size may have served it
+        """Say that a gradient lies elsewhere, perhaps in another optimizer's arena."""
+        self._library.learn(address, self._handle)
 
     def offset(self, address: int) -> int | None:
         """Return the offset of an address in the memory; None if it is outside."""

@@ -48,20 +48,21 @@ bool forked = false;
  * open arenas may have changed: ask for a block before each allocation, or no more. */
 void serve(bool any);
 
-/* Return a block; 0 if there is none. */
-void *take(size_t bytes) {
+/* Return a block, from one arena if that has one; 0 if there is none. */
+void *take(size_t bytes, const Arena *first = nullptr) {
     std::lock_guard<std::mutex> guard(mutex);
     if (forked) return nullptr; /* the parent would see what a child writes */
-    for (Arena *arena : arenas) {
-        if (!arena->open) continue;
-        for (Pool &pool : arena->pools) {
-            if (pool.bytes != bytes || pool.free.empty()) continue;
-            char *block = pool.free.back();
-            pool.free.pop_back();
-            arena->used++;
-            return block;
+    for (bool others : {false, true})
+        for (Arena *arena : arenas) {
+            if (!arena->open || (arena != first) != others) continue;
+            for (Pool &pool : arena->pools) {
+                if (pool.bytes != bytes || pool.free.empty()) continue;
+                char *block = pool.free.back();
+                pool.free.pop_back();
+                arena->used++;
+                return block;
+            }
         }
-    }
     return nullptr;
 }
 

@@ -49,15 +49,9 @@ class TensorFlowLibrary(Library):
         calls = ctypes.CDLL(str(path))
         calls.hvd_allocate.argtypes, calls.hvd_allocate.restype = [ctypes.c_uint64], ctypes.c_void_p
         calls.hvd_deallocate.argtypes, calls.hvd_deallocate.restype = [ctypes.c_void_p], None
-        calls.hvd_learn.argtypes, calls.hvd_learn.restype = [ctypes.c_void_p], None
-        self._learn = calls.hvd_learn
         self._allocate, self._deallocate = calls.hvd_allocate, calls.hvd_deallocate
         if not calls.hvd_register():
             raise AllocatorError("TensorFlow has made tensors before init()")
-
-    def learn(self, address: int) -> None:
-        """Serve allocations of the operation that has made the gradient at an address."""
-        self._learn(address)
 
     def objection(self) -> str:
         """Return why TensorFlow's memory does not come from arenas, or "".
@@ -68,7 +62,7 @@ class TensorFlowLibrary(Library):
         assert blocks is not None
         arena = GradientArena(self, np.frombuffer(mmap.mmap(-1, blocks.nbytes), np.uint8), blocks)
         first = self._allocate(LEAST_BYTES)
-        self._learn(first)
+        arena.miss(first)
         block = self._allocate(LEAST_BYTES)
         self._deallocate(first)
         served = block is not None and arena.offset(block) is not None

@@ -167,7 +167,7 @@ int32_t hvd_register(void) {
 }
 
 /* Serve allocations of the operation that has made a gradient. */
-void hvd_learn(void *gradient) { makers.learn(gradient); }
+void hvd_learn(void *gradient, Arena *) { makers.learn(gradient); }
 
 /* Allocate as an operation of TensorFlow with a name of its own would. Without a name, what is
  * learned of it would hold for all tensors that no operation makes. */

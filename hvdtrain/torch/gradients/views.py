@@ -69,8 +69,8 @@ class StayingGradients:
         if address is None or part.nbytes < LEAST_BYTES:
             return False
         offset = self.arena.offset(address)
-        if offset is None:  # the last backward pass was that of another optimizer
-            self.arena.prefer()
+        if offset is None:
+            self.arena.miss(address)
             return False
         if not self._allocator.is_alone(parameter, incoming):
             return False

@@ -77,7 +77,7 @@ def test_the_arena_may_end_before_its_gradients(allocator: Allocator) -> None:
 def test_the_preferred_of_two_arenas_serves_first(allocator: Allocator) -> None:
     arenas = [open_arena(allocator) for _ in range(2)]
     for arena in (arenas[1], arenas[0], arenas[0]):
-        arena.prefer()
+        arena.miss(0)
         weights = parameter()
         assert arena.offset(gradient_of(weights).data_ptr()) is not None
         del weights
