@@ -215,7 +215,7 @@ class Distributor:
             arguments = (os.path.abspath(train_object), args)
         hidden = {} if self.use_gpu else {"CUDA_VISIBLE_DEVICES": ""}
         if self.local_mode:
-            call = _with_variables(function, hidden)
+            call = _with_variables(function, {**tracking_variables(), **hidden})
             return run_here(call, arguments, kwargs, np=self.num_processes)[0]
         results = run(function, arguments, kwargs, self.num_processes, env=hidden)
         return results[0]

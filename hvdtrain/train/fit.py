@@ -30,7 +30,7 @@ def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary |
             the function.
 
     Returns:
-        The content of summary.json; None if a signal stopped the run before its end.
+        A Summary, with the fields of summary.json as attributes; None if a signal stopped the run.
 
     Raises:
         TypeError: there is no such option.

@@ -73,6 +73,9 @@ def see_one_run_of_mlflow(folder: Path) -> None:
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
     with mlflow.start_run() as run:
         assert hvdtrain.spark.run(logging, num_proc=RANKS) == [run.info.run_id, ""]
+        for local in (False, True):
+            distributor = hvdtrain.spark.Distributor(RANKS, local_mode=local, use_gpu=False)
+            assert distributor.run(logging) == run.info.run_id, local
     client = mlflow.MlflowClient()
     assert client.get_run(run.info.run_id).data.metrics == {"loss": 0.5}
     assert len(client.search_runs(["0"])) == 1
