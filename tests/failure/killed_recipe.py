@@ -16,7 +16,6 @@ from disturbances import disturb
 from torch import nn
 
 from hvdtrain.core import context
-from hvdtrain.core.elastic import require_all
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train import session
 from hvdtrain.train.metrics import Accuracy
@@ -136,14 +135,15 @@ def note_checkpoints() -> None:
     os.replace = noting  # type: ignore[assignment]
 
 
-def note_the_end() -> None:
-    """Count when this rank has written all results, and has yet to agree that all ranks have."""
+def note_in_session(moment: str, name: str) -> None:
+    """Count a moment just before the session calls a function."""
+    function = getattr(session, name)
 
-    def noting() -> None:
-        KILLED.at("end")
-        require_all()
+    def noting(*arguments: Any) -> None:
+        KILLED.at(moment)
+        function(*arguments)
 
-    session.require_all = noting  # type: ignore[attr-defined]
+    setattr(session, name, noting)
 
 
 def recipe() -> Recipe:
@@ -152,7 +152,9 @@ def recipe() -> Recipe:
     KILLED.at(f"recipe{number}")
     if number == "1":
         note_checkpoints()
-        note_the_end()
+        # This rank has written all results, and has yet to agree that all ranks have.
+        note_in_session("end", "require_all")
+        note_in_session("log", "write_environment")  # on rank 0: changes of ranks are noted
     rng = np.random.default_rng(7)
     model = Model(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     return Recipe(
