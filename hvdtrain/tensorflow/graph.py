@@ -21,14 +21,6 @@ from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def _unknown(_: Sequence[Any]) -> None:
-    return None
-
-
-# Returns what this rank counts with in the steps of some variables, if hvdtrain.keras is loaded.
-sample_weight_of: Callable[[Sequence[Any]], Any] = _unknown
-
-
 def do_not_convert(function: F) -> F:
     """Keep AutoGraph from rewriting a function, and what it calls, inside a tf.function."""
     unconverted: F = tf.autograph.experimental.do_not_convert(function)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvdtrain.collective import collective
 from hvdtrain.core.process_set import global_process_set, stays_alone
-from hvdtrain.tensorflow import graph
+from hvdtrain.core.sample_weights import sample_weight_of
 from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph import do_not_convert
 from hvdtrain.tensorflow.operations.reductions import allreduce
@@ -58,7 +58,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
             axes, mask, keep_dims = args[0], kwargs["mask"], kwargs["keep_dims"]
         else:
             axes, mask, keep_dims = self._reduction_axes, args[0], False
-        add = _adder(partial(graph.sample_weight_of, self.trainable_variables))
+        add = _adder(partial(sample_weight_of, set(map(id, self.trainable_variables))))
         mean, variance = _moments_of_all_ranks(inputs, axes, mask, add)
         if keep_dims:
             return mean, variance

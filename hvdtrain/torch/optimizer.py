@@ -294,11 +294,11 @@ class DistributedOptimizer(ExchangingOptimizer):
         gradients, weights = self._exchanged.gradients, self._exchanged.weights
         if closure is not None and not is_of_torch(self._optimizer) and gradients is not None:
             # What backward() sent before the closure has the weight of that time.
-            weight, gradients.sample_weight = gradients.sample_weight, gradients.sent_weight
+            weight, gradients.weight = gradients.weight, gradients.sent_weight
             try:
                 self._reduce_complete()
             finally:
-                gradients.sample_weight = weight
+                gradients.weight = weight
         if weights is not None:
             weights.before_step()
             loss = self._optimizer.step(closure)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdtrain.core.process_set import global_process_set
-from hvdtrain.torch.gradients.gradients import sample_weight_at
+from hvdtrain.core.sample_weights import sample_weight_of
 from hvdtrain.torch.operations.allgather import allgather_handle
 from hvdtrain.torch.operations.handle import allreduce_handle
 from hvdtrain.types import ReduceOp
@@ -94,7 +94,7 @@ class _Normalize(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
         wide = gradient.to(mean.dtype)
-        told = sample_weight_at(ctx.weight_id)
+        told = sample_weight_of({ctx.weight_id})
         counts = 1.0 if told is None else told
         if torch.is_grad_enabled():  # to be differentiated again: statistics depend on x, too
             mean = _mean_of_ranks(_sum(x.to(mean.dtype)), ctx.count, counts, False)

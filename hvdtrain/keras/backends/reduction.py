@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -11,6 +10,7 @@ import keras
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
+from hvdtrain.core import sample_weights
 from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import OwnStep, exchange_fused
@@ -72,21 +72,6 @@ class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
         return function
 
 
-_LIVE: weakref.WeakSet[GradientReduction] = weakref.WeakSet()
-
-
-def sample_weight_of(variables: Sequence[KerasVariable]) -> BackendTensor | float | None:
-    """Return what this rank counts with in a step of an optimizer of one of the variables."""
-    wanted = set(map(id, variables))
-    known = [(each, set(map(id, each.variables))) for each in _LIVE]
-    # An optimizer may learn its variables only when it applies gradients.
-    for chosen in ([r for r, own in known if own & wanted], [r for r, own in known if not own]):
-        for reduction in chosen:
-            if (weight := reduction.weight) is not None:
-                return weight
-    return None
-
-
 class GradientReduction:
     """Reduces the gradients of an optimizer."""
 
@@ -108,7 +93,7 @@ class GradientReduction:
         self.uneven = False
         self._steps = 0
         self.variables: Sequence[KerasVariable] = ()
-        _LIVE.add(self)
+        sample_weights.register(self)
         self.weights: WeightExchange | None = None
         if settings.weights:
             self.weights = WeightExchange(settings, name, backend, scale_local)
@@ -151,6 +136,13 @@ class GradientReduction:
     @sample_weight.setter
     def sample_weight(self, weight: SampleWeight) -> None:
         self._told, self._told_in_trace = weight, self._backend.is_tracing()
+
+    def has(self, parameters: Set[int]) -> bool | None:
+        """Return whether it reduces the gradient of one of these; see sample_weights."""
+        own = set(map(id, self.variables))
+        if not own or not parameters:  # it may learn them only when gradients are applied
+            return None
+        return not own.isdisjoint(parameters)
 
     @property
     def weight(self) -> BackendTensor | float | None:

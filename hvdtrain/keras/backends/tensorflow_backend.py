@@ -12,22 +12,14 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.reduction import (
-    F,
-    GradientReduction,
-    ReductionBackend,
-    sample_weight_of,
-)
+from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
-from hvdtrain.tensorflow import graph
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert
 from hvdtrain.tensorflow.operations import reductions
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.types import ReduceOp
-
-graph.sample_weight_of = sample_weight_of
 
 
 class TensorFlowBackend(ReductionBackend):

@@ -119,13 +119,13 @@ class Exchanged(Follower):
     def sample_weight(self) -> float | None:
         """Weight of this rank in the average of the next steps; None for the plain average."""
         exchanged = self.gradients or self.weights
-        return None if exchanged is None else exchanged.sample_weight
+        return None if exchanged is None else exchanged.weight
 
     @sample_weight.setter
     def sample_weight(self, weight: float | None) -> None:
         exchanged = self.gradients or self.weights
         if exchanged is not None:
-            exchanged.sample_weight = weight
+            exchanged.weight = weight
 
     @property
     def steps(self) -> int:

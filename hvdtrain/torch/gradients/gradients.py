@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.core import context
+from hvdtrain.core import context, sample_weights
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
@@ -67,22 +67,6 @@ def reduce_sparse(
     return total
 
 
-_LIVE: weakref.WeakSet[Gradients] = weakref.WeakSet()
-
-
-def sample_weight_at(parameter_id: int) -> float | None:
-    """Return the sample weight with which a gradient is reduced.
-
-    For a parameter that no optimizer updates it is the only one that was set in this world.
-    """
-    used = [each for each in _LIVE if not each.claim.lost]
-    for each in used:
-        if parameter_id in each.claim.names:
-            return each.sample_weight
-    known = {each.sample_weight for each in used if each._world is context.current()} - {None}
-    return known.pop() if len(known) == 1 else None
-
-
 class Gradients:
     """Passes the gradients of parameters to a reducer as backward passes compute them.
 
@@ -119,7 +103,7 @@ class Gradients:
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
         self.claim = Claim(parameters)
-        _LIVE.add(self)
+        sample_weights.register(self)
 
     @collective
     def _make_plan(self) -> None:
@@ -138,12 +122,20 @@ class Gradients:
     def _reducer(self) -> Reducer:
         return self.buckets.reducer
 
+    def has(self, parameters: Set[int]) -> bool | None:
+        """Return whether it reduces the gradient of one of these; see sample_weights."""
+        if self.claim.lost:
+            return False
+        if not parameters.isdisjoint(self.claim.names):
+            return True
+        return None if self._world is context.current() else False
+
     @property
-    def sample_weight(self) -> float | None:
+    def weight(self) -> float | None:
         return self._reducer.weight
 
-    @sample_weight.setter
-    def sample_weight(self, weight: float | None) -> None:
+    @weight.setter
+    def weight(self, weight: float | None) -> None:
         self._reducer.weight = weight
 
     @property
@@ -562,11 +554,11 @@ class Gradients:
     @collective
     def _remake_plan(self) -> None:
         self.before_new_buckets()
-        weight, kept = self.sample_weight, self.buckets.views.kept()
+        weight, kept = self.weight, self.buckets.views.kept()
         steps = self.steps
         self._release()
         self._make_plan()
-        self.sample_weight, self.steps = weight, steps
+        self.weight, self.steps = weight, steps
         self.buckets.views.restore(kept)
 
 

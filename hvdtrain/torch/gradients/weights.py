@@ -114,7 +114,7 @@ class Weights:
     ) -> None:
         self._optimizer, self._named, self._settings = optimizer, list(parameters), settings
         self._parameters = [parameter for _, parameter in parameters]
-        self.sample_weight: float | None = None
+        self.weight: float | None = None
         self.counter = StepCounter()
         self._claim = Claim(parameters)
         self._make_plan()
@@ -132,8 +132,8 @@ class Weights:
         self._claim.check()
         self._check_trained()
         counts = self._buckets.exchange.counts_samples and self.counter.samples_per_step is None
-        if counts and self.sample_weight is not None:
-            self._exchange(flush=False, weight=self.sample_weight)
+        if counts and self.weight is not None:
+            self._exchange(flush=False, weight=self.weight)
         self._begin()
 
     def _check_trained(self) -> None:
@@ -158,7 +158,7 @@ class Weights:
     @collective
     def after_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
-        steps = self.counter.count(self.sample_weight, rate_of(self._optimizer))
+        steps = self.counter.count(self.weight, rate_of(self._optimizer))
         if self._buckets.exchange.due(steps):
             self._exchange(flush=False, weight=self.counter.samples)
 
