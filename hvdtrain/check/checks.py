@@ -21,8 +21,9 @@ from hvdtrain.compiled.library import find_compiler
 from hvdtrain.config import Config
 from hvdtrain.control_groups import Memory, cpu_limit, find_memory, own_groups, read_file
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.launchers.choice import mpirun_command
+from hvdtrain.launch.launchers.choice import own_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
+from hvdtrain.launch.launchers.request import LaunchRequest
 
 _SHM = "/dev/shm"
 _TRIAL_BYTES = 1 << 20
@@ -263,13 +264,8 @@ def check_trial(settings: Section, mpi: Section, engines: Section) -> Section:
 
 def _try_two_ranks(mpirun: Path, library: MpiLibrary) -> Finished:
     """Start two ranks as `hvdtrain run -np 2` would."""
-    line = mpirun_command(
-        str(mpirun),
-        library.vendor,
-        [sys.executable, "-m", "hvdtrain.probes", "two_ranks"],
-        ranks=_RANKS,
-        environ=os.environ,
-    )
+    asked = LaunchRequest((sys.executable, "-m", "hvdtrain.probes", "two_ranks"), ranks=_RANKS)
+    line = own_launcher(library, str(mpirun)).command(asked, os.environ)
     return finish(line.argv, _TIMEOUT_SECONDS, line.variables)
 
 

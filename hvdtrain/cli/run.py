@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
-from hvdtrain.launch.launchers.choice import LAUNCHERS, choose_launcher
+from hvdtrain.launch.launchers.choice import NAMES, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
     check_interface,
@@ -24,9 +25,9 @@ from hvdtrain.launch.launchers.options import (
     require_tolerance,
     with_hosts,
 )
-from hvdtrain.launch.launchers.request import BINDINGS, LaunchRequest, Site
+from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, LaunchRequest
 from hvdtrain.launch.remote_shell import require_reachable
-from hvdtrain.launch.restarts import ElasticJob, Saved, run_elastic
+from hvdtrain.launch.restarts import ElasticJob, Saved
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
 from hvdtrain.world import refuse_on_ranks
@@ -36,15 +37,15 @@ from hvdtrain.world import refuse_on_ranks
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("ranks", "-np", "-n", "--num-ranks", type=int, help="How many ranks.")
 @click.option("-hostfile", "--hostfile", help="Hosts in the MPI's own grammar; default: here.")
-@click.option("named", "-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts, instead of a file.")
+@click.option("-H", "--hosts", metavar="HOST:SLOTS,...", help="Hosts, instead of a file.")
 @click.option("--per-node", type=click.IntRange(1), help="Ranks on each host.")
 @click.option("exports", "-x", metavar="NAME[=VALUE]", multiple=True, help="Variable for ranks.")
 @click.option("--interface", metavar="NAME", help="Network interface, as in eth0.")
 @click.option("--bind", type=click.Choice(BINDINGS), help="What a rank is bound to; default: none.")
-@click.option("--output-dir", metavar="DIR", help="Each rank writes DIR/rank.N.log.")
+@click.option("log_folder", "--output-dir", metavar="DIR", help="Each rank writes DIR/rank.N.log.")
 @click.option("--prefix", is_flag=True, help="Lines of output begin with their rank.")
 @click.option("--timestamps", is_flag=True, help="Lines of output begin with a time.")
-@click.option("launcher_name", "--launcher", type=click.Choice(LAUNCHERS), help="Default: by MPI.")
+@click.option("--launcher", type=click.Choice(NAMES), help="Default: by MPI.")
 @click.option("--as-horovod", is_flag=True, help="hvdtrain answers also for an installed Horovod.")
 @click.option("--elastic", is_flag=True, help="Survive lost ranks: the others continue.")
 @click.option("--min-np", type=click.IntRange(1), help="With --elastic: end if fewer are left.")
@@ -53,24 +54,14 @@ from hvdtrain.world import refuse_on_ranks
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
-    ranks: int | None,
-    hostfile: str | None,
-    named: str | None,
-    per_node: int | None,
-    exports: tuple[str, ...],
-    interface: str | None,
-    bind: str | None,
-    output_dir: str | None,
-    prefix: bool,
-    timestamps: bool,
-    launcher_name: str | None,
+    launcher: str | None,
     as_horovod: bool,
-    elastic: bool,
     min_np: int | None,
     max_np: int | None,
     discovery: str | None,
     dry_run: bool,
     arguments: tuple[str, ...],
+    **asked: Any,
 ) -> int:
     """Start ranks: run -np 4 [-hostfile FILE] [-- ARGUMENTS].
 
@@ -78,26 +69,18 @@ def command(
     run -np 4 -- train.py --lr 0.1, which may be written for Horovod. Without -np, one rank for
     each slot of the hosts.
     """
-    if discovery is not None and named is None and hostfile is None:
-        named = discovered_hosts(discovery)
-    request = LaunchRequest(
-        (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod)),
-        ranks=ranks,
-        hosts=parse_hosts(named),
-        hostfile=hostfile,
-        per_node=per_node,
-        exports={
-            **parse_exports(exports, os.environ),
-            **min_ranks_variable(min_np, ranks, elastic),
-            **max_ranks_variables(max_np, discovery, ranks, elastic),
-        },
-        interface=interface,
-        bind=bind,
-        log_folder=parse_folder(output_dir),
-        prefix=prefix,
-        timestamps=timestamps,
-        elastic=elastic,
-    )
+    hosts, ranks, elastic = asked["hosts"], asked["ranks"], asked["elastic"]
+    if discovery is not None and hosts is None and asked["hostfile"] is None:
+        hosts = discovered_hosts(discovery)
+    asked["hosts"] = parse_hosts(hosts)
+    asked["exports"] = {
+        **parse_exports(asked["exports"], os.environ),
+        **min_ranks_variable(min_np, ranks, elastic),
+        **max_ranks_variables(max_np, discovery, ranks, elastic),
+    }
+    asked["log_folder"] = parse_folder(asked["log_folder"])
+    program = (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod))
+    request = LaunchRequest(program, **asked)
     _require_sense(request)
     require_program(arguments)
     if is_script(arguments) and not os.path.isfile(arguments[0]):
@@ -105,18 +88,20 @@ def command(
     if as_horovod and not is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
     library = loaded_library()
-    launcher = choose_launcher(launcher_name, library, os.environ, missing_ok=dry_run)
+    chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:
-        require_tolerance(library, launcher.name)
-    site = Site(launcher.path, library.vendor, os.environ, os.geteuid() == 0)
-    request = with_hosts(request, launcher, library.vendor, os.environ)
+        require_tolerance(library, chosen.name)
+    request = with_hosts(request, chosen, os.environ)
+    line = chosen.command(request, os.environ)
     if dry_run:
-        click.echo(launcher.build(request, site).shell())
+        click.echo(line.shell())
         return 0
-    if launcher.name == "mpirun" and not elastic:
+    if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
-    saved = _saved(arguments, request.program) if elastic else None
-    return _run(ElasticJob(request, launcher.build, site, min_np or 1, saved))
+    if not elastic:
+        return _run(line, lambda launches, environ, _: launches.run(line.argv, environ))
+    saved = _saved(arguments, request.program)
+    return _run(line, ElasticJob(chosen, request, min_np or 1, saved).run)
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -167,21 +152,16 @@ def _saved(arguments: Sequence[str], program: tuple[str, ...]) -> Saved | None:
     return Saved(newest, (*program[:3], *again, *program[3:], "--resume", "auto"))
 
 
-def _run(job: ElasticJob) -> int:
-    line = job.build(job.request, job.site)
+def _run(line: LaunchCommand, run: Callable[[Launches, Mapping[str, str], Path], int]) -> int:
     try:
         if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot create a directory: {error}") from None
     with session_folder(os.environ) as session:
-        environ = {SESSION: session.folder, **os.environ}
-        launches = Launches([session.lifeline])
+        environ = {SESSION: session.folder, **os.environ, **line.variables}
         try:
-            if job.request.elastic:
-                code = run_elastic(job, launches, environ, Path(session.folder))
-            else:
-                code = launches.run(line.argv, {**environ, **line.variables})
+            code = run(Launches([session.lifeline]), environ, Path(session.folder))
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:

@@ -17,7 +17,8 @@ from typing import Self
 from hvdtrain.errors import EXIT_CRASH, EXIT_REQUEUE
 from hvdtrain.launch.cluster_environment import LOOPBACK, own_addresses
 from hvdtrain.launch.hosts.host import Host
-from hvdtrain.launch.launchers.request import Builder, LaunchRequest, Site, has_allocation
+from hvdtrain.launch.launchers.choice import Launcher
+from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 from hvdtrain.launch.supervise import SESSION, Launches
 from hvdtrain.milestones import (
     BEGAN,
@@ -185,48 +186,28 @@ class Saved:
     program: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class ElasticJob:
-    """A job whose ranks continue when others are killed."""
-
-    request: LaunchRequest
-    build: Builder
-    site: Site
-    least: int
-    saved: Saved | None
-
-
-def run_elastic(
-    job: ElasticJob, launches: Launches, environ: Mapping[str, str], folder: Path
-) -> int:
-    """Run a job to its end, and start it again if the launcher ends before its ranks have."""
-    remote = job.request.names_hosts or has_allocation(environ)
-    with MilestoneListener(remote) as listener:
-        return _Starts(job, launches, environ, folder, listener).run()
-
-
-class _Starts:
-    """The starts of a job."""
+    """A job whose ranks continue when others are killed; it is started again if all are lost."""
 
     def __init__(
-        self,
-        job: ElasticJob,
-        launches: Launches,
-        environ: Mapping[str, str],
-        folder: Path,
-        listener: MilestoneListener,
+        self, launcher: Launcher, request: LaunchRequest, least: int, saved: Saved | None
     ) -> None:
-        self._job, self._launches, self._folder = job, launches, folder
-        self._environ, self._listener = environ, listener
-        self._request, self._restarts, self._in_vain = job.request, 0, 0
+        self._launcher, self._request, self._least, self._saved = launcher, request, least, saved
+        self._restarts, self._in_vain = 0, 0
         self._trained = False
         self._heard: set[str] = set()
         self._first: float | None = None  # when the first rank had begun
         self._lost_since: float | None = None
         self._checkpoint = self._newest()
 
-    def run(self) -> int:
-        """Run the job to its end."""
+    def run(self, launches: Launches, environ: Mapping[str, str], folder: Path) -> int:
+        """Run the job to its end, and start it again if the launcher ends before its ranks have."""
+        self._launches, self._environ, self._folder = launches, environ, folder
+        remote = self._request.names_hosts or has_allocation(environ)
+        with MilestoneListener(remote) as self._listener:
+            return self._run()
+
+    def _run(self) -> int:
         while True:
             self._listener.renew()
             self._heard, self._first, self._lost_since = set(), None, None
@@ -248,7 +229,7 @@ class _Starts:
     def _launch(self) -> int:
         variables = {SUPERVISOR: self._listener.address, RESTARTS: str(self._restarts)}
         exports = {**self._request.exports, **dict.fromkeys(variables)}
-        line = self._job.build(replace(self._request, exports=exports), self._job.site)
+        line = self._launcher.command(replace(self._request, exports=exports), self._environ)
         environ = {**self._environ, **line.variables, **variables}
         return self._launches.run(line.argv, environ, self._is_lost)
 
@@ -273,7 +254,7 @@ class _Starts:
         failure = code or EXIT_CRASH
         what = f"the job was ended before its end (mpirun's exit code {code})"
         self._trained |= STARTED in heard
-        if self._trained and self._job.saved is None:
+        if self._trained and self._saved is None:
             _say(f"{what}: it is not started again, because no checkpoint holds its state")
             return failure
         before = self._request.hosts
@@ -287,9 +268,9 @@ class _Starts:
             file = self._folder / f"hosts.{self._restarts}"
             self._request = on_hosts(self._request, hosts, file)
         ranks = self._ranks()
-        if (before and not hosts) or (ranks is not None and ranks < self._job.least):
+        if (before and not hosts) or (ranks is not None and ranks < self._least):
             left = f"{_counted(ranks if hosts or not before else 0)} could start again"
-            _say(f"{what}: {left}, fewer than --min-np {self._job.least}")
+            _say(f"{what}: {left}, fewer than --min-np {self._least}")
             return EXIT_REQUEUE
         if self._gives_up():
             _say(f"{what}: it is not started again, after {self._in_vain} starts without progress")
@@ -304,12 +285,12 @@ class _Starts:
         """Note the newest checkpoint; return whether starts have often led to no new one."""
         before, self._checkpoint = self._checkpoint, self._newest()
         self._in_vain = 0 if self._checkpoint != before else self._in_vain + 1
-        if self._job.saved is not None and (self._trained or self._checkpoint):
-            self._request = replace(self._request, program=self._job.saved.program)
+        if self._saved is not None and (self._trained or self._checkpoint):
+            self._request = replace(self._request, program=self._saved.program)
         return self._in_vain > _MOST_IN_VAIN
 
     def _newest(self) -> str | None:
-        return None if self._job.saved is None else self._job.saved.newest()
+        return None if self._saved is None else self._saved.newest()
 
     def _ranks(self) -> int | None:
         request = self._request
@@ -320,7 +301,7 @@ class _Starts:
         return sum(known) if known and len(known) == len(slots) else None
 
     def _start(self, request: LaunchRequest) -> subprocess.Popen[bytes]:
-        line = self._job.build(request, self._job.site)
+        line = self._launcher.command(request, self._environ)
         environ = {**self._environ, **line.variables}
         # One that ends removes files of others in the same directory, which then wait forever.
         environ[SESSION] = tempfile.mkdtemp(dir=self._folder)

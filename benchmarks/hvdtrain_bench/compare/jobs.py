@@ -15,9 +15,9 @@ from hvdtrain.launch.cluster_environment import (
     tensorflow_config,
     torch_variables,
 )
-from hvdtrain.launch.launchers.choice import mpirun_command
+from hvdtrain.launch.launchers.choice import own_launcher
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
-from hvdtrain.launch.launchers.request import without_allocation
+from hvdtrain.launch.launchers.request import LaunchRequest, without_allocation
 from hvdtrain_bench.compare.strategies import Launch, Strategy
 from hvdtrain_bench.harness.jobs import Command, JobEnd, running, wait
 
@@ -51,8 +51,8 @@ def _commands(
     common = {**environ, **_VARIABLES}
     if strategy.launch is Launch.MPI:
         library = loaded_library(worker[0])
-        mpirun = str(find_mpirun(library))
-        line = mpirun_command(mpirun, library.vendor, worker, ranks=ranks, environ=environ)
+        launcher = own_launcher(library, str(find_mpirun(library)))
+        line = launcher.command(LaunchRequest(tuple(worker), ranks=ranks), environ)
         yield Command(line.argv, {**common, **line.variables})
         return
     roles = strategy.roles(ranks)

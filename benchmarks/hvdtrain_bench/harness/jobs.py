@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch.launchers.choice import mpirun_command
+from hvdtrain.launch.launchers.choice import own_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary, find_mpirun, loaded_library
+from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.launch.supervise import SESSION, bound_to_this_process, session_folder
 from hvdtrain_bench.harness.results import Result, read_result
 from hvdtrain_bench.harness.settings import MeasurementSettings
@@ -135,15 +136,9 @@ class RankLauncher:
     def command(self, ranks: int, *words: object, elastic: bool = False) -> Command:
         """Return how to start ranks that run a module of Python."""
         environ = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
-        line = mpirun_command(
-            str(self.mpirun),
-            self.library.vendor,
-            [sys.executable, "-m", *map(str, words)],
-            ranks=ranks,
-            hostfile=self.hostfile,
-            environ=environ,
-            elastic=elastic,
-        )
+        program = (sys.executable, "-m", *map(str, words))
+        asked = LaunchRequest(program, ranks=ranks, hostfile=self.hostfile, elastic=elastic)
+        line = own_launcher(self.library, str(self.mpirun)).command(asked, environ)
         return Command(line.argv, {**environ, **line.variables})
 
 

@@ -25,7 +25,8 @@ from hvdtrain.horovod.build.plan import (
     tools,
     variables,
 )
-from hvdtrain.launch.launchers.choice import mpirun_command
+from hvdtrain.launch.launchers.choice import own_launcher
+from hvdtrain.launch.launchers.request import LaunchRequest
 
 # The most relevant kind of line first: what follows a compiler error is mostly noise.
 _TELLING = (
@@ -222,13 +223,9 @@ class Workshop:
                     self._try(name)
 
     def _try(self, framework: str) -> None:
-        line = mpirun_command(
-            str(self._plan.mpirun),
-            self._plan.mpi.vendor,
-            [sys.executable, "-m", "hvdtrain.probes", "horovod", framework],
-            ranks=2,
-            environ=os.environ,
-        )
+        program = (sys.executable, "-m", "hvdtrain.probes", "horovod", framework)
+        launcher = own_launcher(self._plan.mpi, str(self._plan.mpirun))
+        line = launcher.command(LaunchRequest(program, ranks=2), os.environ)
         self._log.run(line.argv, {"OMP_NUM_THREADS": "1", **os.environ, **line.variables})
 
     def _pip(

@@ -18,10 +18,10 @@ from hvdtrain.launch.calls.rank_server import BACKLOG, RankServer, dumps_call, n
 from hvdtrain.launch.cluster_environment import own_addresses
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
-from hvdtrain.launch.launchers.choice import Launcher, choose_launcher
-from hvdtrain.launch.launchers.mpi_library import MpiLibrary, loaded_library
+from hvdtrain.launch.launchers.choice import choose_launcher
+from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
-from hvdtrain.launch.launchers.request import LaunchRequest, Site, without_allocation
+from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest, without_allocation
 from hvdtrain.launch.supervise import SESSION, Session, bound_to_this_process, session_folder
 from hvdtrain.world import TORCHRUN_MARKER, refuse_on_ranks
 
@@ -79,15 +79,15 @@ def run(
     # Other hosts of a scheduler's allocation are used when they are named.
     environ = dict(os.environ) if asked.names_hosts else without_allocation(os.environ)
     environ.pop(TORCHRUN_MARKER, None)  # else each rank would be this one
-    library = loaded_library()
-    launcher = choose_launcher(None, library, environ)
-    request, count = _counted(with_hosts(asked, launcher, library.vendor, environ))
+    launcher = choose_launcher(None, loaded_library(), environ)
+    request, count = _counted(with_hosts(asked, launcher, environ))
     key = new_key()
     with session_folder(os.environ) as session:
         listening, address = _listen(session, request)
         variables = {SESSION: session.folder, ADDRESS: address, KEY: key.hex(), SAME_PATH: "1"}
+        environ |= variables
         with listening:
-            process = _start(request, launcher, library, {**environ, **variables}, session)
+            process = _start(launcher.command(request, environ), environ, session)
             with RankServer(listening, key, call, count) as server:
                 try:
                     _show_output(process)
@@ -144,14 +144,8 @@ def _listen(session: Session, request: LaunchRequest) -> tuple[socket.socket, st
 
 
 def _start(
-    request: LaunchRequest,
-    launcher: Launcher,
-    library: MpiLibrary,
-    environ: Mapping[str, str],
-    session: Session,
+    line: LaunchCommand, environ: Mapping[str, str], session: Session
 ) -> subprocess.Popen[str]:
-    site = Site(launcher.path, library.vendor, environ, os.geteuid() == 0)
-    line = launcher.build(request, site)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     return subprocess.Popen(
         line.argv,

@@ -137,17 +137,17 @@ def check_interface(interface: str | None) -> None:
 
 
 def with_hosts(
-    request: LaunchRequest, launcher: Launcher, vendor: str, environ: Mapping[str, str]
+    request: LaunchRequest, launcher: Launcher, environ: Mapping[str, str]
 ) -> LaunchRequest:
     """Return the request with the hosts of its hostfile, or of a job unknown to the launcher."""
     hosts = request.hosts
     if request.hostfile is not None:
-        hosts = tuple(_hosts_of(request.hostfile, launcher, vendor))
+        hosts = tuple(_hosts_of(request.hostfile, launcher))
     own = launcher.name == "mpirun"
-    if own and vendor == "openmpi" and not request.names_hosts:
+    if own and launcher.vendor == "openmpi" and not request.names_hosts:
         hosts = _hosts_of_job(environ, request)
     # Hydra wraps around to the first host.
-    bounded = vendor == "openmpi" or not own
+    bounded = launcher.vendor == "openmpi" or not own
     if bounded and not any(name in environ for name in _OVERSUBSCRIBING):
         if request.per_node is None:
             _require_slots(request, hosts)
@@ -190,8 +190,8 @@ def _hosts_of_job(environ: Mapping[str, str], request: LaunchRequest) -> tuple[H
     return tuple(hosts)
 
 
-def _hosts_of(path: str, launcher: Launcher, vendor: str) -> list[Host]:
+def _hosts_of(path: str, launcher: Launcher) -> list[Host]:
     if launcher.name == "mpirun":
-        return read_hostfile(path, vendor)
+        return read_hostfile(path, launcher.vendor)
     # The others take no file, so any format will do.
     return read_hostfile(path, guess_format(read_file(path)))

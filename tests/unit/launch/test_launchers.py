@@ -14,19 +14,7 @@ import pytest
 from hvdtrain.cli.run import command
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.host import Host
-from hvdtrain.launch.launchers.choice import (
-    Launcher,
-    choose_launcher,
-    intel_mpi,
-    jsrun,
-    mpich,
-    mpirun_command,
-    open_mpi_4,
-    open_mpi_5,
-    own_builder,
-    pals,
-    srun,
-)
+from hvdtrain.launch.launchers.choice import LAUNCHERS, choose_launcher, own_launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 from hvdtrain.launch.launchers.options import (
     check_interface,
@@ -39,18 +27,13 @@ from hvdtrain.launch.launchers.options import (
     require_tolerance,
     with_hosts,
 )
-from hvdtrain.launch.launchers.request import Builder, LaunchCommand, LaunchRequest, Site
+from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest
 
-BUILDERS: Mapping[str, Builder] = {
-    "open mpi 4": open_mpi_4,
-    "open mpi 5": open_mpi_5,
-    "mpich": mpich,
-    "intel mpi": intel_mpi,
-    "srun": srun,
-    "jsrun": jsrun,
-    "pals": pals,
-}
+KINDS = {"open mpi 4": "openmpi 4", "open mpi 5": "openmpi", "intel mpi": "intelmpi"}
 VENDORS = {"mpich": "mpich", "intel mpi": "intelmpi", "pals": "mpich"}
+OWN = replace(LAUNCHERS["openmpi"], path="L", vendor="openmpi")
+OF_MPICH = replace(LAUNCHERS["mpich"], path="L", vendor="mpich")
+SRUN = replace(LAUNCHERS["srun"], path="L", vendor="openmpi")
 TWO = (Host("a", 2), Host("b", 2))
 UNEQUAL = (Host("a", 2), Host("b", 1))
 SH = """sh -c 'mkdir -p "$0" && exec "$@" > "$0/rank.${}.log" 2>&1' /logs PROGRAM"""
@@ -61,7 +44,14 @@ QUICK = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
 def build(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) -> LaunchCommand:
     """Build a command line for a program called PROGRAM."""
     request = LaunchRequest(("PROGRAM",), **wanted)
-    return BUILDERS[name](request, Site("L", VENDORS.get(name, "openmpi"), environ or {}))
+    vendor = VENDORS.get(name, "openmpi")
+    launcher = replace(LAUNCHERS[KINDS.get(name, name)], path="L", vendor=vendor)
+    return launcher.command(request, environ or {})
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
 
 
 def options(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) -> str:
@@ -272,8 +262,8 @@ def test_jsrun_makes_a_resource_set_of_each_host() -> None:
 
 def test_srun_hands_on_what_sbatch_was_told() -> None:
     assert "--cpus-per-task=8" in options("srun", {"SLURM_CPUS_PER_TASK": "8"}, ranks=2)
-    site = Site("srun", "mpich", {})
-    assert "--mpi=pmi2" in srun(LaunchRequest(("PROGRAM",), ranks=2), site).argv
+    of_mpich = replace(SRUN, vendor="mpich")
+    assert "--mpi=pmi2" in of_mpich.command(LaunchRequest(("PROGRAM",), ranks=2), {}).argv
 
 
 @pytest.mark.parametrize(
@@ -296,27 +286,14 @@ def test_what_a_launcher_cannot_do(name: str, wanted: dict[str, Any], message: s
     assert "\n" not in str(caught.value)
 
 
-PROGRAM = ["python", "-m", "hvdtrain"]
+PROGRAM = ("python", "-m", "hvdtrain")
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def mpirun(
-    vendor: str = "openmpi",
-    ranks: int | None = 4,
-    hostfile: str | None = None,
-    environ: dict[str, str] | None = None,
-    root: bool = False,
-) -> LaunchCommand:
+def mpirun(hostfile: str | None = None, environ: dict[str, str] | None = None) -> LaunchCommand:
     """Build a command line with these and otherwise plain arguments."""
-    return mpirun_command(
-        "/bin/mpirun",
-        vendor,
-        PROGRAM,
-        ranks=ranks,
-        hostfile=hostfile,
-        environ=environ or {},
-        root=root,
-    )
+    launcher = own_launcher(MpiLibrary("openmpi", "5.0.11", None), "/bin/mpirun")
+    return launcher.command(LaunchRequest(PROGRAM, ranks=4, hostfile=hostfile), environ or {})
 
 
 def test_open_mpi_with_a_hostfile_keeps_slots_and_network() -> None:
@@ -350,9 +327,10 @@ def test_open_mpi_in_an_allocation_may_span_hosts(variable: str) -> None:
     assert line.variables == {}
 
 
-def test_open_mpi_lets_root_run_only_when_it_is_root() -> None:
-    assert mpirun(root=True, hostfile="hosts").variables == ROOT
-    assert mpirun(root=True).variables == ROOT | QUICK
+def test_open_mpi_lets_root_run_only_when_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert mpirun(hostfile="hosts").variables == ROOT
+    assert mpirun().variables == ROOT | QUICK
 
 
 def test_variables_of_the_user_stay() -> None:
@@ -385,39 +363,38 @@ def test_what_a_person_writes() -> None:
 
 
 def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
-    own, two = Launcher("mpirun", "L", open_mpi_5), LaunchRequest(("PROGRAM",), ranks=4)
+    two = LaunchRequest(("PROGRAM",), ranks=4)
     (tmp_path / "pe").write_text("a 2 all.q@a UNDEFINED\nb 2 all.q@b UNDEFINED\n")
     jobs = [{"PE_HOSTFILE": str(tmp_path / "pe")}, {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "a 2 b 2"}]
     for environ in jobs:
-        assert with_hosts(two, own, "openmpi", environ).hosts == TWO
-        assert with_hosts(two, own, "mpich", environ).hosts == ()
+        assert with_hosts(two, OWN, environ).hosts == TWO
+        assert with_hosts(two, OF_MPICH, environ).hosts == ()
         named = replace(two, hosts=TWO[:1], ranks=2)
-        assert with_hosts(named, own, "openmpi", environ).hosts == TWO[:1]
+        assert with_hosts(named, OWN, environ).hosts == TWO[:1]
     with pytest.raises(UsageError, match="this is not a job of lsf"):
-        with_hosts(two, own, "openmpi", {"LSB_JOBID": "7"})
+        with_hosts(two, OWN, {"LSB_JOBID": "7"})
 
 
 def test_more_ranks_than_slots(tmp_path: Path) -> None:
-    own = Launcher("mpirun", "L", open_mpi_5)
     many = LaunchRequest(("PROGRAM",), ranks=5, hosts=TWO)
     with pytest.raises(UsageError, match="-H: 5 ranks need more than the 4 slots of a 2, b 2"):
-        with_hosts(many, own, "openmpi", {})
-    assert with_hosts(many, own, "mpich", {}) == many
-    assert with_hosts(many, own, "openmpi", {"OMPI_MCA_rmaps_base_oversubscribe": "1"}) == many
+        with_hosts(many, OWN, {})
+    assert with_hosts(many, OF_MPICH, {}) == many
+    assert with_hosts(many, OWN, {"OMPI_MCA_rmaps_base_oversubscribe": "1"}) == many
     with pytest.raises(UsageError, match="-np 5 is more than --per-node 2 allows: 4"):
-        with_hosts(LaunchRequest(("P",), ranks=5, hosts=TWO, per_node=2), own, "openmpi", {})
+        with_hosts(LaunchRequest(("P",), ranks=5, hosts=TWO, per_node=2), OWN, {})
     (tmp_path / "few").write_text("a slots=2\nb slots=1\n")
     few = LaunchRequest(("P",), hostfile=str(tmp_path / "few"), per_node=2)
     with pytest.raises(UsageError, match="few: 'b': --per-node 2 needs slots=2 there"):
-        with_hosts(few, own, "openmpi", {})
+        with_hosts(few, OWN, {})
     more = LaunchRequest(("P",), ranks=5, per_node=2)
     with pytest.raises(UsageError, match="allows: 2"):
-        with_hosts(more, own, "openmpi", {})
-    assert with_hosts(more, own, "openmpi", {"SLURM_JOB_ID": "1"}) == more
-    assert with_hosts(more, Launcher("srun", "L", srun), "openmpi", {}) == more
+        with_hosts(more, OWN, {})
+    assert with_hosts(more, OWN, {"SLURM_JOB_ID": "1"}) == more
+    assert with_hosts(more, SRUN, {}) == more
     (tmp_path / "hosts").write_text("a:2\nb:2\n")
     file = LaunchRequest(("P",), ranks=4, hostfile=str(tmp_path / "hosts"))
-    assert with_hosts(file, Launcher("srun", "L", srun), "openmpi", {}).hosts == TWO
+    assert with_hosts(file, SRUN, {}).hosts == TWO
 
 
 def test_the_page_tells_of_every_option() -> None:
@@ -441,16 +418,17 @@ def test_the_launcher_of_the_mpi_comes_first(
         (tmp_path / program).write_text("#!/bin/sh\necho nothing\n")
         (tmp_path / program).chmod(0o755)
     found = choose_launcher(None, nowhere, {"SLURM_JOB_ID": "1"})
-    assert (found.name, found.path, found.build) == ("srun", str(tmp_path / "srun"), srun)
+    assert (found.name, found.path) == ("srun", str(tmp_path / "srun"))
     with pytest.raises(UsageError, match="no mpiexec on PATH that belongs to pals"):
         choose_launcher("pals", nowhere, {})
-    for vendor, version, builder in (
-        ("openmpi", "4.1.4", open_mpi_4),
-        ("openmpi", "5.0.11", open_mpi_5),
-        ("mpich", "4.0", mpich),
-        ("intelmpi", "2021.9", intel_mpi),
+    for vendor, version, kind in (
+        ("openmpi", "4.1.4", "openmpi 4"),
+        ("openmpi", "5.0.11", "openmpi"),
+        ("mpich", "4.0", "mpich"),
+        ("intelmpi", "2021.9", "intelmpi"),
     ):
-        assert own_builder(MpiLibrary(vendor, version, None)) is builder
+        own = own_launcher(MpiLibrary(vendor, version, None), "L")
+        assert own == replace(LAUNCHERS[kind], path="L", vendor=vendor)
 
 
 @pytest.mark.parametrize(
