@@ -5,14 +5,16 @@ A launcher's exit code does not say it: mpirun of Open MPI 5 returns 0 when a ho
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 # A process runs; its init() is complete; that of all ranks is; all ranks have left in order; a rank
-# has ended the job because of an error; a rank has ended before all had started.
-BEGAN, INITIALIZED, STARTED, ENDED, FAILED, LOST = (
-    *("began", "initialized", "started", "ended", "failed", "lost"),
+# has ended the job because of an error; a rank has ended before all had started; ranks that are
+# started again continue from the newest checkpoint; one was written. A path follows these two.
+BEGAN, INITIALIZED, STARTED, ENDED, FAILED, LOST, CONTINUES, SAVED = (
+    *("began", "initialized", "started", "ended", "failed", "lost", "continues", "saved"),
 )
 
 # Environment variables: where to report, as KEY@ADDRESS:PORT,ADDRESS:PORT..., and how often the job
@@ -55,6 +57,6 @@ def _connect(milestone: str, environ: Mapping[str, str]) -> socket.socket:
         host, _, port = place.rpartition(":")
         with suppress(OSError):
             connection = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
-            connection.sendall(f"{key} {milestone}\n".encode())
+            connection.sendall(os.fsencode(f"{key} {milestone}\n"))
             return connection
     raise ConnectionError(f"no supervisor at {places or 'any address'}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hvdtrain.launch.launchers.options import (
 )
 from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, LaunchRequest
 from hvdtrain.launch.remote_shell import require_reachable
-from hvdtrain.launch.restarts import ElasticJob, Saved
+from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
 from hvdtrain.world import refuse_on_ranks
@@ -100,8 +100,7 @@ def command(
         require_reachable(request, os.environ)
     if not elastic:
         return _run(line, lambda launches, environ, _: launches.run(line.argv, environ))
-    saved = _saved(arguments, request.program)
-    return _run(line, ElasticJob(chosen, request, min_np or 1, saved).run)
+    return _run(line, ElasticJob(chosen, request, min_np or 1).run)
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -119,37 +118,6 @@ def _require_sense(request: LaunchRequest) -> None:
     if request.hostfile is not None:
         read_file(request.hostfile)
     check_interface(request.interface)
-
-
-def _saved(arguments: Sequence[str], program: tuple[str, ...]) -> Saved | None:
-    """Return where a job continues that is started again; None if it has no directory for that."""
-    words = list(arguments)
-    if is_script(words) or (words and not words[0].startswith("-") and words[0] != "train"):
-        return None
-    from hvdtrain.cli import train
-    from hvdtrain.train.checkpoint.saver import checkpoint_files
-
-    begins = words[:1] == ["train"]
-    said = train.command.make_context("train", words[begins:]).params
-    options = train.read_options({**said, "print_config": None})
-    out = options.out
-    if out is None:
-        return None
-    if (
-        options.resume not in ("auto", "never")
-        and out.resolve() not in Path(options.resume).resolve().parents
-    ):
-        return None  # another run, whose state would be missing before the first checkpoint
-
-    def newest() -> str | None:
-        try:
-            files = checkpoint_files(out)
-        except OSError:
-            return None
-        return str(files[0]) if files else None
-
-    again = () if begins else ("train",)
-    return Saved(newest, (*program[:3], *again, *program[3:], "--resume", "auto"))
 
 
 def _run(line: LaunchCommand, run: Callable[[Launches, Mapping[str, str], Path], int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -22,11 +23,13 @@ from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 from hvdtrain.launch.supervise import SESSION, Launches
 from hvdtrain.milestones import (
     BEGAN,
+    CONTINUES,
     ENDED,
     FAILED,
     INITIALIZED,
     LOST,
     RESTARTS,
+    SAVED,
     STARTED,
     SUPERVISOR,
 )
@@ -90,7 +93,7 @@ def _line(host: Host) -> str:
 
 
 _KEY_BYTES = 16
-_LONGEST_BYTES = 200
+_LONGEST_BYTES = 8192  # with a path
 _BACKLOG = 4096
 # A rank reports at once when it has connected.
 _SILENT_SECONDS = 10.0
@@ -107,6 +110,7 @@ class MilestoneListener:
         self._places = ",".join(f"{place}:{port}" for place in places)
         self._open: dict[socket.socket, float] = {}  # with the time when each was opened
         self._held: set[socket.socket] = set()  # by ranks that are in init()
+        self.checkpoints: list[str] = []  # the first and the newest that ranks told of; "": none
         self.renew()
 
     def renew(self) -> None:
@@ -162,7 +166,10 @@ class MilestoneListener:
             return found
         pairs = [line.partition(b" ") for line in text.splitlines()]
         own = self._key.encode()
-        found = {name.decode() for key, _, name in pairs if secrets.compare_digest(key, own)}
+        told = [os.fsdecode(name) for key, _, name in pairs if secrets.compare_digest(key, own)]
+        found = {name.partition(" ")[0] for name in told}
+        if found & {CONTINUES, SAVED}:
+            self.checkpoints = [*self.checkpoints[:1], told[0].partition(" ")[2]]
         if BEGAN in found:
             self.began += 1
             self._held.add(connection)
@@ -178,27 +185,17 @@ _JOIN_SECONDS = 10.0
 _BEGIN_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Saved:
-    """Where a job that is started again continues."""
-
-    newest: Callable[[], str | None]
-    program: tuple[str, ...]
-
-
 class ElasticJob:
     """A job whose ranks continue when others are killed; it is started again if all are lost."""
 
-    def __init__(
-        self, launcher: Launcher, request: LaunchRequest, least: int, saved: Saved | None
-    ) -> None:
-        self._launcher, self._request, self._least, self._saved = launcher, request, least, saved
+    def __init__(self, launcher: Launcher, request: LaunchRequest, least: int) -> None:
+        self._launcher, self._request, self._least = launcher, request, least
         self._restarts, self._in_vain = 0, 0
         self._trained = False
         self._heard: set[str] = set()
         self._first: float | None = None  # when the first rank had begun
         self._lost_since: float | None = None
-        self._checkpoint = self._newest()
+        self._checkpoint = ""  # the newest one when the job was started
 
     def run(self, launches: Launches, environ: Mapping[str, str], folder: Path) -> int:
         """Run the job to its end, and start it again if the launcher ends before its ranks have."""
@@ -254,7 +251,7 @@ class ElasticJob:
         failure = code or EXIT_CRASH
         what = f"the job was ended before its end (mpirun's exit code {code})"
         self._trained |= STARTED in heard
-        if self._trained and self._saved is None:
+        if self._trained and not self._listener.checkpoints:
             _say(f"{what}: it is not started again, because no checkpoint holds its state")
             return failure
         before = self._request.hosts
@@ -283,14 +280,11 @@ class ElasticJob:
 
     def _gives_up(self) -> bool:
         """Note the newest checkpoint; return whether starts have often led to no new one."""
-        before, self._checkpoint = self._checkpoint, self._newest()
+        known = self._listener.checkpoints or [""]
+        before = self._checkpoint if self._restarts else known[0]
+        self._checkpoint = known[-1]
         self._in_vain = 0 if self._checkpoint != before else self._in_vain + 1
-        if self._saved is not None and (self._trained or self._checkpoint):
-            self._request = replace(self._request, program=self._saved.program)
         return self._in_vain > _MOST_IN_VAIN
-
-    def _newest(self) -> str | None:
-        return None if self._saved is None else self._saved.newest()
 
     def _ranks(self) -> int | None:
         request = self._request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from hvdtrain.core import context
 from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.membership.world import Context
 from hvdtrain.errors import UsageError
+from hvdtrain.milestones import CONTINUES, RESTARTS, SUPERVISOR, report
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
 from hvdtrain.train.checkpoint.saver import (
     LoadedCheckpoint,
@@ -46,6 +48,7 @@ from hvdtrain.train.records import (
     remove_marker,
     usage_errors,
 )
+from hvdtrain.world import promised_world
 
 # Options that a resume cannot change: the checkpoint would not fit, or its optimizer would bring
 # back the old value. Within an epoch the order of the samples must not change either.
@@ -312,6 +315,21 @@ def world_settings(
         "plan": loop.bucket_plan(),
         "threads": threads,
     }
+
+
+def announced(options: TrainOptions) -> TrainOptions:
+    """Tell `run --elastic` that the run continues if it is started again; return its options."""
+    out, promised = options.out, promised_world(os.environ)
+    if SUPERVISOR not in os.environ or out is None:
+        return options
+    if options.resume not in ("auto", "never") and out.resolve() not in (
+        Path(options.resume).resolve().parents
+    ):
+        return options  # another run, whose state would be missing before the first checkpoint
+    if promised is None or promised.rank == 0:
+        newest = checkpoint_files(out)[:1]
+        report(f"{CONTINUES} {newest[0] if newest else ''}", os.environ)
+    return replace(options, resume="auto") if int(os.environ.get(RESTARTS, "0")) else options
 
 
 class StateLoader:

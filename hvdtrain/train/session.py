@@ -16,7 +16,7 @@ from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import RanksJoined, RanksLost, Summary, usage_errors, write_environment
-from hvdtrain.train.resume import RunState, StateLoader
+from hvdtrain.train.resume import RunState, StateLoader, announced
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
@@ -36,6 +36,7 @@ from hvdtrain.train.tracking.trackers import open_trackers
 @collective
 def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Summary | None:
     """Train a recipe and write its results (collective; initializes hvdtrain)."""
+    options = announced(options)
     with StopSignals() as signals:
         return _Session(options, make_recipe, signals).train()
 

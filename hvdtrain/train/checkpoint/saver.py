@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
+from hvdtrain.milestones import SAVED, report
 from hvdtrain.train.checkpoint.file import (
     BEST,
     CHECKPOINT,
@@ -168,6 +169,7 @@ class Saver:
             _lower_priority()
             path = write_checkpoint(self._directory, epoch, samples, content, state.tensor_library)
             self.newest = path
+            report(f"{SAVED} {path}", os.environ)
             if best:
                 mark_best(path)
             remove_old(path, self._keep)

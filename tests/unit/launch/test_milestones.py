@@ -18,7 +18,7 @@ from hvdtrain.launch.launchers.request import LaunchRequest
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import MilestoneListener, on_hosts
 from hvdtrain.launch.supervise import session_folder
-from hvdtrain.milestones import ENDED, SUPERVISOR, report
+from hvdtrain.milestones import CONTINUES, ENDED, SAVED, SUPERVISOR, report
 
 
 def heard(listener: MilestoneListener, *milestones: str) -> set[str]:
@@ -35,6 +35,15 @@ def test_others_are_not_heard() -> None:
         _, _, places = listener.address.partition("@")
         report(ENDED, {SUPERVISOR: f"another@{places}"})
         assert listener.heard() == set()
+
+
+def test_checkpoints_of_a_job_are_known_when_it_is_started_again() -> None:
+    with MilestoneListener(remote=False) as listener:
+        for milestone, path in ((CONTINUES, ""), (SAVED, "run/a b"), (SAVED, "run/\udcff" * 300)):
+            report(f"{milestone} {path}", {SUPERVISOR: listener.address})
+            assert heard(listener, milestone) == {milestone}
+        listener.renew()
+        assert listener.checkpoints == ["", "run/\udcff" * 300]
 
 
 def test_nobody_listens() -> None:
