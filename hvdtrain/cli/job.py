@@ -14,24 +14,16 @@ from click.core import ParameterSource
 from hvdtrain.cli.train import command as train
 from hvdtrain.cli.train import read_options
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.jobs import (
-    KUBERNETES,
-    SCHEDULERS,
-    JobRequest,
-    job_script,
-    mpi_job,
-    parse_seconds,
-)
+from hvdtrain.launch.jobs import SCHEDULERS, JobRequest, job_script, parse_seconds
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.train.options import TrainOptions
 
-_KINDS = {**SCHEDULERS, "k8s": KUBERNETES}
-_LAUNCHERS = list(dict.fromkeys(name for kind in _KINDS.values() for name in kind.launchers))
+_LAUNCHERS = list(dict.fromkeys(name for kind in SCHEDULERS.values() for name in kind.launchers))
 _LONGEST_NOTICE_SECONDS = 300
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
-@click.argument("scheduler", type=click.Choice(list(_KINDS)))
+@click.argument("scheduler", type=click.Choice(list(SCHEDULERS)))
 @click.option("--nodes", type=int, default=1, show_default=True, help="How many.")
 @click.option("--gpus-per-node", type=click.IntRange(0), default=0, help="How many.  [default: 0]")
 @click.option("--ranks-per-node", type=int, help="How many.  [default: one for each GPU]")
@@ -60,14 +52,14 @@ def command(scheduler: str, arguments: tuple[str, ...], **options: Any) -> None:
         click.echo(f"hvdtrain: {note}", err=True)
     if is_script(arguments) and scheduler != "k8s" and not os.path.isfile(arguments[0]):
         click.echo(f"hvdtrain: no {arguments[0]} here: submit the job where it is", err=True)
-    click.echo(mpi_job(request) if scheduler == "k8s" else job_script(scheduler, request), nl=False)
+    click.echo(job_script(scheduler, request), nl=False)
 
 
 def _notes(scheduler: str, request: JobRequest) -> Iterator[str]:
     """Yield a note for each option that the user has given and the script cannot express."""
     context = click.get_current_context()
     options = {param.name: param.opts[-1] for param in context.command.params}
-    unsaid = dict(_KINDS[scheduler].unsaid(request))
+    unsaid = dict(SCHEDULERS[scheduler].unsaid) if request.launcher == "mpirun" else {}
     if scheduler != "k8s":
         unsaid["image"] = "containers are for k8s"
     for name, instead in unsaid.items():
@@ -88,7 +80,7 @@ def _request(
     **plain: Any,
 ) -> JobRequest:
     """Return the request, with defaults for what the user has left out."""
-    kind, in_containers = _KINDS[scheduler], scheduler == "k8s"
+    kind, in_containers = SCHEDULERS[scheduler], scheduler == "k8s"
     launcher = launcher or kind.launchers[0]
     if launcher not in kind.launchers:
         usable = " or ".join(kind.launchers)

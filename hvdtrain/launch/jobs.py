@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hvdtrain.errors import UsageError
 
@@ -92,227 +93,122 @@ def parse_seconds(text: str, option: str) -> int:
     return sum(int(count or 0) * unit for count, unit in zip(match.groups(), _UNITS, strict=True))
 
 
-def clock_text(seconds: int) -> str:
-    """Return HH:MM:SS, with more than 24 hours if need be."""
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+class _Word(str):
+    """A value in a template: {name:text} is the text, if there is a value, which replaces a *."""
+
+    def __format__(self, text: str) -> str:
+        return text.replace("*", self) if self and text else str(self)
+
+
+def _filled(template: str, values: Mapping[str, object]) -> str:
+    """Fill a template, without the lines in which a {name} is empty or 0."""
+    words = {name: _Word(value or "") for name, value in values.items()}
+    absent = [f"{{{name}}}" for name, word in words.items() if not word]
+    lines = [line for line in template.splitlines() if not any(name in line for name in absent)]
+    return "\n".join(lines).format_map(words)
 
 
 # Exit codes that mean "start it again" to schedulers that check them.
 AGAIN = 75
 _SGE_AGAIN = 99
 
+_SLURM = """\
+#SBATCH --job-name={name}
+#SBATCH --account={account}
+#SBATCH --partition={queue}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={ranks_per_node}
+#SBATCH --gpus-per-node={gpus_per_node}
+#SBATCH --cpus-per-task={cpus_per_rank}
+#SBATCH --time={clock}
+#SBATCH --signal=B:USR1@{notice_seconds}
+#SBATCH --open-mode=append
+#SBATCH --output=%x-{alone:%j}{array:%A-%a}.out
+#SBATCH --array={array}
+#SBATCH --requeue
+"""
+_PBS = """\
+#PBS -N {name}
+#PBS -A {account}
+#PBS -q {queue}
+#PBS -l select={nodes}:ncpus={cpus_per_node}:mpiprocs={ranks_per_node}{gpus_per_node::ngpus=*}
+#PBS -l place=scatter
+#PBS -l walltime={clock}
+#PBS -j oe
+#PBS -r y
+#PBS -J {array}
+"""
+_LSF = f"""\
+#BSUB -J "{{name}}{{array:[*]}}"
+#BSUB -P {{account}}
+#BSUB -q {{queue}}
+#BSUB -W {{hours}}:{{minutes_of_hour}}
+#BSUB -nnodes {{jsrun_nodes}}
+#BSUB -n {{mpirun_ranks}}
+#BSUB -R "span[ptile={{mpirun_ranks_per_node}}]"
+#BSUB -gpu "num={{mpirun_gpus_per_node}}"
+#BSUB -o {{name}}-%J{{array:-%I}}.out
+#BSUB -Q {AGAIN}
+"""
+# Many queues ignore the first line of a script, and run it with sh or csh.
+_SGE = """\
+#$ -S /bin/bash
+#$ -N {name}
+#$ -P {account}
+#$ -q {queue}
+#$ -pe mpi {ranks}
+#$ -l h_rt={clock}
+#$ -cwd
+#$ -j y
+#$ -r y
+#$ -t {array}
+"""
+_PJM = """\
+#PJM -N {name}
+#PJM -g {account}
+#PJM -L rscgrp={queue}
+#PJM -L node={nodes}
+#PJM -L elapse={clock}
+#PJM --mpi proc={ranks}
+#PJM -j
+#PJM -S
+"""
+_PJM_SETUP = """\
+export OMPI_MCA_plm_rsh_agent=/bin/pjrsh PRTE_MCA_plm_ssh_agent=/bin/pjrsh
+hosts=hosts-"$PJM_JOBID"
+{python} -m hvdtrain hosts --from pjm --slots {ranks_per_node} > "$hosts"
+"""
+_FLUX = """\
+# flux: --job-name={name}
+# flux: --bank={account}
+# flux: --queue={queue}
+# flux: -N{nodes}
+# flux: --exclusive
+# flux: -t {minutes}m
+# flux: --signal=USR1@{notice_seconds}s
+# flux: --output={name}-{{{{id}}}}.out
+"""
+_SUBMIT = """\
+# The name under which this script was saved, in the directory of the job.
+{command} {{script}}
+"""
 
-def _nothing(request: JobRequest) -> list[str]:
-    return []
-
-
-@dataclass(frozen=True)
-class Scheduler:
-    """How to write scripts for a scheduler."""
-
-    launchers: Sequence[str]
-    directives: Callable[[JobRequest], list[str]]
-    again: Callable[[JobRequest], list[str]]
-    array: str = ""
-    first: int = 0
-    warns: str = ""
-    setup: Callable[[JobRequest], list[str]] = _nothing
-    hostfile: str = ""
-    unsaid: Callable[[JobRequest], Mapping[str, str]] = lambda request: {}
-
-
-def _slurm(request: JobRequest) -> list[str]:
-    many = "-%a" if request.array else ""
-    number = "%A" if request.array else "%j"
-    options = {
-        "job-name": request.name,
-        "account": request.account,
-        "partition": request.queue,
-        "nodes": request.nodes,
-        "ntasks-per-node": request.ranks_per_node,
-        "gpus-per-node": request.gpus_per_node,
-        "cpus-per-task": request.cpus_per_rank,
-        "time": clock_text(request.seconds),
-        "signal": f"B:USR1@{request.notice_seconds}",
-        "open-mode": "append",
-        "output": f"%x-{number}{many}.out",
-        "array": request.array,
-    }
-    given = [f"#SBATCH --{name}={value}" for name, value in options.items() if value]
-    return [*given, "#SBATCH --requeue"]
-
-
-def _slurm_again(request: JobRequest) -> list[str]:
-    job = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if request.array else "$SLURM_JOB_ID"
-    return [f'scontrol requeue "{job}"']
-
-
-def _pbs(request: JobRequest) -> list[str]:
-    gpus = f":ngpus={request.gpus_per_node}" if request.gpus_per_node else ""
-    sizes = f"ncpus={request.cpus_per_node}:mpiprocs={request.ranks_per_node}{gpus}"
-    options = [
-        f"-N {request.name}",
-        request.account and f"-A {request.account}",
-        request.queue and f"-q {request.queue}",
-        f"-l select={request.nodes}:{sizes}",
-        "-l place=scatter",
-        f"-l walltime={clock_text(request.seconds)}",
-        "-j oe",
-        "-r y",
-        request.array and f"-J {request.array}",
-    ]
-    return [f"#PBS {option}" for option in options if option]
-
-
-def _pbs_again(request: JobRequest) -> list[str]:
-    if request.array:
-        return ['echo "$OUT is not done: submit this job of the array again" >&2']
-    return _submit("qsub")(request)
-
-
-def _lsf(request: JobRequest) -> list[str]:
-    jsrun = request.launcher == "jsrun"
-    minutes = -(-request.seconds // 60)
-    many = f"[{request.array}]" if request.array else ""
-    options = [
-        f'-J "{request.name}{many}"',
-        request.account and f"-P {request.account}",
-        request.queue and f"-q {request.queue}",
-        f"-W {minutes // 60}:{minutes % 60:02}",
-        f"-nnodes {request.nodes}" if jsrun else f"-n {request.ranks}",
-        "" if jsrun else f'-R "span[ptile={request.ranks_per_node}]"',
-        f'-gpu "num={request.gpus_per_node}"' if request.gpus_per_node and not jsrun else "",
-        f"-o {request.name}-%J{'-%I' if request.array else ''}.out",
-        f"-Q {AGAIN}",
-    ]
-    return [f"#BSUB {option}" for option in options if option]
-
-
-def _unsaid_lsf(request: JobRequest) -> dict[str, str]:
-    if request.launcher == "jsrun":
-        return {}
-    return {"cpus_per_rank": "a rank has one slot, of as many cores as the site says"}
-
-
-def _sge(request: JobRequest) -> list[str]:
-    options = [
-        # Many queues ignore the first line of a script, and run it with sh or csh.
-        "-S /bin/bash",
-        f"-N {request.name}",
-        request.account and f"-P {request.account}",
-        request.queue and f"-q {request.queue}",
-        f"-pe mpi {request.ranks}",
-        f"-l h_rt={clock_text(request.seconds)}",
-        "-cwd",
-        "-j y",
-        "-r y",
-        request.array and f"-t {request.array}",
-    ]
-    return [f"#$ {option}" for option in options if option]
-
-
-def _unsaid_sge(request: JobRequest) -> dict[str, str]:
-    return {
-        "nodes": "in '-pe mpi' name an environment of the site that puts as many ranks on a host",
-        "gpus_per_node": "add the site's line for them, such as '#$ -l gpu=4'",
-        "cpus_per_rank": "in '-pe mpi' name an environment of the site that gives a rank its cores",
-    }
-
-
-def _pjm(request: JobRequest) -> list[str]:
-    options = [
-        f"-N {request.name}",
-        request.account and f"-g {request.account}",
-        request.queue and f"-L rscgrp={request.queue}",
-        f"-L node={request.nodes}",
-        f"-L elapse={clock_text(request.seconds)}",
-        f"--mpi proc={request.ranks}",
-        "-j",
-        "-S",
-    ]
-    return [f"#PJM {option}" for option in options if option]
-
-
-def _unsaid_pjm(request: JobRequest) -> dict[str, str]:
-    return {
-        "gpus_per_node": "name a resource group with as many in --queue",
-        "cpus_per_rank": "ranks share the cores of a node",
-    }
-
-
-def _pjm_setup(request: JobRequest) -> list[str]:
-    slots = request.ranks_per_node
-    return [
-        "export OMPI_MCA_plm_rsh_agent=/bin/pjrsh PRTE_MCA_plm_ssh_agent=/bin/pjrsh",
-        'hosts=hosts-"$PJM_JOBID"',
-        f'{shlex.quote(request.python)} -m hvdtrain hosts --from pjm --slots {slots} > "$hosts"',
-    ]
-
-
-def _flux(request: JobRequest) -> list[str]:
-    options = [
-        f"--job-name={request.name}",
-        request.account and f"--bank={request.account}",
-        request.queue and f"--queue={request.queue}",
-        f"-N{request.nodes}",
-        "--exclusive",
-        f"-t {-(-request.seconds // 60)}m",
-        f"--signal=USR1@{request.notice_seconds}s",
-        f"--output={request.name}-{{{{id}}}}.out",
-    ]
-    return [f"# flux: {option}" for option in options if option]
-
-
-def _exit(code: int) -> Callable[[JobRequest], list[str]]:
-    return lambda request: [f"exit {code}"]
-
-
-def _submit(command: str) -> Callable[[JobRequest], list[str]]:
-    return lambda request: [
-        "# The name under which this script was saved, in the directory of the job.",
-        f"{command} {request.script}",
-    ]
-
-
-SCHEDULERS: Mapping[str, Scheduler] = {
-    "slurm": Scheduler(
-        ("srun", "mpirun"), _slurm, _slurm_again, array="SLURM_ARRAY_TASK_ID", warns="shell"
-    ),
-    "pbs": Scheduler(
-        ("mpirun",),
-        _pbs,
-        _pbs_again,
-        array="PBS_ARRAY_INDEX",
-        setup=lambda request: ['cd "$PBS_O_WORKDIR" || exit'],
-    ),
-    "lsf": Scheduler(
-        ("jsrun", "mpirun"),
-        _lsf,
-        _exit(AGAIN),
-        array="LSB_JOBINDEX",
-        first=1,
-        unsaid=_unsaid_lsf,
-    ),
-    "sge": Scheduler(
-        ("mpirun",),
-        _sge,
-        _exit(_SGE_AGAIN),
-        array="SGE_TASK_ID",
-        first=1,
-        unsaid=_unsaid_sge,
-    ),
-    "pjm": Scheduler(
-        ("mpirun",),
-        _pjm,
-        _submit("pjsub"),
-        setup=_pjm_setup,
-        hostfile='"$hosts"',
-        unsaid=_unsaid_pjm,
-    ),
-    "flux": Scheduler(("flux", "mpirun"), _flux, _submit("flux batch"), warns="all"),
+_WORDS = '{arguments}{trains: --out "$OUT" --resume auto}'
+_PROGRAM = "{python} -m hvdtrain " + _WORDS
+_LAUNCHES = {
+    # `hvdtrain run` finds the mpirun of the loaded MPI, and builds its command line. A user's
+    # script writes its requeue marker in $OUT.
+    "mpirun": "{python} -m hvdtrain run -np {ranks}{sent: -x *}{hostfile: -hostfile *} -- "
+    + _WORDS,
+    # A rank that fails must end all. Every rank sees all GPUs of its node and takes its own: hidden
+    # from each other, GPUs have no peer access.
+    "srun": "srun{mpi: --mpi=*} --kill-on-bad-exit=1 --cpus-per-task={cpus_per_rank}"
+    "{gpus_per_node: --gpu-bind=none} " + _PROGRAM,
+    "jsrun": "jsrun -n {ranks} -r {ranks_per_node} -a 1 -g {gpus_per_rank:*}{no_gpus:0} "
+    "-c {cpus_per_rank} -b rs -d packed " + _PROGRAM,
+    "flux": "flux run -N{nodes} -n{ranks} -c{cpus_per_rank}"
+    "{gpus_per_rank: -g* -o gpu-affinity=per-task} " + _PROGRAM,
 }
-
-
 # The scheduler sends USR1 to this shell. The trap interrupts `wait`, which is called again.
 _PASSED_ON = """\
 trap 'kill -USR1 "$pid"' USR1
@@ -329,118 +225,32 @@ trap : USR1
 code=$?
 """
 _TIMED = """\
-timeout --preserve-status --signal=USR1 {seconds} \\
+timeout --preserve-status --signal=USR1 {unwarned_seconds} \\
   {launch}
 code=$?
 """
-_FORMS = {"shell": _PASSED_ON, "all": _WARNED, "": _TIMED}
-_END = """\
+_SCRIPT = """\
+#!/bin/bash
+{directives}
+
+{body}
+"""
+_BODY = """\
+# Modules and variables of this site belong here.
+{loads}
+ulimit -c 0
+{setup}
+export OMP_NUM_THREADS={cpus_per_rank}
+export OUT={out}{index:"-$*"}
+rm -f "$OUT/requeue"
+
+{start}
 
 if [[ -e $OUT/requeue ]]; then
 {again}
 fi
 exit "$code"
 """
-
-
-def job_script(name: str, request: JobRequest) -> str:
-    """Return the script for a scheduler."""
-    scheduler = SCHEDULERS[name]
-    head = ["#!/bin/bash", *scheduler.directives(request), "", ""]
-    return "\n".join(head) + body(request, scheduler)
-
-
-def body(request: JobRequest, scheduler: Scheduler) -> str:
-    """Return the lines that the shell of a job runs."""
-    index = f'"-${scheduler.array}"' if request.array else ""
-    lines = [
-        "# Modules and variables of this site belong here.",
-        *(f"module load {shlex.quote(module)}" for module in request.modules),
-        "ulimit -c 0",
-        *scheduler.setup(request),
-        f"export OMP_NUM_THREADS={request.cpus_per_rank}",
-        f"export OUT={shlex.quote(request.out)}{index}",
-        'rm -f "$OUT/requeue"',
-        "",
-    ]
-    start = _FORMS[scheduler.warns].format(
-        launch=_launch_line(request, scheduler.hostfile),
-        seconds=request.seconds - request.notice_seconds,
-    )
-    again = "\n".join(f"  {line}" for line in scheduler.again(request))
-    return "\n".join([*lines, start]) + _END.format(again=again)
-
-
-def _launch_line(request: JobRequest, hostfile: str = "") -> str:
-    """Return the command that starts all ranks, in bash."""
-    words = {"mpirun": _mpirun, "srun": _srun, "jsrun": _jsrun, "flux": _flux_lines}[
-        request.launcher
-    ]
-    parts = [shlex.join(words(request))]
-    if hostfile:
-        if not request.trains:  # a user's script writes its requeue marker there
-            parts.append("-x OUT")
-        parts.append(f"-hostfile {hostfile}")
-    if request.launcher == "mpirun":
-        parts.append("--")
-    parts.append(shlex.join(request.arguments))
-    if request.trains:
-        parts.append('--out "$OUT" --resume auto')
-    return " ".join(parts)
-
-
-def _program(request: JobRequest) -> list[str]:
-    return [request.python, "-m", "hvdtrain"]
-
-
-def _mpirun(request: JobRequest) -> list[str]:
-    # `hvdtrain run` finds the mpirun of the loaded MPI, and builds its command line.
-    return [*_program(request), "run", "-np", str(request.ranks)]
-
-
-def _srun(request: JobRequest) -> list[str]:
-    # A rank that fails must end all. Every rank sees all GPUs of its node and takes its own: hidden
-    # from each other, GPUs have no peer access.
-    gpus = ["--gpu-bind=none"] if request.gpus_per_node else []
-    mpi = [f"--mpi={request.mpi}"] if request.mpi else []
-    cpus = f"--cpus-per-task={request.cpus_per_rank}"
-    return ["srun", *mpi, "--kill-on-bad-exit=1", cpus, *gpus, *_program(request)]
-
-
-def _jsrun(request: JobRequest) -> list[str]:
-    each = {
-        "-n": request.ranks,
-        "-r": request.ranks_per_node,
-        "-a": 1,
-        "-g": request.gpus_per_node // request.ranks_per_node,
-        "-c": request.cpus_per_rank,
-        "-b": "rs",
-        "-d": "packed",
-    }
-    return ["jsrun", *(str(word) for pair in each.items() for word in pair), *_program(request)]
-
-
-def _flux_lines(request: JobRequest) -> list[str]:
-    sizes = [f"-N{request.nodes}", f"-n{request.ranks}", f"-c{request.cpus_per_rank}"]
-    if gpus := request.gpus_per_node // request.ranks_per_node:
-        sizes += [f"-g{gpus}", "-o", "gpu-affinity=per-task"]
-    return ["flux", "run", *sizes, *_program(request)]
-
-
-KUBERNETES = Scheduler(
-    launchers=("mpirun",),
-    directives=lambda request: [],
-    again=lambda request: [f"exit {AGAIN}"],
-    hostfile="/etc/mpi/hostfile",
-    unsaid=lambda request: {
-        "account": "there is none",
-        "modules": "put what they bring into the image",
-        "queue": "add the labels of the site's queues",
-    },
-)
-
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-_KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 # keep_fqdn_hostnames: hosts in Kubernetes have qualified names, which Open MPI 4 would truncate.
 _MANIFEST = """\
 apiVersion: kubeflow.org/v2beta1
@@ -482,7 +292,7 @@ spec:
             - name: worker
               image: "{image}"
               resources:
-                limits: {limits}
+                limits: {{cpu: {cpus_per_node}{gpus_per_node:, nvidia.com/gpu: *}}}
               volumeMounts:
                 - {{name: runs, mountPath: /runs}}
                 - {{name: shm, mountPath: /dev/shm}}
@@ -494,21 +304,146 @@ spec:
 """
 
 
-def mpi_job(request: JobRequest) -> str:
-    """Return the manifest in YAML."""
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """How to write scripts for a scheduler, mostly in templates."""
+
+    launchers: Sequence[str]
+    directives: str
+    again: str
+    again_in_array: str = ""
+    array: str = ""  # variable with the number of a job, from `first` on
+    first: int = 0
+    form: str = _TIMED
+    setup: str = ""
+    hostfile: str = ""
+    # Options that a script whose ranks mpirun starts cannot express, and what to do instead.
+    unsaid: Mapping[str, str] = field(default_factory=dict)
+
+
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "slurm": Scheduler(
+        ("srun", "mpirun"),
+        _SLURM,
+        'scontrol requeue "$SLURM_JOB_ID"',
+        'scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID"',
+        array="SLURM_ARRAY_TASK_ID",
+        form=_PASSED_ON,
+    ),
+    "pbs": Scheduler(
+        ("mpirun",),
+        _PBS,
+        _SUBMIT.format(command="qsub"),
+        'echo "$OUT is not done: submit this job of the array again" >&2',
+        array="PBS_ARRAY_INDEX",
+        setup='cd "$PBS_O_WORKDIR" || exit',
+    ),
+    "lsf": Scheduler(
+        ("jsrun", "mpirun"),
+        _LSF,
+        f"exit {AGAIN}",
+        array="LSB_JOBINDEX",
+        first=1,
+        unsaid={"cpus_per_rank": "a rank has one slot, of as many cores as the site says"},
+    ),
+    "sge": Scheduler(
+        ("mpirun",),
+        _SGE,
+        f"exit {_SGE_AGAIN}",
+        array="SGE_TASK_ID",
+        first=1,
+        unsaid={
+            "nodes": "in '-pe mpi' name an environment of the site that puts as many ranks on a "
+            "host",
+            "gpus_per_node": "add the site's line for them, such as '#$ -l gpu=4'",
+            "cpus_per_rank": "in '-pe mpi' name an environment of the site that gives a rank its "
+            "cores",
+        },
+    ),
+    "pjm": Scheduler(
+        ("mpirun",),
+        _PJM,
+        _SUBMIT.format(command="pjsub"),
+        setup=_PJM_SETUP,
+        hostfile='"$hosts"',
+        unsaid={
+            "gpus_per_node": "name a resource group with as many in --queue",
+            "cpus_per_rank": "ranks share the cores of a node",
+        },
+    ),
+    "flux": Scheduler(
+        ("flux", "mpirun"), _FLUX, _SUBMIT.format(command="flux batch"), form=_WARNED
+    ),
+    "k8s": Scheduler(
+        ("mpirun",),
+        "",
+        f"exit {AGAIN}",
+        hostfile="/etc/mpi/hostfile",
+        unsaid={
+            "account": "there is none",
+            "modules": "put what they bring into the image",
+            "queue": "add the labels of the site's queues",
+        },
+    ),
+}
+
+
+def job_script(name: str, request: JobRequest) -> str:
+    """Return the script for a scheduler, or the manifest in YAML for Kubernetes."""
+    scheduler, pods = SCHEDULERS[name], name == "k8s"
+    if pods:
+        _check_kubernetes(request)
+        request = replace(request, modules=())
+    values = _values(request, scheduler)
+    again = scheduler.again_in_array if request.array else ""
+    values["launch"] = _filled(_LAUNCHES[request.launcher], values)
+    values["start"] = _filled(scheduler.form, values)
+    values["setup"] = _filled(scheduler.setup, values)
+    values["again"] = textwrap.indent(_filled(again or scheduler.again, values), "  ")
+    values["directives"] = _filled(scheduler.directives, values)
+    body = _filled(_BODY, values)
+    values["body"] = textwrap.indent(body, " " * 18) if pods else body
+    return _filled(_MANIFEST if pods else _SCRIPT, values) + "\n"
+
+
+def _values(request: JobRequest, scheduler: Scheduler) -> dict[str, object]:
+    """Return what stands in templates, by name."""
+    own, seconds = request.launcher == "mpirun", request.seconds
+    minutes = -(-seconds // 60)
+    return {
+        **vars(request),
+        "python": shlex.quote(request.python),
+        "arguments": shlex.join(request.arguments),
+        "out": shlex.quote(request.out),
+        "loads": "\n".join(f"module load {shlex.quote(module)}" for module in request.modules),
+        "ranks": request.ranks,
+        "cpus_per_node": request.cpus_per_node,
+        "gpus_per_rank": request.gpus_per_node // request.ranks_per_node,
+        "no_gpus": not request.gpus_per_node,
+        "jsrun_nodes": not own and request.nodes,
+        "mpirun_ranks": own and request.ranks,
+        "mpirun_ranks_per_node": own and request.ranks_per_node,
+        "mpirun_gpus_per_node": own and request.gpus_per_node,
+        "alone": not request.array,
+        "index": request.array and scheduler.array,
+        "clock": f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}",
+        "minutes": minutes,
+        "hours": str(minutes // 60),
+        "minutes_of_hour": f"{minutes % 60:02}",
+        "unwarned_seconds": seconds - request.notice_seconds,
+        "hostfile": scheduler.hostfile,
+        "sent": scheduler.hostfile and not request.trains and "OUT",
+    }
+
+
+def _check_kubernetes(request: JobRequest) -> None:
     if not _KUBERNETES_NAME.fullmatch(request.name):
         raise UsageError(
             f"--name {request.name!r}: for k8s use up to 52 lower-case letters, digits and '-'"
         )
     if not _IMAGE.fullmatch(request.image):
         raise UsageError(f"--image {request.image!r} is not the name of an image")
-    lines = body(replace(request, modules=()), KUBERNETES).splitlines()
-    gpus = f", nvidia.com/gpu: {request.gpus_per_node}" if request.gpus_per_node else ""
-    return _MANIFEST.format(
-        name=request.name,
-        nodes=request.nodes,
-        ranks_per_node=request.ranks_per_node,
-        image=request.image,
-        limits=f"{{cpu: {request.cpus_per_node}{gpus}}}",
-        body="\n".join(" " * 18 + line if line else "" for line in lines),
-    )
