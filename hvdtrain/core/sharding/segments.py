@@ -24,6 +24,16 @@ class Segment:
     bucket: int
     start: int
 
+    @property
+    def in_parameter(self) -> slice:
+        """The elements of the parameter, in its order in memory."""
+        return slice(self.first, self.first + self.count)
+
+    @property
+    def in_bucket(self) -> slice:
+        """The elements of the bucket."""
+        return slice(self.start, self.start + self.count)
+
 
 def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
     """Return the segments of each owner, in the order of the plan.

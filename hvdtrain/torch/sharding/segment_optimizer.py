@@ -18,18 +18,10 @@ from hvdtrain.types import DType
 _Group = dict[str, Any]
 
 # Each element of a parameter is updated by itself.
-_ELEMENTWISE = (
-    torch.optim.ASGD,
-    torch.optim.Adadelta,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.SGD,
+ELEMENTWISE = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad),
+    *(torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
 )
 # These have a fused form on the CPU, which needs fewer passes over the memory.
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
@@ -46,7 +38,7 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     One that is not torch's own takes two steps on a small matrix, and on its two halves.
     """
     kind = type(optimizer)
-    if kind in _ELEMENTWISE:
+    if kind in ELEMENTWISE:
         return
     named = {base.__name__.lower() for base in kind.__mro__} & _WHOLE
     if named or not _acts_elementwise(optimizer):
@@ -92,12 +84,6 @@ def like(
         {**group, **_fused(kind, group), "params": list(tensors)} for group, tensors in groups
     ]
     return other
-
-
-def take_settings(optimizer: torch.optim.Optimizer, groups: Sequence[_Group]) -> None:
-    """Take the rates and other settings of the user's groups, which schedulers may have changed."""
-    for own, group in zip(optimizer.param_groups, groups, strict=True):
-        own.update({**group, **_fused(type(optimizer), group), "params": own["params"]})
 
 
 def _fused(kind: type, group: _Group) -> _Group:
@@ -201,19 +187,21 @@ class SegmentSteps:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the reduced gradients of the segments that have elements, as ranks have them."""
-        return [self._reduced(index) for index in self.used if self.owned[index].count]
+        return [self.gradient(index, kept=False) for index in self.used if self.owned[index].count]
 
-    def _reduced(self, index: int) -> torch.Tensor:
-        segment, elements = self.owned[index], self._buckets.views.elements(index)
-        return elements[segment.first : segment.first + segment.count]
-
-    def gradient(self, index: int, kept: bool = True) -> torch.Tensor:
-        outside = kept and not self._buckets.views.holds(index)
-        return self._part(index) if outside else self._reduced(index)
+    def gradient(self, index: int, kept: bool) -> torch.Tensor:
+        """Return the gradient of a segment: the reduced one, or what the program has kept."""
+        own, gradient = self.owned[index].in_parameter, self._parameters[index].grad
+        if not kept or self._buckets.views.holds(index):
+            return self._buckets.views.elements(index)[own]
+        assert gradient is not None
+        return in_memory_order(gradient, self._buckets.plan.specs[index])[own]
 
     def settings(self) -> list[dict[str, Any]]:
-        """Return the present settings of each parameter group, as a step on segments uses them."""
-        take_settings(self._inner, self._optimizer.param_groups)
+        """Take and return the settings of the user's groups, which schedulers may have changed."""
+        kind = type(self._optimizer)
+        for own, group in zip(self._inner.param_groups, self._optimizer.param_groups, strict=True):
+            own.update({**group, **_fused(kind, group), "params": own["params"]})
         return self._inner.param_groups
 
     def entry(self, index: int) -> _Entry:
@@ -223,7 +211,7 @@ class SegmentSteps:
 
     def step(self, left: Collection[int] = (), kept: bool = True) -> None:
         """Step on the segments of the parameters that are used."""
-        take_settings(self._inner, self._optimizer.param_groups)
+        self.settings()
         state = self._inner.state
         used = [index for index in self.used if index not in left]
         # Some of torch's optimizers take no parameters with and without state together.
@@ -238,10 +226,3 @@ class SegmentSteps:
             self._inner.step()
         for tensor in self._tensors.values():
             tensor.grad = None  # the next gradient may get its memory
-
-    def _part(self, index: int) -> torch.Tensor:
-        """Return this rank's segment of a gradient that the program has replaced."""
-        gradient, segment = self._parameters[index].grad, self.owned[index]
-        assert gradient is not None
-        elements = in_memory_order(gradient, self._buckets.plan.specs[index])
-        return elements[segment.first : segment.first + segment.count]

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
+from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable
@@ -17,9 +17,15 @@ from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Totals
-from hvdtrain.train.parameter_server.protocol import Flat, Outline, ParameterRow, Piece, State
 from hvdtrain.train.parameter_server.rounds import ServedRounds
 from hvdtrain.train.parameter_server.settings import ParameterServer
+from hvdtrain.train.parameter_server.shards import (
+    Flat,
+    ParameterRow,
+    Shard,
+    State,
+    refuse_optimizer,
+)
 from hvdtrain.train.recipes.recipe import Recipe
 
 
@@ -67,11 +73,7 @@ def require_elementwise(optimizer: Any) -> None:
     kind = type(optimizer)
     # On the torch backend Keras makes an optimizer of a subclass of its own.
     if not (isinstance(optimizer, _ELEMENTWISE) and kind.__module__.startswith("keras.src.")):
-        names = ", ".join(known.__name__ for known in _ELEMENTWISE)
-        raise UsageError(
-            f"--strategy ps cannot use the recipe's optimizer {kind.__name__}: servers step on "
-            f"parts of parameters, as Keras's {names} can"
-        )
+        refuse_optimizer(optimizer, "Keras", _ELEMENTWISE)
     for name in _REFUSED:
         value = getattr(optimizer, name)
         if value:
@@ -105,116 +107,76 @@ class BuiltOptimizer:
         self.optimizer.build(self.variables)
         del self.optimizer.add_variable_from_reference
 
+    def states(self) -> list[State]:
+        """Return the state of each variable; what there is once is part of each."""
+        others = {str(n): _flat(variable).reshape(()) for n, variable in enumerate(self.others)}
+        return [others | {name: _flat(slot) for name, slot in own.items()} for own in self.slots]
+
     def load(self, states: Sequence[State]) -> None:
         """Overwrite the state of the optimizer."""
         for slots, state in zip(self.slots, states, strict=True):
             for name, slot in slots.items():
                 if name in state:
-                    slot.assign(state[name].reshape(slot.shape).copy())
-        known = next(state for state in states if state)
+                    _assign(slot, state[name])
+        known: State = next((state for state in states if state), {})
         for number, variable in enumerate(self.others):
-            variable.assign(known[str(number)])
+            if str(number) in known:
+                _assign(variable, known[str(number)])
 
 
-class KerasShard:
-    """A shard whose variables are pieces of the model's, in host memory."""
+def _flat(variable: Any) -> Flat:
+    array: Flat = keras.ops.convert_to_numpy(variable).reshape(-1)
+    return array
+
+
+def _assign(variable: Any, elements: Flat) -> None:
+    variable.assign(elements.reshape(variable.shape).copy())  # backends may keep the memory
+
+
+class KerasShard(Shard):
+    """A shard whose variables are parts of the model's, in host memory."""
 
     def __init__(
         self,
         optimizer: Any,
         set_step: Callable[[int], None],
         whole: BuiltOptimizer,
-        pieces: Sequence[Piece],
-        flat: Flat,
+        segments: Sequence[Segment],
+        weights: Flat,
     ) -> None:
-        self._optimizer, self._set_step, self._whole = optimizer, set_step, whole
-        self._pieces, self.weights = list(pieces), flat
+        super().__init__(segments, weights)
+        self._set_step = set_step
         with keras.device("cpu"):
-            self._variables = [
-                keras.Variable(_part(flat, piece), dtype=flat.dtype.name, trainable=False)
-                for piece in self._pieces
+            variables = [
+                keras.Variable(part.copy(), dtype=weights.dtype.name, trainable=False)
+                for part in self.parts(weights)
             ]
-            self._exclude_from_weight_decay()
-            self._own = BuiltOptimizer(optimizer, self._variables)
-
-    def _exclude_from_weight_decay(self) -> None:
-        """Take over which variables do not decay; Keras tells them by name or identity."""
-        excluded = [
-            variable
-            for piece, variable in zip(self._pieces, self._variables, strict=True)
-            if not self._whole.optimizer._use_weight_decay(self._whole.variables[piece.parameter])
-        ]
-        self._optimizer.exclude_from_weight_decay(var_list=excluded)
+            # Keras tells which variables do not decay by name or identity.
+            excluded = [
+                variable
+                for segment, variable in zip(segments, variables, strict=True)
+                if not whole.optimizer._use_weight_decay(whole.variables[segment.parameter])
+            ]
+            optimizer.exclude_from_weight_decay(var_list=excluded)
+            self._own = BuiltOptimizer(optimizer, variables)
 
     def step(self, gradient: Flat, number: int) -> None:
-        if not self._pieces:
+        if not self.segments:
             return
         self._set_step(number)
         with keras.device("cpu"):
-            parts = [_part(gradient, piece) for piece in self._pieces]
-            self._optimizer.apply([keras.ops.convert_to_tensor(part) for part in parts])
-        for piece, variable in zip(self._pieces, self._variables, strict=True):
-            self.weights[_span(piece)] = keras.ops.convert_to_numpy(variable)
+            gradients = [keras.ops.convert_to_tensor(part.copy()) for part in self.parts(gradient)]
+            self._own.optimizer.apply(gradients)
+        for part, variable in zip(self.parts(self.weights), self._own.variables, strict=True):
+            part[:] = _flat(variable)
 
-    def load_state(self) -> None:
-        """Take the shard's weights, and its part of the state of the whole optimizer."""
-        for number, piece in enumerate(self._pieces):
-            self._variables[number].assign(_part(self.weights, piece))
-            for name, slot in self._own.slots[number].items():
-                whole = keras.ops.convert_to_numpy(self._whole.slots[piece.parameter][name])
-                slot.assign(whole.reshape(-1)[piece.begin : piece.begin + piece.count].copy())
-        for own, whole in zip(self._own.others, self._whole.others, strict=True):
-            own.assign(_copy(whole))
+    def states(self) -> list[State]:
+        return self._own.states()
 
-    def outline(self) -> Outline:
-        others = {str(number): _copy(variable) for number, variable in enumerate(self._own.others)}
-        return [
-            (piece, others | {name: np.dtype(slot.dtype) for name, slot in slots.items()})
-            for piece, slots in zip(self._pieces, self._own.slots, strict=True)
-        ]
-
-    def write_state(self, name: str, flat: Flat) -> None:
-        for piece, slots in zip(self._pieces, self._own.slots, strict=True):
-            flat[_span(piece)] = keras.ops.convert_to_numpy(slots[name])
-
-
-def _span(piece: Piece) -> slice:
-    return slice(piece.start, piece.start + piece.count)
-
-
-def _part(flat: Flat, piece: Piece) -> Flat:
-    """Return a copy of a piece's elements, because backends may keep the memory."""
-    return flat[_span(piece)].copy()
-
-
-def _copy(variable: Any) -> HostArray:
-    return np.array(keras.ops.convert_to_numpy(variable))
-
-
-class VariableRow(ParameterRow):
-    """Copies of variables and gradients in host memory."""
-
-    def __init__(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        sizes = [int(np.prod(variable.shape)) for variable in variables]
-        super().__init__(sizes, [variable.dtype for variable in variables])
-        self._variables, self._gradients = list(variables), list(gradients)
-
-    def read_weights(self) -> None:
-        self._read(self.weights, self._variables)
-
-    def write_weights(self) -> None:
-        for part, variable in zip(self._parts(self.weights), self._variables, strict=True):
-            variable.assign(part.reshape(variable.shape).copy())  # backends may keep the memory
-
-    def read_gradients(self) -> None:
-        self._read(self.gradients, self._gradients)
-
-    def _read(self, flat: Flat, variables: Sequence[Any]) -> None:
-        for part, variable in zip(self._parts(flat), variables, strict=True):
-            part[:] = keras.ops.convert_to_numpy(variable).reshape(-1)
-
-    def _parts(self, flat: Flat) -> list[Flat]:
-        return np.split(flat, np.cumsum(self.sizes)[:-1])
+    def load(self, states: Sequence[State]) -> None:
+        for part, variable in zip(self.parts(self.weights), self._own.variables, strict=True):
+            _assign(variable, part)
+        self._own.load(states)
 
 
 class ServedKerasLoop(KerasLoop):
@@ -229,7 +191,9 @@ class ServedKerasLoop(KerasLoop):
     @collective
     def __init__(self, recipe: Recipe, step_plan: StepPlan, settings: ParameterServer) -> None:
         super().__init__(recipe, step_plan)
-        self._row = VariableRow(self._model.trainable_variables, self._collector.gradients)
+        variables = self._model.trainable_variables
+        types, gradients = [variable.dtype for variable in variables], self._collector.gradients
+        self._row = ParameterRow(variables, types, _flat, _assign, lambda: gradients)
         self._rounds = ServedRounds(settings, self._row, self._make_shard)
         self._next_step = 0
 
@@ -246,7 +210,7 @@ class ServedKerasLoop(KerasLoop):
         self._collector = GradientCollector(self._model.trainable_variables)
         self._model.compile(self._collector, loss, weighted_metrics=[self._sums])
 
-    def _make_shard(self, pieces: list[Piece], weights: Flat) -> KerasShard:
+    def _make_shard(self, segments: Sequence[Segment], weights: Flat) -> KerasShard:
         schedule = StepPlanSchedule(self._step_plan)
         with keras.device("cpu"):
             optimizer = plain_optimizer(self._recipe, self._step_plan.options, schedule)
@@ -254,14 +218,12 @@ class ServedKerasLoop(KerasLoop):
         def set_step(number: int) -> None:
             schedule.ahead = number - int(optimizer.iterations)
 
-        return KerasShard(optimizer, set_step, self._whole, pieces, weights)
+        return KerasShard(optimizer, set_step, self._whole, segments, weights)
 
     @collective
     def broadcast(self) -> None:
         super().broadcast()
-        self._row.read_weights()
-        if self._rounds.shard is not None:
-            self._rounds.shard.load_state()
+        self._rounds.load(self._whole.states)
 
     @property
     def lr(self) -> float:
@@ -286,24 +248,12 @@ class ServedKerasLoop(KerasLoop):
         note: Callable[[int], None],
         go_on: Callable[[], bool],
     ) -> int:
-        if self._rounds.shard is None:
-            taken = super()._take_steps(epoch, first, batches, note, go_on)
+        if self._rounds.serves:
+            self._reset_sums()
+            taken: int = self._rounds.serve(first, len(batches), go_on)
         else:
-            taken = self._serve(self._rounds.shard, first, len(batches), go_on)
+            taken = super()._take_steps(epoch, first, batches, note, go_on)
         self._next_step = first + taken
-        return taken
-
-    def _serve(self, shard: KerasShard, first: int, rounds: int, go_on: Callable[[], bool]) -> int:
-        """Serve rounds until go_on returns False, and return their number."""
-        self._reset_sums()
-        taken = 0
-
-        def after_round() -> bool:
-            nonlocal taken
-            taken += 1
-            return go_on()
-
-        self._rounds.serve(shard, first, rounds, after_round)
         return taken
 
     def _reset_sums(self) -> None:
@@ -324,9 +274,7 @@ class ServedKerasLoop(KerasLoop):
 class _RoundCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Pulls weights before each step of a worker, and pushes the gradients after it."""
 
-    def __init__(
-        self, rounds: ServedRounds[KerasShard], first: int, samples: Sequence[int]
-    ) -> None:
+    def __init__(self, rounds: ServedRounds, first: int, samples: Sequence[int]) -> None:
         super().__init__()
         self._rounds, self._first, self._samples = rounds, first, samples
         self._is_open = False

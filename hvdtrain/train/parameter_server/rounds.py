@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
-from typing import Protocol as Interface
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.objects import allgather_object
+from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.features import Pending, PointToPoint
 from hvdtrain.errors import OneRankTrainingError
@@ -28,24 +27,24 @@ from hvdtrain.train.parameter_server.protocol import (
     REQUEST,
     WEIGHTS,
     AsynchronousProtocol,
-    Flat,
-    ParameterRow,
-    Piece,
     Protocol,
     Pushes,
     ServerAnswer,
-    ShardState,
-    State,
     SynchronousProtocol,
     Update,
-    collect_states,
-    collect_weights,
     empty_answer,
     empty_request,
-    pieces,
-    shard_bounds,
 )
 from hvdtrain.train.parameter_server.settings import ParameterServer
+from hvdtrain.train.parameter_server.shards import (
+    Flat,
+    ParameterRow,
+    Shard,
+    State,
+    join_states,
+    segments_in,
+    shard_bounds,
+)
 
 
 @collective
@@ -67,17 +66,6 @@ class _Open(Operation):
         return communicator.point_to_point()
 
 
-class Shard(Interface):
-    """A shard of the weights with its optimizer."""
-
-    @property
-    def weights(self) -> Flat:
-        """The current weights; steps change them in place."""
-
-    def step(self, gradient: Flat, number: int) -> None:
-        """Step the optimizer."""
-
-
 class Server:
     """A server between two pauses of the run."""
 
@@ -96,7 +84,7 @@ class Server:
         self._sends: dict[int, list[Pending]] = {}
 
     @collective
-    def serve(self, rounds: int, go_on: Callable[[], bool]) -> Pushes:
+    def serve(self, rounds: int, go_on: Callable[[], bool]) -> int:
         """Serve until all workers are done (collective, with the workers' rounds)."""
         done, goes_on = 0, True
         while done < rounds and goes_on:
@@ -107,7 +95,7 @@ class Server:
                 done, goes_on = done + 1, go_on()
         for worker in list(self._sends):
             self._finish_sends(worker)
-        return self._protocol.pushes
+        return done
 
     def _take_request(self) -> None:
         """Wait for a request of any worker, and take it."""
@@ -234,14 +222,7 @@ def _wait_for(pending: list[Pending]) -> None:
         operation.wait()
 
 
-class ServedShard(Shard, ShardState, Interface):
-    """A shard of the weights with its optimizer, and the optimizer's state."""
-
-
-S = TypeVar("S", bound=ServedShard)
-
-
-class ServedRounds(Generic[S]):
+class ServedRounds:
     """A rank's part in the rounds of a parameter server (collective to make)."""
 
     @collective
@@ -249,7 +230,7 @@ class ServedRounds(Generic[S]):
         self,
         settings: ParameterServer,
         row: ParameterRow,
-        make_shard: Callable[[list[Piece], Flat], S],
+        make_shard: Callable[[Sequence[Segment], Flat], Shard],
     ) -> None:
         here = context.current()
         rank, size = here.topology.rank, here.topology.size
@@ -260,11 +241,23 @@ class ServedRounds(Generic[S]):
         self._messages = open_point_to_point(here.world)
         self._blocked = here.blocked.running
         self._worker = Worker(self._messages, self._bounds, self._blocked)
-        self.shard: S | None = None
+        self._shard: Shard | None = None
         if rank in self._bounds:
             bounds = self._bounds[rank]
-            self.shard = make_shard(list(pieces(row.sizes, bounds)), row.weights[slice(*bounds)])
+            segments = list(segments_in(row.sizes, bounds))
+            self._shard = make_shard(segments, row.weights[slice(*bounds)])
         self._received = Pushes()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is a server."""
+        return self._shard is not None
+
+    def load(self, states: Callable[[], Sequence[State]]) -> None:
+        """Begin with the present parameters, and the optimizer's states of these."""
+        self._row.read_weights()
+        if self._shard is not None:
+            self._shard.load_whole(states())
 
     def pull(self, samples: int) -> bool:
         """Begin a round of a worker: overwrite the parameters with the servers' weights."""
@@ -283,10 +276,14 @@ class ServedRounds(Generic[S]):
             )
         self._worker.push(self._row.gradients, samples)
 
-    def serve(self, shard: S, first: int, rounds: int, after_round: Callable[[], bool]) -> None:
-        """Serve the rounds of all workers."""
-        server = Server(self._messages, shard, self._protocol(), self._blocked, first)
-        self._received = server.serve(rounds, after_round)
+    def serve(self, first: int, rounds: int, go_on: Callable[[], bool]) -> int:
+        """Serve the rounds of all workers; return how many these were."""
+        assert self._shard is not None
+        protocol = self._protocol()
+        server = Server(self._messages, self._shard, protocol, self._blocked, first)
+        done = server.serve(rounds, go_on)
+        self._received = protocol.pushes
+        return done
 
     def _protocol(self) -> Protocol:
         settings = self._settings
@@ -297,12 +294,18 @@ class ServedRounds(Generic[S]):
     @collective
     def collect(self) -> list[State]:
         """Overwrite the parameters of all ranks with the servers' weights."""
-        outline = [] if self.shard is None else self.shard.outline()
-        gathered = allgather_object((outline, self._received), name="shards")
-        self._received = Pushes()
-        for _, received in gathered:
+        held: tuple[Sequence[Segment], Flat, Sequence[State]] | None = None
+        if self._shard is not None:
+            held = self._shard.segments, self._shard.weights, self._shard.states()
+        parts: list[tuple[Segment, State]] = []
+        for server, (shard, received) in enumerate(
+            allgather_object((held, self._received), name="shards")
+        ):
             self.pushes.add(received)
-        collect_weights(self._row.weights, self._bounds)
+            if shard is not None:
+                segments, weights, states = shard
+                self._row.weights[slice(*self._bounds[server])] = weights
+                parts += zip(segments, states, strict=True)
+        self._received = Pushes()
         self._row.write_weights()
-        outlines = {server: gathered[server][0] for server in self._bounds}
-        return collect_states(self._row.sizes, self._bounds, outlines, self.shard)
+        return join_states(self._row.sizes, parts)

@@ -11,18 +11,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.errors import UsageError
 from hvdtrain.train.parameter_server.protocol import (
     AsynchronousProtocol,
-    Piece,
     Protocol,
     ServerAnswer,
     SynchronousProtocol,
     Update,
-    pieces,
-    shard_bounds,
 )
-from hvdtrain.train.torch.served_loop import FlatParameters, TorchShard
+from hvdtrain.train.parameter_server.shards import segments_in, shard_bounds
+from hvdtrain.train.torch.served_loop import TorchShard, read_states, torch_row
 
 ROUNDS = 6
 OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
@@ -44,7 +43,7 @@ OPTIMIZERS: list[Callable[..., torch.optim.Optimizer]] = [
 def test_parameters_are_of_one_type_that_servers_take(types: list[torch.dtype], got: str) -> None:
     given = [torch.nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in types]
     with pytest.raises(UsageError, match=f"of one type, float32 or float64, got {got}$"):
-        FlatParameters(given)
+        torch_row(given)
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6), st.integers(1, 5))
@@ -57,11 +56,11 @@ def test_the_pieces_of_all_shards_are_all_parameters(sizes: list[int], servers: 
     covered: list[int] = []
     for begin, end in bounds:
         shard: list[int] = []
-        for piece in pieces(sizes, (begin, end)):
+        for piece in segments_in(sizes, (begin, end)):
             assert piece.start == len(shard)
-            assert piece.begin % 64 == 0
-            assert piece.begin + piece.count <= sizes[piece.parameter]
-            first = int(starts[piece.parameter]) + piece.begin
+            assert piece.first % 64 == 0
+            assert piece.first + piece.count <= sizes[piece.parameter]
+            first = int(starts[piece.parameter]) + piece.first
             shard += range(first, first + piece.count)
         assert shard == list(range(begin, end))
         covered += shard
@@ -181,10 +180,10 @@ def test_a_shard_takes_the_state_of_a_scalar_parameter(
     optimizer = kind([scalar], 0.1, **options)
     scalar.grad = torch.tensor(0.5)
     optimizer.step()
-    flat = scalar.detach().reshape(1).clone()
+    flat = scalar.detach().reshape(1).numpy().copy()
     own = kind([scalar], 0.1, **options)
-    shard = TorchShard(own, [scalar], [Piece(0, 0, 0, 1)], flat, lambda *_: None)
-    shard.load_state(optimizer)
+    shard = TorchShard(own, [scalar], [Segment(0, 0, 1, 0, 0)], flat, lambda *_: None)
+    shard.load_whole(read_states(optimizer, [scalar]))
     shard.step(np.full(1, 0.5, np.float32), 0)
     optimizer.step()
     assert flat.item() == scalar.item()
