@@ -15,8 +15,8 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.memory import Lending, MemoryPool, aligned_order, open_lending
-from hvdtrain.core.arrays.state_memory import ArrayStateMemory
-from hvdtrain.core.arrays.update_rules import Block, UpdateRule, cast
+from hvdtrain.core.arrays.state_memory import KeptArray
+from hvdtrain.core.arrays.update_rules import UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
@@ -32,7 +32,8 @@ from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.exchange import PutSegments, ShardedExchange
-from hvdtrain.core.sharding.segments import Segment
+from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
+from hvdtrain.core.sharding.state_memory import StateMemory, require_shared
 from hvdtrain.engines.features import Slices
 from hvdtrain.types import ReduceOp
 
@@ -115,34 +116,6 @@ class StepValues:
     clip_value: float | None = None
 
 
-@dataclass(frozen=True)
-class SegmentUpdate:
-    rule: UpdateRule
-    segment: Segment
-    values: StepValues
-
-    def write(
-        self,
-        weights: HostArray,
-        gradient: HostArray,
-        state: Sequence[HostArray],
-        places: Sequence[HostArray],
-    ) -> None:
-        """Write new weights to all places, update the state, and overwrite the gradient."""
-        segment, values = self.segment, self.values
-        own = weights[segment.first : segment.first + segment.count]
-        decay = values.decay if values.decayed[segment.parameter] else None
-        for start in range(0, segment.count, _BLOCK_ELEMENTS):
-            block = slice(start, start + _BLOCK_ELEMENTS)
-            updated = own[block].copy()
-            if decay is not None:
-                updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
-            kept = [quantity[block] for quantity in state]
-            self.rule.update(Block(updated, gradient[block], kept, values.rate, values.steps))
-            for place in places:
-                place[block] = updated
-
-
 # Variables without a gradient that a message names.
 _MOST_NAMED = 8
 
@@ -160,12 +133,12 @@ class ArraySharedSteps:
         settings: GradientSettings,
         slices: Slices,
         rule: UpdateRule,
+        kept: Mapping[tuple[int, str], KeptArray],
         name: str,
     ) -> None:
         self._specs, self._settings, self._slices = specs, settings, slices
-        self._rule, self._name = rule, name
+        self._rule, self._kept, self._name = rule, kept, name
         self._channel = settings.process_set.channel()
-        self.state = ArrayStateMemory(specs, rule.quantities, slices.number)
         self._reducer: Reducer | None = None
 
     @collective
@@ -181,18 +154,39 @@ class ArraySharedSteps:
         block, free = self._new.take(step)
         direct = self._reduce(reducer, gradients, samples, free)
         places = self._new.places(step) if direct else self._gradients
-        self.state.apply_factors()  # all ranks are in this step
-        numbers = [n for n, s in enumerate(self.state.owned) if s.parameter in gradients]
+        for kept in self._kept.values():
+            kept.apply_factor()  # all ranks are in this step
+        numbers = [n for n, s in enumerate(self._owned) if s.parameter in gradients]
         parts = {n: self._gradients[n][self._slices.number] for n in numbers}
         self._clip(list(parts.values()), values)
         for number, part in parts.items():
-            segment = self.state.owned[number]
-            own = weights[segment.parameter].reshape(-1)
-            update = SegmentUpdate(self._rule, segment, values)
-            update.write(own, part, self.state.of(segment), places[number])
+            segment = self._owned[number]
+            own = weights[segment.parameter].reshape(-1)[segment.in_parameter]
+            self._update(segment, own, part, self._state[number], places[number], values)
         # All have written their slices of the new weights.
         self._channel.run(PutSegments([], None, f"weights of {self._name}"))
         return self._results(reducer, gradients, block, copied=not direct)
+
+    def _update(
+        self,
+        segment: Segment,
+        own: HostArray,
+        gradient: HostArray,
+        state: Sequence[HostArray],
+        places: Sequence[HostArray],
+        values: StepValues,
+    ) -> None:
+        """Write new weights to all places, update the state, and overwrite the gradient."""
+        decay = values.decay if values.decayed[segment.parameter] else None
+        for start in range(0, segment.count, _BLOCK_ELEMENTS):
+            block = slice(start, start + _BLOCK_ELEMENTS)
+            updated = own[block].copy()
+            if decay is not None:
+                updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
+            kept = [quantity[block] for quantity in state]
+            self._rule.update(updated, gradient[block], kept, values.rate, values.steps)
+            for place in places:
+                place[block] = updated
 
     @collective
     def _open(self) -> Reducer:
@@ -202,10 +196,10 @@ class ArraySharedSteps:
         plan = make_plan(self._specs, size, size, order=order)
         memory = bucket_memory(self._channel, plan, self._name, {"cpu": "cpu"})["cpu"]
         nbytes = Buffer.of(memory).nbytes
-        own = self.state.plan(plan, self._slices.owners)
-        self.state.use(self._share(own, "of the optimizer"))
-        owned, number = self.state.owned, self._slices.number
-        self._gradients = places_of(plan.buckets, self._require_shared(memory), owned)
+        self._state = self._open_state(plan)
+        owned, number = self._owned, self._slices.number
+        copies = require_shared(self._slices, memory, f"of gradients of {self._name}")
+        self._gradients = places_of(plan.buckets, copies, owned)
         weights = self._share(NewWeights.memory_bytes(nbytes), "of the weights")
         self._new = NewWeights(plan.buckets, weights, number, owned, nbytes)
         self._open_lending(plan, memory)
@@ -236,19 +230,35 @@ class ArraySharedSteps:
             self._lent = self._lending.buckets(self._buffers)
 
     @collective
+    def _open_state(self, plan: BucketPlan) -> list[list[HostArray]]:
+        """Move the state to memory of its owners; return that of each segment of this rank."""
+        names, number = self._rule.quantities, self._slices.number
+        quantities = [
+            {name: Quantity(name, spec.dtype, elementwise=True) for name in names}
+            for spec in self._specs
+        ]
+        memory = StateMemory(segments_of(plan, self._slices.owners), quantities, number)
+        memory.use(self._share(memory.nbytes, "of the optimizer"))
+        self._owned = memory.owned
+
+        def array(index: int, part: HostArray) -> HostArray:
+            return part.view(self._specs[index].dtype.numpy)
+
+        own = {
+            (segment.parameter, name): array(segment.parameter, memory.own(segment.parameter, name))
+            for segment in self._owned
+            for name in names
+        }
+        for (index, name), kept in self._kept.items():
+            parts = [(segment, array(index, part)) for segment, part in memory.parts(index, name)]
+            kept.move(parts, own.get((index, name)))
+        return [[own[segment.parameter, name] for name in names] for segment in self._owned]
+
+    @collective
     def _share(self, nbytes: int, purpose: str) -> list[HostArray]:
         """Allocate memory on each rank; return that of all ranks of the node."""
         name = f"{purpose} of {self._name}"
-        return self._require_shared(self._channel.run(AllocateMemory(nbytes, name)))
-
-    def _require_shared(self, memory: Elements) -> list[HostArray]:
-        copies = self._slices.copies(memory)
-        if copies is None:
-            raise RuntimeError(
-                f"sharded=True: {Buffer.of(memory).nbytes >> 10:,} KiB for the optimizer cannot be "
-                "shared on this node: free memory, or use sharded=False"
-            )
-        return copies
+        return require_shared(self._slices, self._channel.run(AllocateMemory(nbytes, name)), name)
 
     @collective
     def _reduce(

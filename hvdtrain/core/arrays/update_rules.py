@@ -16,25 +16,21 @@ def cast(number: float, dtype: np.dtype[Any]) -> Any:
     return dtype.type(np.float32(number))
 
 
-@dataclass(frozen=True)
-class Block:
-    """Elements that are updated together, [n] each; state has [n] for each quantity of the rule."""
-
-    weights: HostArray
-    gradient: HostArray
-    state: Sequence[HostArray]
-    rate: float
-    steps: int
-
-
 class UpdateRule(Protocol):
     """How an optimizer updates each element by itself."""
 
     @property
     def quantities(self) -> Sequence[str]: ...
 
-    def update(self, block: Block) -> None:
-        """Update weights and state in place; the gradient may be overwritten."""
+    def update(
+        self,
+        weights: HostArray,
+        gradient: HostArray,
+        state: Sequence[HostArray],
+        rate: float,
+        steps: int,
+    ) -> None:
+        """Update weights and state, [n] for each quantity, in place; overwrite the gradient."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +44,20 @@ class SgdRule:
     def quantities(self) -> Sequence[str]:
         return ("momentum",) if self.momentum else ()
 
-    def update(self, block: Block) -> None:
-        weights, gradient = block.weights, block.gradient
+    def update(
+        self,
+        weights: HostArray,
+        gradient: HostArray,
+        state: Sequence[HostArray],
+        rate: float,
+        steps: int,
+    ) -> None:
         momentum = cast(self.momentum, weights.dtype)
-        gradient *= weights.dtype.type(block.rate)
-        if not block.state:
+        gradient *= weights.dtype.type(rate)
+        if not state:
             weights -= gradient
             return
-        (velocity,) = block.state
+        (velocity,) = state
         velocity *= momentum
         velocity -= gradient
         if self.nesterov:
@@ -77,15 +79,21 @@ class AdamRule:
     def quantities(self) -> Sequence[str]:
         return ("momentum", "velocity", *(("velocity_hat",) if self.amsgrad else ()))
 
-    def update(self, block: Block) -> None:
-        weights, gradient = block.weights, block.gradient
+    def update(
+        self,
+        weights: HostArray,
+        gradient: HostArray,
+        state: Sequence[HostArray],
+        rate: float,
+        steps: int,
+    ) -> None:
         kind = weights.dtype.type
         power_1, power_2 = (
-            np.power(cast(beta, weights.dtype), kind(block.steps + 1))
+            np.power(cast(beta, weights.dtype), kind(steps + 1))
             for beta in (self.beta_1, self.beta_2)
         )
-        alpha = kind(block.rate) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
-        first, second = block.state[:2]
+        alpha = kind(rate) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
+        first, second = state[:2]
         change = gradient - first
         change *= kind(1 - self.beta_1)
         first += change
@@ -94,7 +102,7 @@ class AdamRule:
         change *= kind(1 - self.beta_2)
         second += change
         if self.amsgrad:
-            second = np.maximum(block.state[2], second, out=block.state[2])
+            second = np.maximum(state[2], second, out=state[2])
         np.sqrt(second, out=change)
         change += kind(self.epsilon)
         np.multiply(first, alpha, out=gradient)

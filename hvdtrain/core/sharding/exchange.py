@@ -143,47 +143,33 @@ class ShardedExchange(Exchange):
             self.slices.reduce(bucket.buffer, *self._inner.factors(info))
 
 
-class _OnSlices(Operation):
-    """Work on this rank's slice of some buckets, which lie elsewhere if they are placed."""
+class OnSlices(Operation):
+    """Work on slices of some buckets, which lie elsewhere if they are placed.
 
-    kind: str
+    With factors each rank sums its slice; without, each slice is copied from its owner to all
+    ranks that it was reduced for.
+    """
 
     def __init__(
         self,
         buckets: Sequence[tuple[Buffer, PlacedBucket | None]],
         slices: OwnedSlices,
         name: str,
-        scales: tuple[float, float] = (1.0, 1.0),
+        scales: tuple[float, float] | None = None,
     ) -> None:
         super().__init__()
         self._buckets, self._slices, self._scales = buckets, slices, scales
-        self.request = Request(self.kind, name, (("buffers", str(len(buckets))),))
-
-
-class SumSlices(_OnSlices):
-    """Sum the slice of each rank in some buckets."""
-
-    kind = "sum slices"
+        kind = "spread" if scales is None else "sum slices"
+        self.request = Request(kind, name, (("buffers", str(len(buckets))),))
 
     def execute(self, communicator: Communicator) -> None:
         for buffer, placed in self._buckets:
-            if placed is None:
+            if self._scales is None:
+                self._slices.spread(buffer) if placed is None else placed.spread()
+            elif placed is None:
                 self._slices.reduce(buffer, *self._scales)
             else:
                 placed.reduce(*self._scales, everywhere=False)
-
-
-class SpreadSlices(_OnSlices):
-    """Copy each slice of some buckets from its owner to all ranks that it was reduced for."""
-
-    kind = "spread"
-
-    def execute(self, communicator: Communicator) -> None:
-        for buffer, placed in self._buckets:
-            if placed is None:
-                self._slices.spread(buffer)
-            else:
-                placed.spread()
 
 
 class GatherSlices(Operation):

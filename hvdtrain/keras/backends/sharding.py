@@ -13,7 +13,7 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, check_sharding
 from hvdtrain.core.arrays.shared_steps import ArraySharedSteps, StepValues, node_slices
-from hvdtrain.core.arrays.state_memory import ArrayStateMemory
+from hvdtrain.core.arrays.state_memory import KeptArray
 from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
@@ -78,56 +78,28 @@ def _is_keras(kind: type) -> bool:
     return kind.__module__.startswith("keras.")
 
 
-class StateVariable:
-    """What a shared optimizer keeps for a variable of the model, in place of a keras.Variable.
-
-    Any rank reads the whole value between two steps. All ranks that assign one assign the same.
-    """
+class StateVariable(KeptArray):
+    """What a shared optimizer keeps for a variable of the model, in place of a keras.Variable."""
 
     trainable = False
 
-    def __init__(self, reference: KerasVariable, quantity: str, path: str) -> None:
+    def __init__(self, reference: KerasVariable, path: str) -> None:
+        super().__init__(reference.shape, reference.dtype)
         self.path, self.name = path, path.rpartition("/")[2]
-        self.shape, self.dtype = tuple(reference.shape), reference.dtype
-        self._quantity = quantity
-        self._place: tuple[ArrayStateMemory, int] | None = None
-        self._value: HostArray | None = None
-
-    def move(self, memory: ArrayStateMemory, index: int) -> None:
-        """Keep the value in a memory from now on."""
-        self._place = memory, index
-        if self._value is not None:
-            memory.write(index, self._quantity, self._value)
-        self._value = None
 
     def numpy(self) -> HostArray:
         """Return a copy of the value."""
-        if self._place is not None:
-            memory, index = self._place
-            return memory.read(index, self._quantity)
-        return np.zeros(self.shape, self.dtype) if self._value is None else self._value.copy()
+        return self.read()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> HostArray:
-        return self.numpy().astype(dtype or self.dtype, copy=False)
-
-    def scale(self, factor: float) -> None:
-        """Multiply the value (between two steps; by the same factor on all ranks)."""
-        if self._place is not None:
-            memory, index = self._place
-            memory.scale(index, self._quantity, factor)
-        elif self._value is not None:
-            self._value *= self._value.dtype.type(factor)
+        return self.read().astype(dtype or self.dtype, copy=False)
 
     def assign(self, value: BackendTensor | HostArray) -> None:
         """Overwrite the value (local; between two steps)."""
         array = to_array(value)
         if array.shape != self.shape:
             raise ValueError(f"{self.path} has shape {self.shape}, got {array.shape}")
-        if self._place is not None:
-            memory, index = self._place
-            memory.write(index, self._quantity, array)
-        else:
-            self._value = array.copy()
+        self.write(array)
 
 
 _UNKNOWN = -1.0
@@ -153,30 +125,29 @@ class KerasSharedUpdate:
     def __init__(self, settings: GradientSettings, name: str, backend: ArrayBackend) -> None:
         self._settings, self._name, self._backend = settings, name, backend
         self._slices = node_slices(settings.process_set)
-        self._state: list[tuple[StateVariable, KerasVariable]] = []
+        self._state: list[tuple[KerasVariable, str, StateVariable]] = []
         self._steps: ArraySharedSteps | None = None
         self.active = self._slices is not None
 
     def keep(self, reference: KerasVariable, quantity: str, path: str) -> StateVariable:
         """Return a variable for what the optimizer keeps for a variable of the model."""
-        variable = StateVariable(reference, quantity, path)
-        self._state.append((variable, reference))
+        variable = StateVariable(reference, path)
+        self._state.append((reference, quantity, variable))
         return variable
 
     def build(self, optimizer: Any) -> None:
         """Prepare for the variables of an optimizer that is built."""
         assert self._slices is not None
         variables = optimizer._trainable_variables
+        numbers = {id(variable): number for number, variable in enumerate(variables)}
         self._steps = ArraySharedSteps(
             [_spec(number, variable) for number, variable in enumerate(variables)],
             self._settings,
             self._slices,
             rule_of(optimizer),
+            {(numbers[id(variable)], name): state for variable, name, state in self._state},
             self._name,
         )
-        numbers = {id(variable): number for number, variable in enumerate(variables)}
-        for state, reference in self._state:
-            state.move(self._steps.state, numbers[id(reference)])
 
     @collective
     def __call__(

@@ -20,12 +20,7 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.operations import Submission
-from hvdtrain.core.sharding.exchange import (
-    ShardedExchange,
-    SpreadSlices,
-    SumSlices,
-    owned_slices,
-)
+from hvdtrain.core.sharding.exchange import OnSlices, ShardedExchange, owned_slices
 from hvdtrain.core.staging import note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Several, Streams
@@ -251,7 +246,7 @@ def sum_slices(buckets: ParameterBuckets) -> None:
             (reducer.buffers[each], reducer.placed[each]) for each in sorted(exchange.pending)
         ]
         name = f"sums of {reducer.name}"
-        buckets.run(SumSlices(chosen, exchange.slices, name, exchange.scales))
+        buckets.run(OnSlices(chosen, exchange.slices, name, exchange.scales))
         exchange.pending.clear()
 
 
@@ -262,4 +257,4 @@ def spread_slices(buckets: ParameterBuckets) -> None:
     exchange, reducer = buckets.exchange, buckets.reducer
     if isinstance(exchange, ShardedExchange):
         pairs = list(zip(reducer.buffers, reducer.placed, strict=True))
-        buckets.run(SpreadSlices(pairs, exchange.slices, f"gradients of {reducer.name}"))
+        buckets.run(OnSlices(pairs, exchange.slices, f"gradients of {reducer.name}"))

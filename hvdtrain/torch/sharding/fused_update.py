@@ -173,30 +173,33 @@ def _has_own_memory(parameter: torch.nn.Parameter) -> bool:
 
 
 class FusedUpdate:
-    """The sums and the step of this rank's segments."""
+    """The sums and the step of this rank's segments; boards have factors of gradients."""
 
-    def __init__(
-        self,
-        kind: type,
-        buckets: ParameterBuckets,
-        steps: SegmentSteps,
-        step: KernelStep,
-        boards: Sequence[npt.NDArray[np.float64]],
-    ) -> None:
-        self._kind, self._buckets, self._steps, self._boards = kind, buckets, steps, boards
-        self._step, self._in_buckets = step, step.gradients.copy()
-        self._specs = buckets.plan.specs
-        self.parameters = {
-            index: number
-            for number, index in enumerate(
-                i for i in steps.owned if self._specs[i].dtype in KERNEL_TYPES
-            )
-        }
-        self._places = None if buckets.staying is None else buckets.staying.places
-        self._pieces = None if self._places is None else self._cut(self._places)
+    @collective
+    def __init__(self, kind: type, buckets: ParameterBuckets, slices: Slices) -> None:
+        self._kind, self._buckets, self._slices = kind, buckets, slices
+        self._form = _agreed(find_form(kind) if slices.in_tree else None, buckets)
+        self.boards: list[npt.NDArray[np.float64]] = []
+        if self._form is not None:
+            name = f"of factors of {buckets.reducer.name}"
+            memory = buckets.channel.run(AllocateMemory(8, name))
+            self.boards = [copy.view(np.float64) for copy in slices.copies(memory) or ()]
+
+    def use(self, steps: SegmentSteps, weights: WeightMemory) -> None:
+        """Update the segments of a new plan from now on, if all ranks can."""
+        self._steps, self._specs = steps, self._buckets.plan.specs
         self._state: TorchStateMemory | None = None
-        self._takes_state = False
         self._rules: list[KernelRule] = []
+        if self._form is None or not self.boards:
+            return
+        taken = [s for s in steps.owned.values() if self._specs[s.parameter].dtype in KERNEL_TYPES]
+        self.parameters = {segment.parameter: number for number, segment in enumerate(taken)}
+        places = [self._place(s, steps.groups[s.parameter], self._form, weights) for s in taken]
+        self._step = KernelStep(places, len(self.boards), self._slices.number, self._form)
+        self._in_buckets = self._step.gradients.copy()
+        staying = self._buckets.staying
+        self._places = None if staying is None else staying.places
+        self._pieces = None if self._places is None else self._cut(self._places)
 
     @property
     def takes_all(self) -> bool:
@@ -204,7 +207,9 @@ class FusedUpdate:
         return all(spec.dtype in KERNEL_TYPES for spec in self._specs)
 
     def prepare(self, state: TorchStateMemory) -> bool:
-        """Use the present settings, and memory for the state."""
+        """Use the present settings, and memory for the state; return whether the kernel can."""
+        if not self.boards:
+            return False
         if state is not self._state:
             self._state = state
             self._takes_state = all(
@@ -235,35 +240,36 @@ class FusedUpdate:
     def update(self, factor: float, kept: bool) -> None:
         """Update the weights on all ranks."""
         assert self._state is not None
-        used = self._used()
-        for index, number in self.parameters.items():
-            begins = index in used and self._state.begin(index, self._steps.entry(index))
-            self._step.select(number, index in used, begins)
-        scales = self._scales()
-        gradients = {} if scales else {i: self._steps.gradient(i, kept) for i in used}
-        self._point_to(gradients)
-        self._step.update(self._rules, scales, factor)
+        self._step.update(self._rules, self._select(self._state, kept), factor)
 
     def sum(self) -> float:
         """Sum the gradients of this rank's segments; return the sum of their squares."""
-        used = self._used()
-        for index, number in self.parameters.items():
-            self._step.select(number, index in used, begins=False)
-        scales = self._scales()
-        self._point_to(
-            {} if scales else {index: self._steps.gradient(index, kept=False) for index in used}
-        )
-        return self._step.sum(scales)
+        return self._step.sum(self._select(None, kept=False))
 
-    def _used(self) -> set[int]:
-        return set(self._steps.used) & self.parameters.keys()
+    def _select(self, state: TorchStateMemory | None, kept: bool) -> Scales | None:
+        """Choose what the kernel takes, with its state for a step; return factors as _scales()."""
+        used = set(self._steps.used) & self.parameters.keys()
+        for index, number in self.parameters.items():
+            begins = False
+            if state is not None and index in used:
+                begins = state.begin(index, self._steps.entry(index))
+            self._step.select(number, index in used, begins)
+        scales = self._scales()
+        gradients = {} if scales else {i: self._steps.gradient(i, kept) for i in used}
+        if self._places is None or self._pieces is None:
+            self._step.gradients[:] = self._in_buckets
+        else:
+            self._step.gradients[:] = self._places.addresses(self._pieces)
+        for index, gradient in gradients.items():
+            self._step.set_sum(self.parameters[index], gradient.data_ptr())
+        return scales
 
     def _scales(self) -> Scales | None:
         """Return the factors of the gradients; None if they are summed."""
         exchange = self._buckets.exchange
         if not isinstance(exchange, ShardedExchange) or not exchange.pending:
             return None
-        return Scales([float(board[0]) for board in self._boards], exchange.scales[1])
+        return Scales([float(board[0]) for board in self.boards], exchange.scales[1])
 
     def _cut(self, places: GradientPlaces) -> Pieces:
         """Return the segments that the kernel takes as pieces of gradients."""
@@ -274,39 +280,6 @@ class FusedUpdate:
             in_memory = bucket + segment.start * size
             rows.append((index, segment.first * size, in_memory, segment.count))
         return Pieces.of(rows)
-
-    def _point_to(self, gradients: Mapping[int, torch.Tensor]) -> None:
-        """Use these reduced gradients, or those of all ranks where they lie."""
-        if self._places is None or self._pieces is None:
-            self._step.gradients[:] = self._in_buckets
-        else:
-            self._step.gradients[:] = self._places.addresses(self._pieces)
-        for index, gradient in gradients.items():
-            self._step.set_sum(self.parameters[index], gradient.data_ptr())
-
-
-class FusedSteps:
-    """What all ranks need to sum and step in one pass; boards have factors of gradients."""
-
-    @collective
-    def __init__(self, kind: type, buckets: ParameterBuckets, slices: Slices) -> None:
-        self._kind, self._buckets, self._slices = kind, buckets, slices
-        self._form = _agreed(find_form(kind) if slices.in_tree else None, buckets)
-        self.boards: list[npt.NDArray[np.float64]] = []
-        if self._form is not None:
-            name = f"of factors of {buckets.reducer.name}"
-            memory = buckets.channel.run(AllocateMemory(8, name))
-            self.boards = [copy.view(np.float64) for copy in slices.copies(memory) or ()]
-
-    def update_of(self, steps: SegmentSteps, weights: WeightMemory) -> FusedUpdate | None:
-        """Return the update of this rank's segments; None if a rank cannot take it."""
-        if self._form is None or not self.boards:
-            return None
-        specs = self._buckets.plan.specs
-        taken = [s for s in steps.owned.values() if specs[s.parameter].dtype in KERNEL_TYPES]
-        places = [self._place(s, steps.groups[s.parameter], self._form, weights) for s in taken]
-        step = KernelStep(places, len(self.boards), self._slices.number, self._form)
-        return FusedUpdate(self._kind, self._buckets, steps, step, self.boards)
 
     def _place(self, segment: Segment, group: int, form: Form, weights: WeightMemory) -> Place:
         spec = self._buckets.plan.specs[segment.parameter]

@@ -16,7 +16,7 @@ from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
 from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
-from hvdtrain.torch.sharding.update import TorchSharedUpdate
+from hvdtrain.torch.sharding.update import OwnerUpdate, TorchSharedUpdate
 from hvdtrain.torch.tensors.parts import parameters_of
 
 _logger = logging.getLogger("hvdtrain")
@@ -29,7 +29,7 @@ class TorchSharedSteps:
     def __init__(self, optimizer: torch.optim.Optimizer, exchanged: Exchanged) -> None:
         check_elementwise(optimizer)
         self._optimizer, self._exchanged = optimizer, exchanged
-        self._update: TorchSharedUpdate | ScatteredUpdate | None = None
+        self._update: OwnerUpdate | None = None
         self.kept = False
         self._scaled = False
         self.follow()
@@ -85,13 +85,13 @@ class TorchSharedSteps:
         self.gradients.finish()
         self.kept = self._scaled = False
         self.follow()
-        if isinstance(self._update, TorchSharedUpdate):
+        if self._update is not None:
             self._update.begin()
 
     @collective
     def keep_gradients(self) -> None:
         """Give all ranks the reduced gradients, and leave them to the program."""
-        if isinstance(self._update, TorchSharedUpdate):
+        if self._update is not None:
             self._update.settle()
         self.gradients.spread()
         self.kept = True
@@ -111,12 +111,7 @@ class TorchSharedSteps:
             hook(self._optimizer, (), {})
         if self.gradients.plan.buckets:
             self._update.step(self.kept)
-            exchange = self._update.buckets.exchange
-            assert isinstance(exchange, ShardedExchange)
-            exchange.whole = not self.gradients.plan_is_final
-            if not self.kept:
-                self._update.buckets.views.drop()
-            self._update.buckets.views.release()
+            self._update.end_step(self.kept, whole=not self.gradients.plan_is_final)
             self.gradients.forget_results()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
         for hook in getattr(self._optimizer, "_optimizer_step_post_hooks", {}).values():
@@ -149,7 +144,7 @@ class TorchSharedSteps:
         if update is None or not update.shared or update.given:
             return self._optimizer.state_dict()
         self._check_between_steps()
-        if not isinstance(update, ScatteredUpdate) or not update.give_consolidated():
+        if not update.give_consolidated():
             update.give_back()
         try:
             return self._optimizer.state_dict()

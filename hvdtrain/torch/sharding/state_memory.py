@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradients.plan import ParameterSpec
-from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
+from hvdtrain.core.sharding.segments import Quantity, Segment
+from hvdtrain.core.sharding.state_memory import StateMemory
 from hvdtrain.engines.features import Slices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer
@@ -80,8 +80,7 @@ class WeightMemory:
 
     def segment(self, segment: Segment) -> torch.Tensor:
         """Return this rank's elements of a segment, 1-d."""
-        elements = self._elements[segment.parameter]
-        return elements[segment.first : segment.first + segment.count]
+        return self._elements[segment.parameter][segment.in_parameter]
 
     def addresses(self, segment: Segment) -> list[int]:
         """Return the address of a segment on each rank, as accessed here, this rank's first."""
@@ -119,34 +118,6 @@ def _check_memory(parameters: Sequence[torch.nn.Parameter], specs: Sequence[Para
             )
 
 
-_Entry = dict[str, Any]
-
-
-class UserState:
-    """The state of a user's optimizer, which is either there or with those who share the steps."""
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
-    ) -> None:
-        self._optimizer, self._parameters = optimizer, parameters
-        self._given = True
-
-    @property
-    def given(self) -> bool:
-        """Whether the state is in the user's optimizer, so that the next step takes it."""
-        return self._given or any(each in self._optimizer.state for each in self._parameters)
-
-    def withdraw(self) -> None:
-        """Remove the state from the user's optimizer, because it is elsewhere, too."""
-        for parameter in self._parameters:
-            self._optimizer.state.pop(parameter, None)
-        self._given = False
-
-    def discard(self) -> None:
-        """Take the state from the user's optimizer in the next step, even if empty."""
-        self._given = True
-
-
 def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
     """Return the elements in the order in which the parameter has them in memory, 1-d."""
     if tuple(tensor.stride()) != spec.strides:
@@ -157,49 +128,38 @@ def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
     return tensor.detach().as_strided((spec.count,), (1,))
 
 
-class TorchStateMemory:
-    """The state of all segments of a node."""
+Entry = dict[str, Any]
+
+
+class TorchStateMemory(StateMemory):
+    """The state of all segments of a node as tensors."""
 
     def __init__(
         self,
         specs: Sequence[ParameterSpec],
         segments: Sequence[Sequence[Segment]],
         quantities: Sequence[Mapping[str, Quantity]],
+        number: int,
     ) -> None:
-        self._specs, self._segments, self.quantities = specs, segments, quantities
-        self._layouts = [StateLayout(own, quantities) for own in segments]
-        self.nbytes = max(1, *(layout.nbytes for layout in self._layouts))
+        super().__init__(segments, quantities, number)
+        self._specs = specs
 
-    def use(self, memories: Sequence[npt.NDArray[np.uint8]], number: int) -> None:
+    def use(self, memories: Sequence[npt.NDArray[np.uint8]]) -> None:
         """Use memory, of which this rank's part has no state yet."""
-        self._memories, self._number = memories, number
-        self._owned = self._segments[number] if number < len(self._segments) else ()
+        super().use(memories)
         self._slots = {
-            (segment.parameter, name): self._slot(number, segment, name)
-            for segment in self._owned
-            for name in self.quantities[segment.parameter]
+            segment.parameter: {
+                name: _tensor(self.own(segment.parameter, name), quantity)
+                for name, quantity in self.quantities[segment.parameter].items()
+            }
+            for segment in self.owned
         }
         self.clear()
 
-    def clear(self) -> None:
-        """Forget the state of this rank's segments."""
-        self._memories[self._number][: len(self._owned)] = 0
-
-    def _slot(self, owner: int, segment: Segment, name: str) -> torch.Tensor:
-        """Return a quantity of a segment as a tensor in the memory of its owner."""
-        quantity = self.quantities[segment.parameter][name]
-        dtype = getattr(torch, quantity.dtype.value)
-        count = quantity.count(segment.count)
-        start = self._layouts[owner].offsets[segment.parameter, name]
-        part = self._memories[owner][start : start + count * quantity.dtype.itemsize]
-        # torch takes no buffer without bytes.
-        slot = torch.frombuffer(part, dtype=dtype) if count else torch.empty(0, dtype=dtype)
-        return slot if quantity.elementwise else slot.view(())
-
-    def keep(self, index: int, entry: _Entry) -> None:
+    def keep(self, index: int, entry: Entry) -> None:
         """Move the state of one of this rank's segments into the memory."""
         for name, value in entry.items():
-            slot = self._slots.get((index, name))
+            slot = self._slots[index].get(name)
             if value is None:  # as a checkpoint may have it
                 continue
             if slot is None:
@@ -212,58 +172,41 @@ class TorchStateMemory:
             elif value.data_ptr() != slot.data_ptr():
                 slot.copy_(value)
                 entry[name] = slot
-        self._memories[self._number][self._layouts[self._number].numbers[index]] = 1
+        self.note(index)
 
     def slots(self, index: int) -> dict[str, torch.Tensor]:
         """Return where the state of one of this rank's segments lies, by name."""
-        names = self.quantities[index]
-        return {name: self._slots[index, name] for name in names}
+        return dict(self._slots[index])
 
-    def begin(self, index: int, entry: _Entry) -> bool:
+    def begin(self, index: int, entry: Entry) -> bool:
         """Complete the state of one of this rank's segments with zeros in the memory."""
         missing = [name for name in self.quantities[index] if entry.get(name) is None]
         for name in missing:
-            entry[name] = self._slots[index, name].zero_()
-        self._memories[self._number][self._layouts[self._number].numbers[index]] = 1
+            entry[name] = self._slots[index][name].zero_()
+        self.note(index)
         return bool(missing)
 
-    def cut(self, segment: Segment, entry: Mapping[str, Any]) -> _Entry:
-        """Return the part of a parameter's state that belongs to a segment."""
-        spec, quantities = self._specs[segment.parameter], self.quantities[segment.parameter]
-        part = dict(entry)
-        for name, value in entry.items():
-            if isinstance(value, torch.Tensor) and quantities[name].elementwise:
-                elements = in_memory_order(value, spec)
-                part[name] = elements[segment.first : segment.first + segment.count]
-        return part
-
-    def read(self, index: int) -> _Entry | None:
+    def read(self, index: int) -> Entry | None:
         """Return a copy of the state of a whole parameter; None if it has none."""
-        owners = [
-            (owner, layout.numbers[index])
-            for owner, layout in enumerate(self._layouts)
-            if index in layout.numbers
-        ]
-        if not owners or not all(self._memories[owner][number] for owner, number in owners):
+        if not self.exists(index):
             return None
-        return {
-            name: self._read(quantity, index, owners)
-            for name, quantity in self.quantities[index].items()
-        }
+        return {name: self._read(index, each) for name, each in self.quantities[index].items()}
 
-    def _read(self, quantity: Quantity, index: int, owners: Sequence[tuple[int, int]]) -> Any:
-        parts = [
-            (segment, self._slot(owner, segment, quantity.name))
-            for owner, number in owners
-            for segment in (self._segments[owner][number],)
-        ]
+    def _read(self, index: int, quantity: Quantity) -> Any:
+        parts = [(s, _tensor(part, quantity)) for s, part in self.parts(index, quantity.name)]
         if not quantity.elementwise:
             value = parts[0][1]
             return value.clone() if quantity.tensor else value.item()
-        spec = self._specs[index]
-        dtype = getattr(torch, quantity.dtype.value)
+        spec, dtype = self._specs[index], parts[0][1].dtype
         whole = torch.empty_strided(spec.shape, spec.strides, dtype=dtype, device="cpu")
-        elements = whole.as_strided((prod(spec.shape),), (1,))
-        for segment, slot in parts:
-            elements[segment.first : segment.first + segment.count] = slot
+        elements = whole.as_strided((spec.count,), (1,))
+        for segment, part in parts:
+            elements[segment.in_parameter] = part
         return whole
+
+
+def _tensor(memory: npt.NDArray[np.uint8], quantity: Quantity) -> torch.Tensor:
+    dtype = getattr(torch, quantity.dtype.value)
+    # torch takes no buffer without bytes.
+    part = torch.frombuffer(memory, dtype=dtype) if memory.size else torch.empty(0, dtype=dtype)
+    return part if quantity.elementwise else part.view(())

@@ -1,8 +1,9 @@
-"""The optimizer's step, shared by the ranks of a node."""
+"""The optimizer's step on the segments that this rank owns, and that of the ranks of a node."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
@@ -14,113 +15,44 @@ from hvdtrain.collective import collective
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.sharding.exchange import PutSegments, ShardedExchange
+from hvdtrain.core.sharding.exchange import OwnedSlices, PutSegments, ShardedExchange
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
+from hvdtrain.core.sharding.state_memory import require_shared
 from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, sum_slices
-from hvdtrain.torch.sharding.fused_update import FusedSteps, FusedUpdate
+from hvdtrain.torch.sharding.fused_update import FusedUpdate
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, quantities_of
-from hvdtrain.torch.sharding.state_memory import TorchStateMemory, UserState, WeightMemory
+from hvdtrain.torch.sharding.state_memory import (
+    Entry,
+    TorchStateMemory,
+    WeightMemory,
+    in_memory_order,
+)
 from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import ReduceOp
 
 
-class SharedState(UserState):
-    """State that is either in memory which all ranks of the node can read, or with the user."""
+class OwnerUpdate(ABC):
+    """Takes the optimizer's step on the segments that this rank owns, for all ranks.
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
-    ) -> None:
-        super().__init__(optimizer, [parameter for _, parameter in buckets.named])
-        self.buckets, self._slices = buckets, slices
-        self._index = {id(p): index for index, p in enumerate(self._parameters)}
-        self.memory: TorchStateMemory | None = None
-
-    @collective
-    def allocate(self, segments: Sequence[Sequence[Segment]]) -> None:
-        """Allocate memory for what the optimizer keeps."""
-        quantities = self._quantities()
-        self.memory = TorchStateMemory(self.buckets.plan.specs, segments, quantities)
-        name = f"of the optimizer of {self.buckets.reducer.name}"
-        memory = self.buckets.channel.run(AllocateMemory(self.memory.nbytes, name))
-        copies = self._slices.copies(memory)
-        if copies is None:
-            raise RuntimeError(
-                f"sharded=True: {self.memory.nbytes >> 10:,} KiB for the optimizer's state cannot "
-                "be shared on this node: free memory, or use sharded=False "
-                "(in train --no-shard-optimizer)"
-            )
-        self.memory.use(copies, self._slices.number)
-
-    def _quantities(self) -> Sequence[Mapping[str, Quantity]]:
-        """Return what the optimizer keeps for each parameter, the same on all ranks."""
-        found: dict[int, Mapping[str, Quantity]] = {}
-        for group in self._optimizer.param_groups:
-            known: dict[object, Mapping[str, Quantity]] = {}
-            for parameter in group["params"]:
-                index = self._index.get(id(parameter))
-                if index is None:
-                    continue
-                key = (parameter.dtype, tuple(self._optimizer.state.get(parameter, ())))
-                if key not in known:
-                    known[key] = quantities_of(self._optimizer, group, parameter)
-                found[index] = known[key]
-        return [found.get(index, {}) for index in range(len(self._parameters))]
-
-    def take(self, steps: SegmentSteps) -> None:
-        """Move the state from the user's optimizer into the memory."""
-        assert self.memory is not None
-        self.memory.clear()
-        parts = {}
-        for index, segment in steps.owned.items():
-            entry = self._optimizer.state.get(self._parameters[index])
-            if entry is not None:
-                parts[index] = self.memory.cut(segment, entry)
-                self.memory.keep(index, parts[index])
-        steps.use_state(parts)
-        self.withdraw()
-
-    def give_back(self) -> None:
-        """Move the whole state into the user's optimizer, until the next step."""
-        if self.memory is None or self.given:
-            return
-        self._given = True
-        for parameter in parameters_of(self._optimizer):
-            index = self._index.get(id(parameter))
-            entry = None if index is None else self.memory.read(index)
-            if entry:
-                self._optimizer.state[parameter] = entry
-
-
-class TorchSharedUpdate(SharedState):
-    """Takes the optimizer's step on the segments that this rank owns, for all ranks of the node.
-
-    Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their
-    buckets until the step, which sums them in the same pass.
+    The state is either with the segments or, after give_back() and until the next step, in the
+    user's optimizer.
     """
 
-    @collective
     def __init__(
-        self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
+        self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: OwnedSlices
     ) -> None:
-        super().__init__(optimizer, buckets, slices)
-        specs, name = buckets.plan.specs, buckets.reducer.name
-        self._weights = WeightMemory(self._parameters, specs, slices, buckets.channel, name)
-        self._fused_steps = FusedSteps(type(optimizer), buckets, slices)
+        self._optimizer, self.buckets, self._slices = optimizer, buckets, slices
+        self._parameters = [parameter for _, parameter in buckets.named]
+        self._numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
         self._plan: BucketPlan | None = None
-        self._settings: object = None
-        self._fused: FusedUpdate | None = None
+        self._given = True
         self._factor = 1.0  # of the reduced gradients, by which they are not multiplied yet
 
     @property
-    def nodes(self) -> int:
-        """Number of nodes, each of which updates all weights."""
-        return self._slices.nodes
-
-    @property
     def shared(self) -> bool:
-        """Whether the weights are in memory that all ranks of the node can write."""
-        return self._weights.shared
+        """Whether ranks can share the work."""
+        return True
 
     @property
     def exchange(self) -> ShardedExchange:
@@ -129,56 +61,92 @@ class TorchSharedUpdate(SharedState):
         assert isinstance(exchange, ShardedExchange)
         return exchange
 
-    @collective
-    def step(self, kept: bool) -> None:
-        fused = self._prepare()
-        if fused is None or (self._factor != 1.0 and not fused.takes_all):
-            self.settle()  # what the kernel does not take is scaled, too
-        pairs = self._step_on_segments(fused.parameters if fused else (), kept)
-        write = partial(fused.update, self._factor, kept) if fused else None
-        name = f"weights of {self.buckets.reducer.name}"
-        self.buckets.channel.run(PutSegments(pairs, write, name))
-        self.exchange.pending.clear()
-        self._factor = 1.0
-        defers = fused is not None and self.nodes == 1
-        self.exchange.defer_to(self._fused_steps.boards[self._slices.number] if defers else None)
+    @property
+    def given(self) -> bool:
+        """Whether the state is in the user's optimizer, so that the next step takes it."""
+        return self._given or any(each in self._optimizer.state for each in self._parameters)
 
-    def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
-        """Step with torch; return weights that have changed, and their places on other ranks."""
-        assert self.memory is not None
-        self._steps.step(left, kept)
-        used = [index for index in self._steps.used if index not in left]
-        for index in used:
-            self.memory.keep(index, self._steps.entry(index))
-        return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
+    def withdraw(self) -> None:
+        """Remove the state from the user's optimizer, because it is elsewhere, too."""
+        for parameter in self._parameters:
+            self._optimizer.state.pop(parameter, None)
+        self._given = False
+
+    def discard(self) -> None:
+        """Take the state from the user's optimizer in the next step, even if empty."""
+        self._given = True
+
+    def give_back(self) -> None:
+        """Move the whole state into the user's optimizer, until the next step."""
+        if not self.given:
+            self._give(self._whole_state())
+
+    def give_consolidated(self) -> bool:
+        """Move a consolidated state into the user's optimizer, and return whether it is there."""
+        return False
+
+    def _give(self, whole: Mapping[int, Entry]) -> None:
+        self._given = True
+        for parameter in parameters_of(self._optimizer):
+            entry = whole.get(self._numbers.get(id(parameter), -1))
+            if entry is not None:
+                self._optimizer.state[parameter] = entry
+
+    @abstractmethod
+    def _whole_state(self) -> Mapping[int, Entry]:
+        """Return the state of each parameter that has one."""
 
     @collective
-    def _prepare(self) -> FusedUpdate | None:
-        """Follow a new plan, new settings of the optimizer, and what the program has given it."""
+    def _prepare(self) -> None:
+        """Follow a new plan, and take the state that the optimizer was given."""
+        self._follow_plan()
+        if self.given:
+            self._take()
+
+    @collective
+    def _follow_plan(self) -> None:
         if self._plan is not self.buckets.plan:
             self.give_back()
-            self._plan, self.memory = self.buckets.plan, None
-            self._cut(self._plan)
-        settings = _settings_that_matter(self._optimizer)
-        if self.memory is None or settings != self._settings:
-            self._settings = settings
-            # Change the state only when all ranks have read it and have come here to allocate.
-            self.give_back()
-            self.allocate(self._segments)
-        assert self.memory is not None
-        if self.given:
-            self.take(self._steps)
-        self._weights.follow()
-        return self._fused if self._fused and self._fused.prepare(self.memory) else None
+            plan, slices = self.buckets.plan, self._slices
+            self._segments = segments_of(plan, slices.owners)
+            found = self._segments[slices.number] if slices.number < slices.owners else []
+            owned = {segment.parameter: segment for segment in found}
+            tensors = self._cut(owned)
+            self._steps = SegmentSteps(self._optimizer, self.buckets, owned, tensors)
+            self._plan, self._given = plan, True
 
-    def _cut(self, plan: BucketPlan) -> None:
-        slices = self._slices
-        self._segments = segments_of(plan, slices.owners)
-        found = self._segments[slices.number] if slices.number < slices.owners else []
-        owned = {segment.parameter: segment for segment in found}
-        tensors = {index: self._weights.segment(segment) for index, segment in owned.items()}
-        self._steps = SegmentSteps(self._optimizer, self.buckets, owned, tensors)
-        self._fused = self._fused_steps.update_of(self._steps, self._weights)
+    @abstractmethod
+    def _cut(self, owned: Mapping[int, Segment]) -> Mapping[int, torch.Tensor]:
+        """Return the weights of each segment of a new plan, 1-d."""
+
+    def _take(self) -> None:
+        """Move the state from the user's optimizer to the segments."""
+        parts = {}
+        for index in self._steps.owned:
+            entry = self._optimizer.state.get(self._parameters[index])
+            if entry is not None:
+                parts[index] = self._keep(index, entry)
+        self._steps.use_state(parts)
+        self.withdraw()
+
+    @abstractmethod
+    def _keep(self, index: int, entry: Entry) -> Entry:
+        """Return a copy of what belongs to this rank's segment of a parameter's state."""
+
+    def _part_of(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's elements of a tensor of a parameter's shape, 1-d."""
+        elements = in_memory_order(tensor, self.buckets.plan.specs[index])
+        return elements[self._steps.owned[index].in_parameter]
+
+    @collective
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the reduced gradients that this rank owns (collective after a new plan)."""
+        self._prepare()
+        return self._steps.gradients()
+
+    def begin(self) -> None:
+        """Begin with other reduced gradients."""
+        self._factor = 1.0
 
     @collective
     def settle(self) -> None:
@@ -190,11 +158,137 @@ class TorchSharedUpdate(SharedState):
         if factor != 1.0 and (own := self.gradients()):
             torch._foreach_mul_(own, factor)
 
+    @abstractmethod
     @collective
-    def gradients(self) -> list[torch.Tensor]:
-        """Return the reduced gradients that this rank owns (collective after a new plan)."""
+    def step(self, kept: bool) -> None:
+        """Update the weights of all ranks with the gradients of the owners."""
+
+    def end_step(self, kept: bool, whole: bool) -> None:
+        """Forget the gradients, unless they are kept; `whole` says what the next buckets have."""
+        self.exchange.whole = whole
+        if not kept:
+            self.buckets.views.drop()
+        self.buckets.views.release()
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiply the reduced gradients that this rank owns, at the latest in the step."""
+        self._factor *= float(factor)
+
+    @abstractmethod
+    @collective
+    def norm(self, kind: float) -> torch.Tensor:
+        """Return the norm of all reduced gradients together, float64 []."""
+
+
+class TorchSharedUpdate(OwnerUpdate):
+    """Takes the step for all ranks of the node, in memory that all of them can read.
+
+    Where the compiled kernel has the bits of torch's fused optimizer, gradients are left in their
+    buckets until the step, which sums them in the same pass.
+    """
+
+    _slices: Slices
+
+    @collective
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
+    ) -> None:
+        super().__init__(optimizer, buckets, slices)
+        specs, name = buckets.plan.specs, buckets.reducer.name
+        self._weights = WeightMemory(self._parameters, specs, slices, buckets.channel, name)
+        self._kernel = FusedUpdate(type(optimizer), buckets, slices)
+        self._memory: TorchStateMemory | None = None
+        self._settings: object = None
+
+    @property
+    def shared(self) -> bool:
+        return self._weights.shared
+
+    @collective
+    def step(self, kept: bool) -> None:
+        fused = self._prepare_kernel()
+        if fused is None or (self._factor != 1.0 and not fused.takes_all):
+            self.settle()  # what the kernel does not take is scaled, too
+        pairs = self._step_on_segments(fused.parameters if fused else (), kept)
+        write = partial(fused.update, self._factor, kept) if fused else None
+        name = f"weights of {self.buckets.reducer.name}"
+        self.buckets.channel.run(PutSegments(pairs, write, name))
+        self.exchange.pending.clear()
+        self._factor = 1.0
+        defers = fused is not None and self._slices.nodes == 1
+        self.exchange.defer_to(self._kernel.boards[self._slices.number] if defers else None)
+
+    def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
+        """Step with torch; return weights that have changed, and their places on other ranks."""
+        assert self._memory is not None
+        self._steps.step(left, kept)
+        used = [index for index in self._steps.used if index not in left]
+        for index in used:
+            self._memory.keep(index, self._steps.entry(index))
+        return [pair for index in used for pair in self._weights.places(self._steps.owned[index])]
+
+    @collective
+    def _prepare_kernel(self) -> FusedUpdate | None:
+        """Prepare for a step, and return the kernel's part in it."""
         self._prepare()
-        return self._steps.gradients()
+        self._weights.follow()
+        assert self._memory is not None
+        return self._kernel if self._kernel.prepare(self._memory) else None
+
+    def _cut(self, owned: Mapping[int, Segment]) -> Mapping[int, torch.Tensor]:
+        self._memory = None
+        return {index: self._weights.segment(segment) for index, segment in owned.items()}
+
+    @collective
+    def _prepare(self) -> None:
+        self._follow_plan()
+        settings = _settings_that_matter(self._optimizer)
+        if self._memory is None or settings != self._settings:
+            # Change the state only when all ranks have read it and have come here to allocate.
+            self.give_back()
+            if self._memory is None:
+                self._kernel.use(self._steps, self._weights)
+            specs, number = self.buckets.plan.specs, self._slices.number
+            memory = TorchStateMemory(specs, self._segments, self._quantities(), number)
+            name = f"of the optimizer of {self.buckets.reducer.name}"
+            allocated = self.buckets.channel.run(AllocateMemory(memory.nbytes, name))
+            memory.use(require_shared(self._slices, allocated, name))
+            self._memory, self._settings = memory, settings
+        super()._prepare()
+
+    def _quantities(self) -> Sequence[Mapping[str, Quantity]]:
+        """Return what the optimizer keeps for each parameter, the same on all ranks."""
+        found: list[Mapping[str, Quantity]] = [{}] * len(self._parameters)
+        for group in self._optimizer.param_groups:
+            known: dict[object, Mapping[str, Quantity]] = {}
+            for parameter in group["params"]:
+                index = self._numbers.get(id(parameter))
+                if index is None:
+                    continue
+                key = (parameter.dtype, tuple(self._optimizer.state.get(parameter, ())))
+                if key not in known:
+                    known[key] = quantities_of(self._optimizer, group, parameter)
+                found[index] = known[key]
+        return found
+
+    def _take(self) -> None:
+        assert self._memory is not None
+        self._memory.clear()
+        super()._take()
+
+    def _keep(self, index: int, entry: Entry) -> Entry:
+        assert self._memory is not None
+        kept, quantities = dict(entry), self._memory.quantities[index]
+        for name, value in entry.items():
+            if isinstance(value, torch.Tensor) and quantities[name].elementwise:
+                kept[name] = self._part_of(index, value)
+        self._memory.keep(index, kept)
+        return kept
+
+    def _whole_state(self) -> Mapping[int, Entry]:
+        assert self._memory is not None
+        found = {index: self._memory.read(index) for index in range(len(self._parameters))}
+        return {index: entry for index, entry in found.items() if entry}
 
     @collective
     def norm(self, kind: float) -> torch.Tensor:
@@ -204,31 +298,28 @@ class TorchSharedUpdate(SharedState):
         name = f"norm of {self.buckets.reducer.name}"
         self.buckets.channel.run(Allreduce([Buffer.from_array(total)], [(1,)], op, name))
         # Every node has all slices, and has counted them.
-        norm = float(total[0]) if largest else float(total[0] / self.nodes) ** (1.0 / kind)
+        norm = float(total[0]) if largest else float(total[0] / self._slices.nodes) ** (1.0 / kind)
         return torch.tensor(norm, dtype=torch.float64, device="cpu")
 
     @collective
     def _power_sum(self, kind: float) -> float:
         """Sum this rank's slices; return the sum of powers of their elements, or the largest."""
-        fused = self._prepare()
+        fused = self._prepare_kernel()
         if kind == 2.0 and self._factor == 1.0 and fused and fused.takes_all:
             total = fused.sum()
             self.exchange.pending.clear()
             return total
         self.settle()
-        own = self.gradients()
-        if not own:
-            return 0.0
-        norms = torch.stack([norm.double() for norm in torch._foreach_norm(own, kind)])
-        return float(norms.max() if math.isinf(kind) else norms.pow(kind).sum())
+        return float(power_sum(self.gradients(), kind, torch.device("cpu")))
 
-    def begin(self) -> None:
-        """Begin with other reduced gradients."""
-        self._factor = 1.0
 
-    def scale(self, factor: torch.Tensor) -> None:
-        """Multiply the reduced gradients that this rank owns, at the latest in the step."""
-        self._factor *= float(factor)
+def power_sum(own: list[torch.Tensor], kind: float, device: torch.device) -> torch.Tensor:
+    """Return the sum of powers of the elements of tensors, or the largest, float64 []."""
+    if not own:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    norms = [norm.to(device, torch.float64) for norm in torch._foreach_norm(own, kind)]
+    stacked = torch.stack(norms)
+    return stacked.max() if math.isinf(kind) else stacked.pow(kind).sum()
 
 
 def _settings_that_matter(optimizer: torch.optim.Optimizer) -> object:
