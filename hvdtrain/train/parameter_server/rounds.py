@@ -9,7 +9,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core import context
+from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
@@ -41,7 +41,8 @@ from hvdtrain.train.parameter_server.shards import (
     ParameterRow,
     Shard,
     State,
-    join_states,
+    is_type,
+    outline_of,
     segments_in,
     shard_bounds,
 )
@@ -293,19 +294,37 @@ class ServedRounds:
 
     @collective
     def collect(self) -> list[State]:
-        """Overwrite the parameters of all ranks with the servers' weights."""
-        held: tuple[Sequence[Segment], Flat, Sequence[State]] | None = None
-        if self._shard is not None:
-            held = self._shard.segments, self._shard.weights, self._shard.states()
-        parts: list[tuple[Segment, State]] = []
-        for server, (shard, received) in enumerate(
-            allgather_object((held, self._received), name="shards")
-        ):
-            self.pushes.add(received)
-            if shard is not None:
-                segments, weights, states = shard
-                self._row.weights[slice(*self._bounds[server])] = weights
-                parts += zip(segments, states, strict=True)
+        """Overwrite the parameters of all ranks with the servers' weights; return the states."""
+        row, shard = self._row, self._shard
+        own = [] if shard is None else list(zip(shard.segments, shard.states(), strict=True))
+        outline = [(segment, outline_of(state)) for segment, state in own]
+        gathered = allgather_object((outline, self._received), name="shards")
         self._received = Pushes()
-        self._row.write_weights()
-        return join_states(self._row.sizes, parts)
+        for _, received in gathered:
+            self.pushes.add(received)
+        self._broadcast_shards("weights", row.weights)
+        row.write_weights()
+        outlines = [pair for outline, _ in gathered for pair in outline]
+        types = {n: v for _, state in outlines for n, v in state.items() if is_type(v)}
+        arrays: dict[str, list[Flat]] = {}
+        for name in sorted(types):  # one at a time, in place: they are as large as the weights
+            whole = np.zeros(sum(row.sizes), types[name])
+            for segment, state in own:
+                if name in state:
+                    mine = whole[slice(*self._bounds[context.current().topology.rank])]
+                    mine[segment.in_bucket] = state[name]
+            self._broadcast_shards(name, whole)
+            arrays[name] = row.parts(whole)
+        states: list[State] = [{} for _ in row.sizes]
+        for segment, state in outlines:
+            index = segment.parameter
+            states[index] |= {n: arrays[n][index] if is_type(v) else v for n, v in state.items()}
+        return states
+
+    @collective
+    def _broadcast_shards(self, name: str, whole: Flat) -> None:
+        channel = context.current().world
+        for server, (begin, end) in self._bounds.items():
+            if begin < end:
+                part, label = whole[begin:end], f"{name} of rank {server}"
+                operations.broadcast(channel, Buffer.of(part), part.shape, server, label).run()

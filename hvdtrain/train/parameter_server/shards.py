@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, TypeAlias
@@ -55,7 +55,7 @@ class ParameterRow:
 
     def write_weights(self) -> None:
         """Copy `weights` to the parameters."""
-        for parameter, part in zip(self.parameters, self._parts(self.weights), strict=True):
+        for parameter, part in zip(self.parameters, self.parts(self.weights), strict=True):
             self._write(parameter, part)
 
     def read_gradients(self) -> None:
@@ -63,10 +63,11 @@ class ParameterRow:
         self._copy(self._gradients_of(), self.gradients)
 
     def _copy(self, tensors: Sequence[Any], flat: Flat) -> None:
-        for tensor, part in zip(tensors, self._parts(flat), strict=True):
+        for tensor, part in zip(tensors, self.parts(flat), strict=True):
             part[:] = 0 if tensor is None else self._read(tensor)
 
-    def _parts(self, flat: Flat) -> list[Flat]:
+    def parts(self, flat: Flat) -> list[Flat]:
+        """Return the elements of each parameter."""
         return np.split(flat, np.cumsum(self.sizes)[:-1])
 
 
@@ -135,18 +136,14 @@ class Shard(ABC):
         self.load(parts)
 
 
-def join_states(sizes: Sequence[int], parts: Iterable[tuple[Segment, State]]) -> list[State]:
-    """Return the optimizer's state of each whole parameter, of the states of its segments."""
-    states: list[State] = [{} for _ in sizes]
-    for segment, state in parts:
-        whole = states[segment.parameter]
-        for name, value in state.items():
-            if _is_flat(value):
-                array = whole.setdefault(name, np.zeros(sizes[segment.parameter], value.dtype))
-                array[segment.in_parameter] = value
-            else:
-                whole[name] = value
-    return states
+def outline_of(state: State) -> dict[str, Any]:
+    """Return a state in which arrays are their types."""
+    return {name: value.dtype if _is_flat(value) else value for name, value in state.items()}
+
+
+def is_type(value: object) -> bool:
+    """Return whether an outline has an array here."""
+    return isinstance(value, np.dtype)
 
 
 def refuse_optimizer(optimizer: object, framework: str, known: Sequence[type]) -> None:
