@@ -42,7 +42,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 else "",
-        "exchange": _exchange_text(options),
+        "exchange": _exchange_text(options, hosts),
         "resume": setup.state.origin,
         "results": str(setup.state.directory),
     }
@@ -50,9 +50,13 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
 
 
-def _exchange_text(options: TrainOptions) -> str:
+def _exchange_text(options: TrainOptions, hosts: int) -> str:
     exchange = options.make_exchange()
-    return "" if exchange is None else f"{options.exchange}. {exchange.exactness}"
+    if exchange is None:
+        return ""
+    if hosts == 1 and exchange.on_one_node:  # which the exchange itself says when it begins
+        return options.exchange
+    return f"{options.exchange}. {exchange.exactness}"
 
 
 def _lr_text(options: TrainOptions, size: int, setup: TrainingSetup) -> str:

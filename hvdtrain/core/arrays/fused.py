@@ -315,7 +315,9 @@ def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None
     communicators: Communicators = here.first_use.settle(
         channel,
         name,
-        lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
+        lambda: open_communicators(
+            channel, exchange.spec, here.topology.node, name, exchange.on_one_node
+        ),
     )
     return communicators
 

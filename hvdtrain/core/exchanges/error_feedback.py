@@ -31,13 +31,20 @@ class ErrorFeedback(Exchange):
 
     The ranks of a node add their gradients in full; the owner of a slice compresses it, and keeps
     its error. With one node nothing is compressed.
+
+    Args:
+        spec: description on which ranks must agree, without `per_rank`.
+        per_rank: whether each rank counts as a node, so that ranks of one node compress, too.
     """
 
-    hierarchical = True
     checks_finite = True
     uses_scale = True
 
-    def __init__(self) -> None:
+    def __init__(self, spec: str, per_rank: bool) -> None:
+        self.spec, self.hierarchical = spec + ",per_rank=True" * per_rank, not per_rank
+        self._sender = "rank" if per_rank else "node"
+        if not per_rank:
+            self.on_one_node = "compresses nothing on one node: per_rank=true does so there, too"
         self._residual = ParameterState("residual")
         self._states = [self._residual]
 

@@ -37,23 +37,23 @@ class NBitExchange(ErrorFeedback):
         bits: bits per element, 1, 2, 4 or 8.
         block: number of elements that have a range of their own, a multiple of 8; 0 for the columns
             of each parameter as a matrix.
+        per_rank: compress what each rank sends, not only what each node sends.
 
     Raises:
         ValueError: `bits` or `block` is none of these.
     """
 
-    def __init__(self, bits: int = 1, block: int = 512) -> None:
-        super().__init__()
+    def __init__(self, bits: int = 1, block: int = 512, per_rank: bool = False) -> None:
+        super().__init__(f"nbit:bits={bits},block={block}", per_rank)
         if bits not in BITS:
             raise ValueError(f"bits must be 1, 2, 4 or 8, got {bits}")
         if block < 0 or block % 8:
             raise ValueError(f"block must be a multiple of 8, or 0 for columns, got {block}")
         self._bits, self._block = bits, block
         self.whole_tensors = block == 0
-        self.spec = f"nbit:bits={bits},block={block}"
         self.exactness = (
-            f"Between nodes {bits} bit{'s' if bits > 1 else ''} per element; what is lost is added "
-            "to the next step's gradients."
+            f"Between {self._sender}s {bits} bit{'s' if bits > 1 else ''} per element; what is "
+            "lost is added to the next step's gradients."
         )
 
     @collective

@@ -110,6 +110,7 @@ class PowerSGDExchange(ErrorFeedback):
         rank: number of columns of P and Q.
         min_rate: factor by which P and Q must be smaller than M.
         warm_start: whether Q begins with that of the step before, instead of random numbers.
+        per_rank: compress what each rank sends, not only what each node sends.
 
     Raises:
         TypeError: `rank` is no whole number.
@@ -118,18 +119,24 @@ class PowerSGDExchange(ErrorFeedback):
 
     whole_tensors = True
 
-    def __init__(self, rank: int = 4, min_rate: float = 2.0, warm_start: bool = True) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        rank: int = 4,
+        min_rate: float = 2.0,
+        warm_start: bool = True,
+        per_rank: bool = False,
+    ) -> None:
         check_count("rank", rank)
         check_positive("min_rate", min_rate)
+        options = f"rank={rank},min_rate={float(min_rate)!r},warm_start={warm_start}"
+        super().__init__(f"powersgd:{options}", per_rank)
         self._rank, self._min_rate, self._warm_start = rank, min_rate, warm_start
         self._right = ParameterState("right")
         self._states.append(self._right)
         self._steps = 0
-        self.spec = f"powersgd:rank={rank},min_rate={float(min_rate)!r},warm_start={warm_start}"
         self.exactness = (
-            f"Between nodes each matrix is approximated with rank {rank}; what is lost is added to "
-            "the next step's gradients."
+            f"Between {self._sender}s each matrix is approximated with rank {rank}; what is lost "
+            "is added to the next step's gradients."
         )
 
     @collective

@@ -80,13 +80,14 @@ class TopKExchange(ErrorFeedback):
         ratio: fraction of the elements of a matrix that each node sends, at least one.
         momentum: factor of momentum correction (Deep Gradient Compression): the exchange then
             accumulates the velocity of SGD, and the optimizer needs no momentum of its own.
+        per_rank: compress what each rank sends, not only what each node sends.
 
     Raises:
         ValueError: `ratio` is not in (0, 1], or `momentum` not in [0, 1).
     """
 
-    def __init__(self, ratio: float = 0.01, momentum: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, ratio: float = 0.01, momentum: float = 0.0, per_rank: bool = False) -> None:
+        super().__init__(f"topk:ratio={float(ratio)!r},momentum={float(momentum)!r}", per_rank)
         if not 0 < ratio <= 1:
             raise ValueError(f"ratio must be above 0 and at most 1, got {ratio}")
         check_momentum(momentum)
@@ -94,9 +95,8 @@ class TopKExchange(ErrorFeedback):
         self._velocity = ParameterState("velocity")
         if momentum:
             self._states.append(self._velocity)
-        self.spec = f"topk:ratio={float(ratio)!r},momentum={float(momentum)!r}"
         self.exactness = (
-            f"Between nodes the largest {100 * ratio:g} % of each matrix: every node sends "
+            f"Between {self._sender}s the largest {100 * ratio:g} % of each matrix: each sends "
             f"{8 * ratio:g} bytes per element of float32 to every other one, instead of 4; what is "
             "left is added to the next step's gradients."
         )

@@ -66,7 +66,7 @@ class WarmUp(Exchange):
         weights = exchange.kind is Kind.WEIGHTS  # of which ranks always tell how much they count
         self.counts_samples = exchange.counts_samples or (weights and samples > 0)
         self.inner_state, self.uses_scale = exchange.inner_state, exchange.uses_scale
-        self.takes_samples = exchange.takes_samples
+        self.takes_samples, self.on_one_node = exchange.takes_samples, exchange.on_one_node
         self._follow()
 
     def _follow(self) -> None:

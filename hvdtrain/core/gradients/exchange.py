@@ -223,6 +223,7 @@ class Exchange(ABC):
         at_once: whether buckets are launched together when all gradients are ready, because nothing
             is gained by reducing some earlier.
         stateless: whether it keeps nothing from step to step, so that it can reduce any gradients.
+        on_one_node: what it does on a single node, if that is not what its spec says.
     """
 
     spec: str
@@ -245,6 +246,7 @@ class Exchange(ABC):
     in_place: bool = False
     at_once: bool = False
     stateless: bool = False
+    on_one_node: str = ""
 
     @property
     def chosen(self) -> Mapping[str, str] | None:

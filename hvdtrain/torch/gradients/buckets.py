@@ -152,7 +152,7 @@ def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communica
     if not exchange.hierarchical:
         return Communicators.flat(channel.communicator)
     node = context.current().topology.node
-    return open_communicators(channel, exchange.spec, node, name)
+    return open_communicators(channel, exchange.spec, node, name, exchange.on_one_node)
 
 
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:

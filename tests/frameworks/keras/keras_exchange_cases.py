@@ -59,6 +59,8 @@ def compressed_gradients_by_name() -> str:
     for text in (*exact, "nbit:bits=4,block=8", "powersgd:rank=1,min_rate=0.1", "topk:ratio=0.1"):
         with nodes_of_their_own():
             ends.append(stepped(hvd.DistributedOptimizer(make(), exchange=text), own))
+        here = hvd.DistributedOptimizer(make(), exchange=f"{text},per_rank=true")
+        assert digest(stepped(here, own)) == digest(ends[-1]), text
         if text in exact:
             assert_close(ends[-1], stepped(make(), mean_gradients), rtol=1e-3)
     return "".join(digest(end) for end in ends)
