@@ -222,7 +222,7 @@ def test_buckets_are_timed_from_the_end_of_the_step_before() -> None:
     [
         ("auto:allow=diloco", "name must be one of half, nbit, powersgd, topk"),
         ("auto:allow=nbit:bits=3", "bits must be 1, 2, 4 or 8, got 3"),
-        ("auto:allow=half+nbit:bits=2/rank=1", "one of bits, block, got 'rank=1'"),
+        ("auto:allow=half+nbit:bits=2/rank=1", "one of bits, block, per_rank, got 'rank=1'"),
         ("auto:steps=0", "steps must be at least 1, got 0"),
     ],
 )
