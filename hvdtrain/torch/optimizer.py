@@ -358,6 +358,8 @@ class DistributedOptimizer(ExchangingOptimizer):
             if not self._is_reduced(gradients):
                 self._finish(gradients)
         self._make_dense()
+        if gradients is not None:
+            gradients.note_removed()
         self._synchronized = self._clipped = False
         if isinstance(self._optimizer, torch.optim.SparseAdam):
             for parameter in parameters_of(self._optimizer):

@@ -36,12 +36,14 @@ def step_request(
     numbers: int,
     exchange: Exchange,
     step: int | None = None,
+    removed: str = "",
 ) -> Request:
     devices = device_types(buffers)
     details = (
         ("exchange", exchange.spec),
         ("plan", digest),
         *device_details(devices),
+        *((("the last step() without the averages of", removed),) if removed else ()),
         *(() if step is None else ((STEPS, str(step)),)),
     )
     kinds = (*((buffer.count, buffer.dtype) for buffer in buffers), (numbers, DType.INT32))
@@ -112,7 +114,7 @@ class Reducer:
         self.rate: Callable[[], float | None] = lambda: None
         self.scale: Callable[[], float] = lambda: 1.0
         self.unused: Callable[[npt.NDArray[np.int32]], frozenset[str]] = lambda _: frozenset()
-        self.variant = ""
+        self.variant = self.removed = ""
         self.steps = 0
         self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
@@ -179,6 +181,7 @@ class Reducer:
             self.numbers.size,
             self._exchange,
             self._channel.counted(self.name) if self._counted else None,
+            self.removed,
         )
         try:
             self._channel.submit(step, at_once=True)

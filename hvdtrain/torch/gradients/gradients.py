@@ -99,6 +99,7 @@ class Gradients:
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
+        self._used: Sequence[int] = ()  # for each parameter, how many ranks had the last gradient
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
@@ -385,8 +386,18 @@ class Gradients:
         arrived = list(self._reducer.step.passes)
         usage = self._end_step()
         self._reducer.count_step()
+        self._used = () if usage is None else usage.used
         if usage is not None:
             self._check_removed(arrived, usage)
+
+    def note_removed(self) -> None:
+        """Note which results the program does not step on; ranks compare that in the next step."""
+        none = [index for index, p in enumerate(self.parameters) if p.grad is None]
+        removed = [
+            self._named[i][0] for i in none if self._used and self._used[i] and not self.open
+        ]
+        names = ", ".join(map(repr, removed))
+        self._reducer.removed = f"{names}: remove them on all ranks or on none" if names else ""
 
     def _check_removed(self, arrived: Sequence[int], usage: StepUsage) -> None:
         """Check that no other rank was given a gradient that this one has removed."""
@@ -557,6 +568,7 @@ class Gradients:
         weight, kept = self.weight, self.buckets.views.kept()
         steps = self.steps
         self._release()
+        self._used = ()
         self._make_plan()
         self.weight, self.steps = weight, steps
         self.buckets.views.restore(kept)

@@ -272,6 +272,30 @@ def operations_between_backward_and_step_where_ranks_use_different_parameters() 
 
 
 @case
+def reduced_gradients_that_ranks_remove() -> None:
+    """Where one rank alone does, its weights are others from then on."""
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]  # the last one is never used
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0))
+
+    def train(by: set[int]) -> None:
+        optimizer.zero_grad()
+        (weights[0] + weights[1]).sum().backward()
+        optimizer.synchronize()
+        if hvd.rank() in by:
+            weights[1].grad = None
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    for by in ({*range(hvd.size())}, set(), {0}):
+        train(by)
+    if hvd.size() == 1:
+        train(set())
+        return
+    message = refused(MismatchError, partial(train, set()))
+    assert message.count("without the averages of") == 1, message
+
+
+@case
 def two_optimizers_in_another_order_on_each_rank() -> None:
     if not hvd.mpi_threads_supported():
         return  # backward() then waits in MPI itself, which nothing calls back
