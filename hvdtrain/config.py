@@ -73,6 +73,7 @@ class Config:
     stall_seconds: float = _variable(60, _seconds)
     stall_shutdown_seconds: float = _variable(0, _seconds)
     stall_stacks: bool = _variable(False, _switch)
+    flight_record: str = _variable("", str)
     abort_on_thread_exception: bool = _variable(False, _switch)
     min_ranks: int = _variable(1, _positive("integer"))
     max_ranks: int = _variable(0, _positive("integer"))

@@ -223,7 +223,7 @@ def _guard_exits(config: Config, topology: Topology, communicator: Communicator)
     if _guard is not None:
         _guard.uninstall()
     abort, any_thread = partial(_abort, communicator), config.abort_on_thread_exception
-    _guard = ExitGuard(topology, shutdown, abort, any_thread)
+    _guard = ExitGuard(topology, shutdown, abort, any_thread, _save_records)
     _guard.install()
 
 
@@ -300,10 +300,14 @@ def newcomer_waits() -> bool:
 def _abort(communicator: Communicator, code: int) -> None:
     """End all ranks with an exit code, without waiting, and save the recording."""
     try:
-        if _context is not None and _context.recording is not None:
-            _context.recording.save()
+        _save_records()
     finally:
         communicator.abort(code)
+
+
+def _save_records() -> None:
+    if _context is not None:
+        _context.save_records()
 
 
 def _end_excluded(error: ExcludedError) -> NoReturn:
@@ -314,8 +318,7 @@ def _end_excluded(error: ExcludedError) -> NoReturn:
 def end_alone() -> NoReturn:
     """End this process with exit code 0 and without others: MPI_Finalize would wait for them."""
     try:
-        if _context is not None and _context.recording is not None:
-            _context.recording.save()
+        _save_records()
     finally:
         flush_output()
         os._exit(0)

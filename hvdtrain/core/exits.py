@@ -161,11 +161,12 @@ class ExitGuard:
         leave: Callable[[], None],
         abort: Callable[[int], None],
         any_thread: bool = False,
+        save: Callable[[], None] = lambda: None,
     ) -> None:
         self._topology = topology
         self._any_thread = any_thread
         self._leave = leave
-        self._abort = abort
+        self._abort, self._save = abort, save
         self._process_id = os.getpid()
         self._terminated = False
         self._leaving = False
@@ -237,6 +238,7 @@ class ExitGuard:
         if not self._is_rank():
             return
         if self._terminated:
+            self._save()
             _die_of(signal.SIGTERM)  # without a message; the launcher ends the other ranks
         self._leaving = True
         try:

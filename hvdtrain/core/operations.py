@@ -68,9 +68,9 @@ class Submission:
 
 @collective
 def run_prepared(channel: Channel, prepared: Prepared, data: object) -> bool:
-    """Run a prepared operation if nothing else is pending."""
-    if channel.queue.track is not None:
-        return False  # a timeline records each part of an operation
+    """Run a prepared operation if nothing else is pending, and no timeline is recorded."""
+    if channel.queue.timed:
+        return False
     with context.current().blocked.running():
         return channel.run_prepared(prepared, data)
 

@@ -170,11 +170,16 @@ class StallWarnings:
     """Warns on stderr, once per period for each stall."""
 
     def __init__(
-        self, settings: StallSettings, topology: Topology, abort: Callable[[int], None]
+        self,
+        settings: StallSettings,
+        topology: Topology,
+        abort: Callable[[int], None],
+        save: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._topology = topology
         self._abort = abort
+        self.save = save
         self._reported: dict[OperationId, Stall] = {}
 
     def update(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
@@ -197,6 +202,7 @@ class StallWarnings:
         return periods(stall.seconds) > (periods(before.seconds) if before else 0)
 
     def _warn(self, stalls: Sequence[Stall], stacks: Callable[[], Mapping[int, str]]) -> None:
+        self.save()
         self._say(_list([f"stalled: {describe(stall)}" for stall in stalls], "\n"))
         if any((s.missing or s.partial) and not s.is_marker for s in stalls):
             self._say(_ADVICE if self._settings.stacks else _ADVICE + _OFFER)
@@ -253,6 +259,7 @@ def watch_stalls(
     topology: Topology,
     pending: Callable[[], list[Wait]],
     abort: Callable[[int], None],
+    save: Callable[[], None],
 ) -> StallWatch | None:
     """Start the stall watch of this rank; return None if it is off."""
     if communicator.size == 1:
@@ -263,7 +270,7 @@ def watch_stalls(
     # Without support for several threads a rank knows only its own operations.
     beside = communicator.capabilities.concurrent
     own = communicator.split(range(communicator.size)) if beside else None
-    warnings = StallWarnings(settings, topology, abort)
+    warnings = StallWarnings(settings, topology, abort, save)
     return StallWatch(own, settings, topology, pending, warnings)
 
 
@@ -396,6 +403,8 @@ class StallWatch:
             stalls = find_stalls([waits for waits, _ in everyone], self._settings.period_seconds)
             stacks = {rank: stacks for rank, (_, stacks) in enumerate(everyone)}
             self._warnings.update(stalls, lambda: stacks)
+        elif communicator.rank:
+            self._warnings.save()
 
     def _result_of(self, function: Callable[[], T]) -> T:
         """Return the result of a blocking function; a rank may stop answering during the call."""

@@ -50,8 +50,9 @@ def fail(
         pytest.param("mpich", "raises", {}, marks=pytest.mark.mpich),
     ],
 )
-def test_an_exception(mpi: str, fault: str, variables: Mapping[str, str]) -> None:
-    done = fail(fault, variables, mpi=mpi)
+def test_an_exception(mpi: str, fault: str, variables: Mapping[str, str], tmp_path: Path) -> None:
+    done = fail(fault, {**variables, "HVDTRAIN_FLIGHT_RECORD": tmp_path}, mpi=mpi)
+    assert (tmp_path / "flight_rank_1").exists()
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "[rank 1/3] ValueError: boom" in done.stderr
@@ -82,8 +83,9 @@ def test_a_rank_that_is_killed(mpi: str, engine: str, shared_memory: str) -> Non
 
 
 @pytest.mark.parametrize("mpi", MPIS)
-def test_a_rank_that_is_terminated_alone(mpi: str) -> None:
-    done = fail("is_terminated", mpi=mpi)
+def test_a_rank_that_is_terminated_alone(mpi: str, tmp_path: Path) -> None:
+    done = fail("is_terminated", {"HVDTRAIN_FLIGHT_RECORD": tmp_path}, mpi=mpi)
+    assert (tmp_path / "flight_rank_1").exists()
     assert done.returncode == {"openmpi": 128 + signal.SIGTERM, "mpich": signal.SIGTERM}[mpi]
     assert "Traceback" not in done.stderr
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from job import Job
-from ranks import launch
+from ranks import launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
 WAIT_FOR_THE_LAST = {
@@ -128,14 +129,41 @@ when_it_waits(begin)
 """
 
 
-def test_the_job_ends_by_horovods_variables() -> None:
+# Operations that run in each of the ways there are, in a common order.
+RUNS = """
+from hvdtrain.core.collectives.allreduce import PreparedAllreduce
+terms = np.ones(2), (2,), ReduceOp.SUM, "prepared", 1.0, 1.0
+functions = Buffer.from_array, lambda array: array.ctypes.data, None
+prepared = PreparedAllreduce(here.world.communicator, *terms, *functions)
+for _ in range(3):
+    assert operations.run_prepared(here.world, prepared, (np.ones(2), np.ones(2)))
+    ones = [Buffer.from_array(np.ones(1)) for _ in range(3)]
+    reductions = [
+        operations.allreduce(here.world, [one], [(1,)], ReduceOp.SUM, f"part:{number}").start()
+        for number, one in enumerate(ones)
+    ]
+    for reduction in reductions:
+        reduction.wait()
+"""
+
+
+def analyzed(folder: Path) -> str:
+    """Return what torch's analyzer says of flight records, by the command of the page."""
+    page = Path(__file__).parents[2] / "docs" / "stalls.md"
+    (code,) = re.findall(r'python -c "(.*?)" FOLDER', page.read_text(), re.DOTALL)
+    done = start([sys.executable, "-c", code, folder]).end(code=0)
+    return done.stderr
+
+
+def test_the_job_ends_by_horovods_variables(tmp_path: Path) -> None:
     env = {
+        "HVDTRAIN_FLIGHT_RECORD": tmp_path / "records",
         "HOROVOD_STALL_CHECK_TIME_SECONDS": 1,
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": 2,
         "HOROVOD_STALL_CHECK_DISABLE": "perhaps",
         "HVDTRAIN_STALL_STACKS": 1,
     }
-    with launch(["-c", START + SITS + BROADCAST], 3, env=env) as job:
+    with launch(["-c", START + RUNS + SITS + BROADCAST], 3, env=env) as job:
         done = job.ended(code=1)
     assert "Traceback" not in done.stderr
     stall = r"broadcast 'weights' for \d s: ranks 0, 2 wait for rank 1"
@@ -146,6 +174,11 @@ def test_the_job_ends_by_horovods_variables() -> None:
     )
     for rank, function in enumerate(["run", "sits_here", "run"]):
         assert f", in {function}\n" in main_stack(done.stderr, rank)
+    found = analyzed(tmp_path / "records")
+    assert re.findall(r"missing ranks: .*|collective: .*|.* has errors", found) == [
+        "collective: gloo:broadcast broadcast 'weights'",
+        "missing ranks: {1}",
+    ]
 
 
 def main_stack(stderr: str, rank: int) -> str:

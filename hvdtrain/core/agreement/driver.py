@@ -183,8 +183,7 @@ class Driver:
     @collective
     def _vote(self, action: Vote) -> Voted:
         requests, operations = action.requests, list(self._own.values())
-        # A timeline records when each operation begins.
-        if self._queue.track is None and _is_batch(operations):
+        if not self._queue.timed and _is_batch(operations):
             positions, done = vote_on_batch(self.communicator, operations)
             self._run_by_vote = [operations[position] for position in positions] if done else ()
         else:

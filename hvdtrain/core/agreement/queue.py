@@ -140,7 +140,8 @@ class Queue:
     """The pending operations of a channel, the threads that wait for them, and its state."""
 
     def __init__(self, size: int, title: str) -> None:
-        self.track: ChannelObserver | None = None  # while a timeline is recorded
+        self.track: ChannelObserver | None = None  # while what happens is recorded
+        self.timed = False  # each part of an operation, which then takes no short cut
         self.listeners: list[Callable[[Sequence[int]], None]] = []
         self.progressed = 0.0
         self._title = title
@@ -200,9 +201,9 @@ class Queue:
                 track.submitted(operation)
 
     def admit(self, prepared: Prepared) -> bool:
-        """Begin a round with a prepared operation if nothing is pending or recorded (driver)."""
+        """Begin a round with a prepared operation if nothing is pending (driver)."""
         with self._lock:
-            if self._operations or self.track is not None or self._state.phase is not _OPEN:
+            if self._operations or self._state.phase is not _OPEN:
                 return False
             if self._state.deserted:
                 return False
@@ -212,6 +213,8 @@ class Queue:
 
     def settle(self, prepared: Prepared) -> None:
         """Remove a prepared operation that is done (driver)."""
+        if (track := self.track) is not None:
+            track.ended(prepared)
         with self._lock:
             self.reset_back_off()
             del self._operations[prepared.request.key]

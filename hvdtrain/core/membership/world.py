@@ -30,6 +30,8 @@ from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.membership.recruiter import Followers, Recruiter
 from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
+from hvdtrain.core.timeline.flight import FlightRecord
+from hvdtrain.core.timeline.recorder import History, Recorder
 from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
 from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
@@ -135,6 +137,7 @@ class Context:
     failures: Failures | None = None
     blocked: Stopwatch = field(default_factory=Stopwatch)
     recording: Recording | None = None
+    flight: FlightRecord | None = None
     process_id: int = field(default_factory=os.getpid)
     process_sets: dict[int, list[int]] = field(default_factory=dict)
     emptied: dict[int, list[int]] = field(default_factory=dict)
@@ -155,6 +158,7 @@ class Context:
     changed: bool = False
     switch_interval: float = field(default_factory=shorten_switch_interval)
     _channels: list[Channel] = field(default_factory=list)
+    _recorders: dict[Channel, Recorder] = field(default_factory=dict)
     _made: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     @collective
@@ -193,6 +197,7 @@ class Context:
         channel.wait(channel.leave())
         self.plans.clear()  # those of this channel would keep its memory
         self._channels.remove(channel)
+        self._recorders.pop(channel, None)
         channel.close()
 
     def channels(self) -> list[Channel]:
@@ -202,8 +207,7 @@ class Context:
     def record(self, recording: Recording | None) -> None:
         """Start a recording of all channels, or end it with None."""
         before, self.recording = self.recording, recording
-        for channel in (self.world, *self._channels):
-            channel.queue.track = None
+        for channel in self.channels():
             self._track(channel)
         if recording is not None:
             recording.follow(self.blocked)
@@ -211,9 +215,24 @@ class Context:
             before.finish()
 
     def _track(self, channel: Channel) -> None:
+        recorder = self._recorders.pop(channel, None)
+        history = None if recorder is None else recorder.history
+        if self.flight is not None and history is None:
+            history = History()
+        recorder = None if history is None else Recorder(None, False, history)
         if self.recording is not None:
             process_set = channel.parent or channel
-            channel.queue.track = self.recording.track(channel.label, process_set.label)
+            recorder = self.recording.recorder(channel.label, process_set.label, history)
+        if recorder is not None:
+            self._recorders[channel] = recorder
+        channel.queue.timed, channel.queue.track = self.recording is not None, recorder
+
+    def save_records(self) -> None:
+        """Save what was recorded of this rank, which may be about to end."""
+        if self.flight is not None:
+            self.flight.write(list(self._recorders.items()))
+        if self.recording is not None:
+            self.recording.save()
 
     @collective
     def leave(self) -> None:
@@ -301,6 +320,9 @@ def open_context(
 @collective
 def start_watches(here: Context, communicator: Communicator, abort: Callable[[int], None]) -> None:
     """Start the watches of a world whose channel is not in use yet."""
+    if here.config.flight_record:
+        here.flight = FlightRecord(here.config.flight_record, here.topology, here.engine_name)
+        here.record(here.recording)
     if here.failures is not None and here.topology.size > 1:
         here.failure_watch = FailureWatch(here.failures)
     here.watch = watch_stalls(
@@ -309,4 +331,5 @@ def start_watches(here: Context, communicator: Communicator, abort: Callable[[in
         here.topology,
         lambda: pending_on(here.channels(), here.blocked),
         abort,
+        here.save_records,
     )

@@ -6,14 +6,12 @@ import pickle
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.exits import write_message
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
 from hvdtrain.core.timeline.piece import (
@@ -23,9 +21,9 @@ from hvdtrain.core.timeline.piece import (
     remove_piece,
     remove_pieces,
 )
+from hvdtrain.core.timeline.recorder import History, Recorder
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
-    OperationTimes,
     RankRecords,
     Reading,
     Records,
@@ -35,94 +33,6 @@ from hvdtrain.core.timeline.times import (
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
-_UNFINISHED = "was under way when the timeline stopped"
-_UNDER_WAY = "was under way when this was written"
-
-
-@dataclass(slots=True)
-class _Marks:
-    submitted: float
-    proposed: float | None = None
-    agreed: float | None = None
-    began: float | None = None
-
-
-class Track:
-    """The recording of one channel, which is its observer."""
-
-    def __init__(self, times: ChannelTimes, marks_rounds: bool) -> None:
-        self._times = times
-        self._marks_rounds = marks_rounds
-        self._open: dict[Operation, _Marks] = {}
-        self._round_began = 0.0
-        self._agreed: float | None = None
-
-    def submitted(self, operation: Operation) -> None:
-        self._open[operation] = _Marks(time.perf_counter())
-
-    def proposed(self, operation: Operation) -> None:
-        self._round_began, self._agreed = time.perf_counter(), None
-        if self._marks_rounds:
-            self._times.rounds.append(self._round_began)
-        marks = self._open.get(operation)
-        if marks is not None and marks.proposed is None:
-            marks.proposed = self._round_began
-
-    def agreed(self) -> None:
-        self._agreed = time.perf_counter()
-
-    def began(self, operation: Operation) -> None:
-        now = time.perf_counter()
-        agreed = now if self._agreed is None else self._agreed
-        # A joined rank has not submitted the operation with which it answers.
-        marks = self._open.setdefault(operation, _Marks(agreed))
-        if marks.proposed is None:
-            marks.proposed = max(marks.submitted, self._round_began)
-        marks.agreed, marks.began = max(agreed, marks.proposed), now
-
-    def ended(self, operation: Operation, error: BaseException | None = None) -> None:
-        """Record that an operation has ended, unless it began before the recording."""
-        marks = self._open.pop(operation, None)
-        if marks is not None:
-            self._keep(operation, marks, "" if error is None else str(error))
-
-    def finish(self) -> None:
-        """Record the operations that have not ended."""
-        for operation, marks in list(self._open.items()):
-            self._keep(operation, marks, _UNFINISHED)
-        self._open.clear()
-
-    def under_way(self) -> ChannelTimes:
-        """Return records of the operations that have not ended, as if they ended now."""
-        under_way = list(self._open.items())
-        return ChannelTimes(
-            self._times.label,
-            self._times.process_set,
-            Records(_times_of(operation, marks, _UNDER_WAY) for operation, marks in under_way),
-            Records(bucket for operation, _ in under_way for bucket in operation.buckets()),
-        )
-
-    def _keep(self, operation: Operation, marks: _Marks, error: str) -> None:
-        self._times.operations.append(_times_of(operation, marks, error))
-        for bucket in operation.buckets():
-            self._times.buckets.append(bucket)
-
-
-def _times_of(operation: Operation, marks: _Marks, error: str) -> OperationTimes:
-    request = operation.request
-    return OperationTimes(
-        request.operation,
-        request.name,
-        dict(request.details).get("op", ""),
-        operation.nbytes,
-        marks.submitted,
-        marks.proposed,
-        marks.agreed,
-        marks.began,
-        time.perf_counter(),
-        error,
-    )
-
 
 class Recording:
     """The recording of this rank, for a file that rank 0 will write."""
@@ -131,7 +41,7 @@ class Recording:
         self.path = path
         self.times = RankRecords(start, start, zero_seconds)
         self.marks_rounds = marks_rounds
-        self._tracks: list[Track] = []
+        self._recorders: list[Recorder] = []
         self._blocked: Stopwatch | None = None
         self.piece: PieceWriter | None = None
 
@@ -140,18 +50,18 @@ class Recording:
         self._blocked = blocked
         blocked.intervals = self.times.blocked
 
-    def track(self, label: str, process_set: str) -> Track:
+    def recorder(self, label: str, process_set: str, history: History | None) -> Recorder:
         times = ChannelTimes(label, process_set)
         self.times.channels.append(times)
-        self._tracks.append(Track(times, self.marks_rounds))
-        return self._tracks[-1]
+        self._recorders.append(Recorder(times, self.marks_rounds, history))
+        return self._recorders[-1]
 
     def finish(self) -> None:
         """End the recording, including operations that have not ended."""
         if self._blocked is not None:
             self._blocked.intervals = None
-        for track in self._tracks:
-            track.finish()
+        for recorder in self._recorders:
+            recorder.finish()
         if self.piece is not None:
             self.piece.close()
 
@@ -162,7 +72,7 @@ class Recording:
     def under_way(self) -> RankRecords:
         since = self._blocked.since if self._blocked is not None else None
         blocked = Records([(since, time.perf_counter())] if since is not None else ())
-        channels = [track.under_way() for track in list(self._tracks)]
+        channels = [recorder.under_way() for recorder in list(self._recorders)]
         times = self.times
         return RankRecords(times.start, times.stop, times.zero_seconds, channels, blocked)
 

@@ -74,7 +74,9 @@ def test_what_one_rank_knows_by_itself() -> None:
 def test_a_stall_is_reported_once_in_a_period(capfd: pytest.CaptureFixture[str]) -> None:
     settings = StallSettings(period_seconds=60, shutdown_seconds=200, stacks=False)
     codes: list[int] = []
-    warnings = StallWarnings(settings, Topology(0, 2, 0, 2, 0, 1, ("host",)), codes.append)
+    saved: list[int] = []
+    topology = Topology(0, 2, 0, 2, 0, 1, ("host",))
+    warnings = StallWarnings(settings, topology, codes.append, lambda: saved.append(seconds))
     told = []
     for seconds in (61, 62, 119, 121, 180, 201):
         stalls = find_stalls([[wait(SUM, seconds, "01")], []], 60)
@@ -82,5 +84,6 @@ def test_a_stall_is_reported_once_in_a_period(capfd: pytest.CaptureFixture[str])
         told.append(capfd.readouterr().err.count(f"stalled: allreduce 'a' for {seconds} s"))
         assert bool(codes) == (seconds > 200)
     assert told == [1, 0, 0, 1, 1, 1]
+    assert saved == [61, 121, 180, 201]
     warnings.update([], dict)
     assert "no longer stalled: allreduce 'a'" in capfd.readouterr().err

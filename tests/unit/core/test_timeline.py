@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.core.agreement.operation import BucketTimes
+from hvdtrain.core.agreement.operation import BucketTimes, Marker
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.timeline.events import bucket_phases, operation_phases
 from hvdtrain.core.timeline.file import TimelineError, merge_pieces, usable_path, write
 from hvdtrain.core.timeline.piece import (
@@ -25,6 +26,7 @@ from hvdtrain.core.timeline.piece import (
     read_events,
     remove_pieces,
 )
+from hvdtrain.core.timeline.recorder import History
 from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
@@ -137,6 +139,20 @@ def test_operations_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> Non
         if e["name"] == "thread_name"
     }
     assert rows == {1: [], 2: [4e6, 5e6, 7e6], 3: [3e6, 6e6]}
+
+
+def test_a_flight_record_begins_with_the_same_operation_on_all_ranks() -> None:
+    """If ranks are an operation apart, and whatever failed on one of them."""
+    ahead, behind = History(), History()
+    for number in range(2500):
+        for history in (ahead, behind)[: 1 + (number < 2499)]:
+            history.add(Marker(Request("barrier", str(number))), began=None, failed=False)
+    ahead.add(failed := Marker(Request("barrier", "failed")), began=None, failed=True)
+    names = [[entry.request.name for entry in each.entries([])] for each in (ahead, behind)]
+    assert names[0][0] == names[1][0] == "1000"
+    assert names[0] == [*names[1], "2499", "failed"]
+    entries = ahead.entries([(failed, None), (failed, 1.0), (failed, 2.0)])
+    assert [entry.number for entry in entries[-5:]] == [2500, 0, 0, 2501, 2502]
 
 
 def test_what_there_is_no_room_for_is_counted(tmp_path: Path) -> None:
