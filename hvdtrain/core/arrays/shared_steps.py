@@ -19,7 +19,6 @@ from hvdtrain.core.arrays.state_memory import KeptArray
 from hvdtrain.core.arrays.update_rules import UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradients.plan import (
     Bucket,
     BucketPlan,
@@ -33,7 +32,7 @@ from hvdtrain.core.places import LentBucket
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.exchange import PutSegments, ShardedExchange
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
-from hvdtrain.core.sharding.state_memory import StateMemory, require_shared
+from hvdtrain.core.sharding.state_memory import StateMemory, allocate_shared, require_shared
 from hvdtrain.engines.features import Slices
 from hvdtrain.types import ReduceOp
 
@@ -198,9 +197,9 @@ class ArraySharedSteps:
         nbytes = Buffer.of(memory).nbytes
         self._state = self._open_state(plan)
         owned, number = self._owned, self._slices.number
-        copies = require_shared(self._slices, memory, f"of gradients of {self._name}")
+        copies = require_shared(self._slices, memory, "gradients")
         self._gradients = places_of(plan.buckets, copies, owned)
-        weights = self._share(NewWeights.memory_bytes(nbytes), "of the weights")
+        weights = self._share(NewWeights.memory_bytes(nbytes), "new weights")
         self._new = NewWeights(plan.buckets, weights, number, owned, nbytes)
         self._open_lending(plan, memory)
         # All have written what they had.
@@ -238,7 +237,7 @@ class ArraySharedSteps:
             for spec in self._specs
         ]
         memory = StateMemory(segments_of(plan, self._slices.owners), quantities, number)
-        memory.use(self._share(memory.nbytes, "of the optimizer"))
+        memory.use(self._share(memory.nbytes, "optimizer's state"))
         self._owned = memory.owned
 
         def array(index: int, part: HostArray) -> HostArray:
@@ -256,9 +255,7 @@ class ArraySharedSteps:
 
     @collective
     def _share(self, nbytes: int, purpose: str) -> list[HostArray]:
-        """Allocate memory on each rank; return that of all ranks of the node."""
-        name = f"{purpose} of {self._name}"
-        return require_shared(self._slices, self._channel.run(AllocateMemory(nbytes, name)), name)
+        return allocate_shared(self._channel, self._slices, nbytes, purpose, self._name)
 
     @collective
     def _reduce(

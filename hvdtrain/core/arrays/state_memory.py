@@ -56,10 +56,10 @@ class KeptArray:
             part[...] = elements[segment.in_parameter]
 
     def scale(self, factor: float) -> None:
-        """Multiply the array, as far as this rank reads it and steps with it.
+        """Multiply the array (between two steps; by the same factor on all ranks).
 
         Another rank may still be reading the whole array, so that the memory changes in the next
-        step only; see apply_factor().
+        step only; see apply_factor(). Until then read() multiplies.
         """
         self._factor = (1.0 if self._factor is None else self._factor) * factor
 

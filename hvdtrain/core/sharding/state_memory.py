@@ -8,19 +8,32 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.collective import collective
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
 from hvdtrain.engines.features import Slices
 
 _Bytes = npt.NDArray[np.uint8]
 
 
-def require_shared(slices: Slices, memory: Elements, name: str) -> list[_Bytes]:
+@collective
+def allocate_shared(
+    channel: Channel, slices: Slices, nbytes: int, purpose: str, name: str
+) -> list[_Bytes]:
+    """Allocate memory on each rank; return that of all ranks of the node."""
+    memory = channel.run(AllocateMemory(nbytes, f"of the {purpose} of {name}"))
+    return require_shared(slices, memory, purpose)
+
+
+def require_shared(slices: Slices, memory: Elements, purpose: str) -> list[_Bytes]:
     """Return all ranks' copies of memory that each has allocated."""
     copies = slices.copies(memory)
     if copies is None:
         raise RuntimeError(
-            f"sharded=True: {Buffer.of(memory).nbytes >> 10:,} KiB {name} cannot be shared on this "
-            "node: free memory, or use sharded=False (in train --no-shard-optimizer)"
+            f"sharded=True: {Buffer.of(memory).nbytes >> 10:,} KiB for the {purpose} cannot be "
+            "shared on this node: free memory, or use sharded=False (in train "
+            "--no-shard-optimizer)"
         )
     return copies
 

@@ -11,7 +11,7 @@ import torch
 from hvdtrain.core.sharding.segments import Quantity, Segment
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.state_memory import in_memory_order
+from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order
 from hvdtrain.torch.tensors.routes import dtype_of
 from hvdtrain.types import DType
 
@@ -147,9 +147,6 @@ def _quantity(key: str, value: Any) -> Quantity | None:
     return Quantity(key, dtype, elementwise=False, tensor=False)
 
 
-_Entry = dict[str, Any]
-
-
 class SegmentSteps:
     """An optimizer like the user's, with segments in place of parameters."""
 
@@ -171,12 +168,12 @@ class SegmentSteps:
         self._inner = like(optimizer, list(zip(groups, parts, strict=True)))
 
     @property
-    def state(self) -> Mapping[int, _Entry]:
+    def state(self) -> Mapping[int, Entry]:
         """State of each segment that has one, by index of its parameter."""
         state = self._inner.state
         return {index: state[t] for index, t in self._tensors.items() if state.get(t)}
 
-    def use_state(self, state: Mapping[int, _Entry]) -> None:
+    def use_state(self, state: Mapping[int, Entry]) -> None:
         self._inner.state.clear()
         self._inner.state.update({self._tensors[index]: entry for index, entry in state.items()})
 
@@ -204,9 +201,9 @@ class SegmentSteps:
             own.update({**group, **_fused(kind, group), "params": own["params"]})
         return self._inner.param_groups
 
-    def entry(self, index: int) -> _Entry:
+    def entry(self, index: int) -> Entry:
         """Return the state of a segment, to be changed in place."""
-        found: _Entry = self._inner.state[self._tensors[index]]
+        found: Entry = self._inner.state[self._tensors[index]]
         return found
 
     def step(self, left: Collection[int] = (), kept: bool = True) -> None:

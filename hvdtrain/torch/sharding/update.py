@@ -13,11 +13,10 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import OwnedSlices, PutSegments, ShardedExchange
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
-from hvdtrain.core.sharding.state_memory import require_shared
+from hvdtrain.core.sharding.state_memory import allocate_shared
 from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets, sum_slices
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
@@ -250,9 +249,9 @@ class TorchSharedUpdate(OwnerUpdate):
                 self._kernel.use(self._steps, self._weights)
             specs, number = self.buckets.plan.specs, self._slices.number
             memory = TorchStateMemory(specs, self._segments, self._quantities(), number)
-            name = f"of the optimizer of {self.buckets.reducer.name}"
-            allocated = self.buckets.channel.run(AllocateMemory(memory.nbytes, name))
-            memory.use(require_shared(self._slices, allocated, name))
+            channel, name = self.buckets.channel, self.buckets.reducer.name
+            purpose = "optimizer's state"
+            memory.use(allocate_shared(channel, self._slices, memory.nbytes, purpose, name))
             self._memory, self._settings = memory, settings
         super()._prepare()
 
