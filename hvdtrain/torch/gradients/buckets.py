@@ -47,6 +47,7 @@ class ParameterBuckets:
     named: Named
     channel: Channel
     exchange: Exchange
+    sharded: ShardedExchange | None
     memory: Mapping[str, Elements]
     streams: Mapping[str, Streams]
     halves: bool
@@ -70,9 +71,9 @@ class ParameterBuckets:
         name = f"plan {context.current().next_number(channel)}"
         streams = _streams_by_type(parameters, capabilities)
         memory = _allocate(channel, plan, name, parameters, streams)
-        slices = owned_slices(channel, memory) if settings.sharded else None
+        sharded, slices = None, owned_slices(channel, memory) if settings.sharded else None
         if slices is not None:
-            exchange = ShardedExchange(slices, settings.op, settings.predivide)
+            exchange = sharded = ShardedExchange(slices, settings.op, settings.predivide)
         staying = open_staying(channel, plan, exchange, memory, settings, name)
         buffers = cut(plan.buckets, memory)
         reducer = Reducer(
@@ -90,9 +91,8 @@ class ParameterBuckets:
         )
         views = BucketViews(parameters, reducer, settings.compressor, staying)
         dtypes = [parameter.dtype for parameter in parameters]
-        return cls(
-            named, channel, exchange, memory, streams, halves, reducer, views, staying, dtypes
-        )
+        kept = memory, streams, halves, reducer, views, staying, dtypes
+        return cls(named, channel, exchange, sharded, *kept)
 
     def refuse_capture(self) -> None:
         """Refuse to become part of a graph that a device of the parameters is capturing."""
@@ -104,6 +104,29 @@ class ParameterBuckets:
         """Run an operation on buckets' memory in the order of their streams, which wait for it."""
         streams = Several(list(dict.fromkeys(self.streams.values())) or [HOST])
         return Submission(self.channel, operation).after(streams).run()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranks have the whole results of the last step."""
+        return self.sharded is None or self.sharded.whole
+
+    @collective
+    def sum_slices(self) -> None:
+        """Sum the slices of this rank whose sums were left to the optimizer's step."""
+        sharded, reducer = self.sharded, self.reducer
+        if sharded is not None and sharded.pending:
+            chosen = [(reducer.buffers[n], reducer.placed[n]) for n in sorted(sharded.pending)]
+            name = f"sums of {reducer.name}"
+            self.run(OnSlices(chosen, sharded.slices, name, sharded.scales))
+            sharded.pending.clear()
+
+    @collective
+    def spread_slices(self) -> None:
+        """Give all ranks the reduced gradients of all slices."""
+        self.sum_slices()
+        if self.sharded is not None:
+            pairs = list(zip(self.reducer.buffers, self.reducer.placed, strict=True))
+            self.run(OnSlices(pairs, self.sharded.slices, f"gradients of {self.reducer.name}"))
 
     @property
     def plan(self) -> BucketPlan:
@@ -235,26 +258,3 @@ def _devices(parameters: Sequence[torch.nn.Parameter]) -> dict[str, set[torch.de
     for parameter in parameters:
         devices.setdefault(parameter.device.type, set()).add(parameter.device)
     return devices
-
-
-@collective
-def sum_slices(buckets: ParameterBuckets) -> None:
-    """Sum the slices of this rank whose sums were left to the optimizer's step."""
-    exchange, reducer = buckets.exchange, buckets.reducer
-    if isinstance(exchange, ShardedExchange) and exchange.pending:
-        chosen = [
-            (reducer.buffers[each], reducer.placed[each]) for each in sorted(exchange.pending)
-        ]
-        name = f"sums of {reducer.name}"
-        buckets.run(OnSlices(chosen, exchange.slices, name, exchange.scales))
-        exchange.pending.clear()
-
-
-@collective
-def spread_slices(buckets: ParameterBuckets) -> None:
-    """Give all ranks the reduced gradients of all slices."""
-    sum_slices(buckets)
-    exchange, reducer = buckets.exchange, buckets.reducer
-    if isinstance(exchange, ShardedExchange):
-        pairs = list(zip(reducer.buffers, reducer.placed, strict=True))
-        buckets.run(OnSlices(pairs, exchange.slices, f"gradients of {reducer.name}"))

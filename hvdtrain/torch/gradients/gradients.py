@@ -17,12 +17,10 @@ from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step_info import StepInfo
-from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import (
     ParameterBuckets,
     describe_dtype_change,
-    spread_slices,
 )
 from hvdtrain.torch.gradients.claims import Claim
 from hvdtrain.torch.gradients.hooks import (
@@ -425,7 +423,7 @@ class Gradients:
     def spread(self) -> None:
         """Give all ranks the results of the last reduction for all elements."""
         if not self.whole:
-            spread_slices(self.buckets)
+            self.buckets.spread_slices()
             self.buckets.views.deliver(self.plan.buckets, ())
             self.whole = True
 
@@ -474,7 +472,7 @@ class Gradients:
             usage = self._reduce_rest()
         finally:
             self._forget_step()
-        if not isinstance(self.buckets.exchange, ShardedExchange):  # whose step uses them, too
+        if self.buckets.sharded is None:  # a shared step uses them, too
             self.buckets.views.release()
         self._update_plan(usage)
         return usage
@@ -496,8 +494,7 @@ class Gradients:
                 self._reducer.ready(index)
         usage = StepUsage.from_sums(self._reducer.finish())
         self.info = step.info
-        exchange = self.buckets.exchange
-        self.whole = not isinstance(exchange, ShardedExchange) or exchange.whole
+        self.whole = self.buckets.whole
         self._deliver(len(self.plan.buckets))
         self._give(usage, absent, step.sparse)
         return usage

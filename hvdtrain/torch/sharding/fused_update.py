@@ -17,7 +17,7 @@ from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places import GradientPlaces, Pieces
-from hvdtrain.core.sharding.exchange import KERNEL_TYPES, ShardedExchange
+from hvdtrain.core.sharding.exchange import KERNEL_TYPES
 from hvdtrain.core.sharding.kernel import (
     KINDS,
     Form,
@@ -266,8 +266,8 @@ class FusedUpdate:
 
     def _scales(self) -> Scales | None:
         """Return the factors of the gradients; None if they are summed."""
-        exchange = self._buckets.exchange
-        if not isinstance(exchange, ShardedExchange) or not exchange.pending:
+        exchange = self._buckets.sharded
+        if exchange is None or not exchange.pending:
             return None
         return Scales([float(board[0]) for board in self.boards], exchange.scales[1])
 

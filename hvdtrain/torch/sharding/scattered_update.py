@@ -130,6 +130,7 @@ class ScatteredUpdate(OwnerUpdate):
     """
 
     _slices: ScatteredSlices
+    readable = False
 
     def __init__(
         self,

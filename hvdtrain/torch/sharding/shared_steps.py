@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.core.sharding.exchange import ScatteredSlices, ShardedExchange
+from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
@@ -63,9 +63,9 @@ class TorchSharedSteps:
         self._count = len(parameters_of(self._optimizer))
         self.give_back()
         self._update = None
-        if not isinstance(buckets.exchange, ShardedExchange):
+        if buckets.sharded is None:
             return
-        slices = buckets.exchange.slices
+        slices = buckets.sharded.slices
         if isinstance(slices, ScatteredSlices):
             self._update = ScatteredUpdate(self._optimizer, buckets, slices)
         else:
@@ -134,7 +134,7 @@ class TorchSharedSteps:
     @collective
     def consolidate(self, to: int) -> None:
         """Bring the whole state to one member, so that its state_dict() is local."""
-        if isinstance(self._update, ScatteredUpdate):
+        if self._update is not None and not self._update.readable:
             self._check_between_steps()
             self._update.consolidate(to)
 

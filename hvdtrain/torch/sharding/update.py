@@ -14,11 +14,11 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.sharding.exchange import OwnedSlices, PutSegments, ShardedExchange
+from hvdtrain.core.sharding.exchange import OwnedSlices, PutSegments
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
 from hvdtrain.core.sharding.state_memory import allocate_shared
 from hvdtrain.engines.features import Slices
-from hvdtrain.torch.gradients.buckets import ParameterBuckets, sum_slices
+from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, quantities_of
 from hvdtrain.torch.sharding.state_memory import (
@@ -38,10 +38,15 @@ class OwnerUpdate(ABC):
     user's optimizer.
     """
 
+    # Whether each rank can read the state of all segments.
+    readable = True
+
     def __init__(
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: OwnedSlices
     ) -> None:
         self._optimizer, self.buckets, self._slices = optimizer, buckets, slices
+        assert buckets.sharded is not None  # as slices are its own
+        self._exchange = buckets.sharded
         self._parameters = [parameter for _, parameter in buckets.named]
         self._numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
         self._plan: BucketPlan | None = None
@@ -52,13 +57,6 @@ class OwnerUpdate(ABC):
     def shared(self) -> bool:
         """Whether ranks can share the work."""
         return True
-
-    @property
-    def exchange(self) -> ShardedExchange:
-        """The exchange of the buckets."""
-        exchange = self.buckets.exchange
-        assert isinstance(exchange, ShardedExchange)
-        return exchange
 
     @property
     def given(self) -> bool:
@@ -79,6 +77,11 @@ class OwnerUpdate(ABC):
         """Move the whole state into the user's optimizer, until the next step."""
         if not self.given:
             self._give(self._whole_state())
+
+    @collective
+    def consolidate(self, to: int) -> None:
+        """Bring the whole state to one member, for give_consolidated()."""
+        assert self.readable  # where it is
 
     def give_consolidated(self) -> bool:
         """Move a consolidated state into the user's optimizer, and return whether it is there."""
@@ -152,7 +155,7 @@ class OwnerUpdate(ABC):
         """Sum this rank's slices and scale them, if that was left to the step."""
         if not self.shared:
             return
-        sum_slices(self.buckets)
+        self.buckets.sum_slices()
         factor, self._factor = self._factor, 1.0
         if factor != 1.0 and (own := self.gradients()):
             torch._foreach_mul_(own, factor)
@@ -164,7 +167,7 @@ class OwnerUpdate(ABC):
 
     def end_step(self, kept: bool, whole: bool) -> None:
         """Forget the gradients, unless they are kept; `whole` says what the next buckets have."""
-        self.exchange.whole = whole
+        self._exchange.whole = whole
         if not kept:
             self.buckets.views.drop()
         self.buckets.views.release()
@@ -212,10 +215,10 @@ class TorchSharedUpdate(OwnerUpdate):
         write = partial(fused.update, self._factor, kept) if fused else None
         name = f"weights of {self.buckets.reducer.name}"
         self.buckets.channel.run(PutSegments(pairs, write, name))
-        self.exchange.pending.clear()
+        self._exchange.pending.clear()
         self._factor = 1.0
         defers = fused is not None and self._slices.nodes == 1
-        self.exchange.defer_to(self._kernel.boards[self._slices.number] if defers else None)
+        self._exchange.defer_to(self._kernel.boards[self._slices.number] if defers else None)
 
     def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
         """Step with torch; return weights that have changed, and their places on other ranks."""
@@ -306,7 +309,7 @@ class TorchSharedUpdate(OwnerUpdate):
         fused = self._prepare_kernel()
         if kind == 2.0 and self._factor == 1.0 and fused and fused.takes_all:
             total = fused.sum()
-            self.exchange.pending.clear()
+            self._exchange.pending.clear()
             return total
         self.settle()
         return float(power_sum(self.gradients(), kind, torch.device("cpu")))
