@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from hvdtrain.core.agreement.operation import BucketTimes
 from hvdtrain.core.agreement.request import Request
@@ -47,7 +46,7 @@ class TraceRow:
     marks: Sequence[float] = ()
 
 
-def rows_of(times: RankRecords) -> Iterator[TraceRow]:
+def _rows_of(times: RankRecords) -> Iterator[TraceRow]:
     """Yield the rows of a rank, with that of its program first."""
     blocked = (Item("", [("blocked", *interval)], {}) for interval in times.blocked.kept)
     yield TraceRow("training thread", blocked)
@@ -108,25 +107,56 @@ def _bucket(times: BucketTimes, channel: ChannelTimes) -> Item:
 Event = dict[str, object]
 
 
-class Events:
-    """A factory for the events of a rank, a process in the trace whose rows are threads."""
+class RankEvents:
+    """The events of a rank, a process in the trace whose rows are threads.
 
-    def __init__(self, times: RankRecords, rank: int) -> None:
+    Items of a row that overlap are in several lanes, as few as there can be.
+    """
+
+    def __init__(self, times: RankRecords, rank: int, host: str) -> None:
         self._clock = root_clock(times.start, times.stop)
         self._zero_seconds = times.zero_seconds
-        self._rank = rank
+        self._rank, self._host = rank, host
+        self._ends: dict[str, list[float]] = {}  # of each lane of the rows with a label
+        self._threads: dict[tuple[str, int], int] = {}
 
-    def process(self, host: str) -> Iterator[Event]:
-        """Yield the metadata events that name the process after the rank and its host."""
-        yield self._metadata("process_name", 0, name=f"rank {self._rank} ({host})")
+    def add(self, times: RankRecords) -> Iterator[Event]:
+        """Yield the events of final records, which may be a part of all."""
+        for row in _rows_of(times):
+            yield from self._row(row, self._ends.setdefault(row.label, []))
+        yield from self._changes(times)
+        if times.dropped:
+            text = f"{times.dropped} records dropped: record a shorter time"
+            yield self._instant(text, "p", times.stop.at_seconds, 1)
+
+    def passing(self, times: RankRecords) -> Iterator[Event]:
+        """Yield the events of records that later ones replace, and the metadata of all rows."""
+        for row in _rows_of(times):
+            yield from self._row(row, list(self._ends.get(row.label, [])))
+        yield from self.metadata()
+
+    def metadata(self) -> Iterator[Event]:
+        """Yield the events that name the process after the rank and its host, and all rows."""
+        yield self._metadata("process_name", 0, name=f"rank {self._rank} ({self._host})")
         yield self._metadata("process_sort_index", 0, sort_index=self._rank)
+        for (label, lane), thread in self._threads.items():
+            name = label if lane == 1 else f"{label} ({lane})"
+            yield self._metadata("thread_name", thread, name=name)
+            yield self._metadata("thread_sort_index", thread, sort_index=thread)
 
-    def thread(self, thread: int, label: str, lane: int) -> Iterator[Event]:
-        name = label if lane == 1 else f"{label} ({lane})"
-        yield self._metadata("thread_name", thread, name=name)
-        yield self._metadata("thread_sort_index", thread, sort_index=thread)
+    def _row(self, row: TraceRow, ends: list[float]) -> Iterator[Event]:
+        first = self._thread(row.label, 1)
+        for item in sorted(row.items, key=lambda item: item.start):
+            lane = next((n for n, end in enumerate(ends) if end <= item.start), len(ends))
+            ends[lane : lane + 1] = [item.end]
+            yield from self._slices(item, self._thread(row.label, lane + 1))
+        for moment in row.marks:
+            yield self._instant("round", "t", moment, first)
 
-    def slices(self, item: Item, thread: int) -> Iterator[Event]:
+    def _thread(self, label: str, lane: int) -> int:
+        return self._threads.setdefault((label, lane), len(self._threads) + 1)
+
+    def _slices(self, item: Item, thread: int) -> Iterator[Event]:
         """Yield an event for each phase of an item."""
         for phase, start, end in item.phases:
             began = self._nanoseconds(start)
@@ -141,15 +171,7 @@ class Events:
                 "args": item.args,
             }
 
-    def round(self, seconds: float, thread: int) -> Event:
-        """Return the mark of a round of agreement."""
-        return self._instant("round", "t", seconds, thread)
-
-    def note(self, text: str, seconds: float) -> Event:
-        """Return a mark for the whole rank."""
-        return self._instant(text, "p", seconds, 1)
-
-    def changes(self, times: RankRecords) -> Iterator[Event]:
+    def _changes(self, times: RankRecords) -> Iterator[Event]:
         """Yield the marks of losses and joinings of ranks, for the whole rank."""
         for loss in times.recoveries.kept:
             text = f"{format_ranks(loss.lost)} of {loss.size_before} lost"
@@ -163,7 +185,8 @@ class Events:
         self, text: str, args: dict[str, object], times: RecoveryTimes | JoinTimes
     ) -> Event:
         seconds = round(times.ended - times.began, 6)
-        return {**self.note(text, times.began), "args": {**args, "seconds": seconds}}
+        mark = self._instant(text, "p", times.began, 1)
+        return {**mark, "args": {**args, "seconds": seconds}}
 
     def _instant(self, name: str, scope: str, seconds: float, thread: int) -> Event:
         at = {"ts": self._nanoseconds(seconds) / 1000, "pid": self._rank, "tid": thread}
@@ -174,40 +197,3 @@ class Events:
 
     def _nanoseconds(self, seconds: float) -> int:
         return round((self._clock(seconds) - self._zero_seconds) * 1e9)
-
-
-def trace_events(times: RankRecords, rank: int, host: str) -> Iterator[Event]:
-    """Yield the events of a rank, which is a process in the trace."""
-    events = Events(times, rank)
-    yield from events.process(host)
-    thread = 0
-    for row in rows_of(times):
-        for number, lane in enumerate(in_lanes(row.items), 1):
-            thread += 1
-            yield from events.thread(thread, row.label, number)
-            if number == 1:
-                for moment in row.marks:
-                    yield events.round(moment, thread)
-            for item in lane:
-                yield from events.slices(item, thread)
-    yield from events.changes(times)
-    if times.dropped:
-        text = f"{times.dropped} records dropped: record a shorter time"
-        yield events.note(text, times.stop.at_seconds)
-
-
-def in_lanes(items: Iterable[Item]) -> list[list[Item]]:
-    """Distribute items over the smallest number of lanes, at least one, without overlaps."""
-    lanes: list[list[Item]] = [[]]
-    free = [0]  # heaps: the first free lane is taken
-    busy: list[tuple[float, int]] = []
-    for item in sorted(items, key=lambda item: item.start):
-        while busy and busy[0][0] <= item.start:
-            heappush(free, heappop(busy)[1])
-        if not free:
-            free.append(len(lanes))
-            lanes.append([])
-        number = heappop(free)
-        lanes[number].append(item)
-        heappush(busy, (item.end, number))
-    return lanes

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hvdtrain.core.timeline.events import Event, trace_events
+from hvdtrain.core.timeline.events import Event, RankEvents
 from hvdtrain.core.timeline.piece import earlier_path, find_pieces, piece_path, read_events
 from hvdtrain.core.timeline.times import RankRecords
 from hvdtrain.errors import UsageError
@@ -41,7 +41,9 @@ def write(path: str, collected: Sequence[bytes], hostnames: Sequence[str]) -> No
         """Yield the events of all ranks, with one rank at a time in memory."""
         for rank, (data, host) in enumerate(zip(collected, hostnames, strict=True)):
             times: RankRecords = pickle.loads(data)
-            yield from trace_events(times, rank, host)
+            trace = RankEvents(times, rank, host)
+            yield from trace.add(times)
+            yield from trace.metadata()
             clocks.append(_clock(times))
             dropped[f"rank {rank}"] = times.dropped
 

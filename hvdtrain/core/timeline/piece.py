@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hvdtrain.core.exits import write_message
-from hvdtrain.core.timeline.events import Event, Events, TraceRow, rows_of
+from hvdtrain.core.timeline.events import RankEvents
 from hvdtrain.core.timeline.times import RankRecords
 
 _MOST_BYTES = 32 << 20
@@ -142,7 +142,7 @@ class PieceWriter:
         self._file, self._title = file, title
         self._path = file.path if file is not None else None
         self._times, self._under_way = times, under_way
-        self._piece_events = _PieceEvents(times, rank, host)
+        self._events = RankEvents(times, rank, host)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="hvdtrain-timeline", daemon=True)
@@ -176,8 +176,8 @@ class PieceWriter:
         if self._file is None:
             return
         try:
-            lasting = list(self._piece_events.add(fresh))
-            passing = self._piece_events.passing(self._under_way())
+            lasting = list(self._events.add(fresh))
+            passing = self._events.passing(self._under_way())
             self._file.write(lasting, passing)
         except Exception as error:  # no error of the timeline ends the job
             reason = error.strerror if isinstance(error, OSError) else None
@@ -189,39 +189,3 @@ class PieceWriter:
         if file is not None:
             with contextlib.suppress(OSError):  # a failed write has been reported already
                 file.close()
-
-
-class _PieceEvents:
-    """A converter of batches of records to events, which assigns them to rows."""
-
-    def __init__(self, times: RankRecords, rank: int, host: str) -> None:
-        self._events = Events(times, rank)
-        self._host = host
-        self._ends: dict[str, list[float]] = {}  # of each lane of the rows with a label
-        self._threads: dict[tuple[str, int], int] = {}
-
-    def add(self, times: RankRecords) -> Iterator[Event]:
-        """Yield the events of final records."""
-        for row in rows_of(times):
-            ends = self._ends.setdefault(row.label, [])
-            yield from self._row(row, ends)
-        yield from self._events.changes(times)
-
-    def passing(self, times: RankRecords) -> Iterator[Event]:
-        """Yield the events of records that later ones replace, and the metadata of all rows."""
-        for row in rows_of(times):
-            yield from self._row(row, list(self._ends.get(row.label, [])))
-        yield from self._events.process(self._host)
-        for (label, lane), thread in self._threads.items():
-            yield from self._events.thread(thread, label, lane)
-
-    def _row(self, row: TraceRow, ends: list[float]) -> Iterator[Event]:
-        for item in sorted(row.items, key=lambda item: item.start):
-            lane = next((n for n, end in enumerate(ends) if end <= item.start), len(ends))
-            ends[lane : lane + 1] = [item.end]
-            yield from self._events.slices(item, self._thread(row.label, lane + 1))
-        for moment in row.marks:
-            yield self._events.round(moment, self._thread(row.label, 1))
-
-    def _thread(self, label: str, lane: int) -> int:
-        return self._threads.setdefault((label, lane), len(self._threads) + 1)
