@@ -109,7 +109,7 @@ def check_memory() -> Section:
     devshm = f"/dev/shm: {_mib(shared.free_bytes)} free of {_mib(shared.size_bytes)}"
     if shared.free_bytes < _LITTLE_SHM_BYTES:
         devshm += ", which is little for data loaders (docker run --shm-size=1g)"
-    kernel = _ask_kernel()
+    kernel = _objection("ranks of a node add with numpy", "kernel")
     lines = [
         line,
         devshm,
@@ -119,7 +119,9 @@ def check_memory() -> Section:
     found: dict[str, object] = {**facts, "shm": asdict(shared), "kernel": kernel}
     for module, framework in _ALLOCATORS.items():
         if importlib.util.find_spec(module) is not None:
-            found[f"{module}_allocator"] = allocator = _ask_allocator(module)
+            found[f"{module}_allocator"] = allocator = _objection(
+                "gradients are copied into buckets", "allocator", module
+            )
             lines.append(f"allocator of {framework}'s gradients: {allocator or 'ready'}")
     return Section("memory", found, tuple(lines))
 
@@ -136,22 +138,13 @@ def _memory() -> tuple[dict[str, int | None], str]:
     return asdict(memory), line
 
 
-def _ask_kernel() -> str:
-    """Return the reason why ranks add with numpy instead, or ""."""
+def _objection(instead: str, *probe: str) -> str:
+    """Return why something is not used, and what is done instead, or ""."""
     try:
-        objection: str = ask_python("-m", "hvdtrain.probes", "kernel")["objection"]
+        objection: str = ask_python("-m", "hvdtrain.probes", *probe)["objection"]
     except ProbeError as error:
-        return f"it does not load ({error}), so ranks of a node add with numpy"
-    return objection and f"{objection}; until then ranks of a node add with numpy"
-
-
-def _ask_allocator(module: str) -> str:
-    """Return the reason why gradients of a framework are copied into buckets, or ""."""
-    try:
-        objection: str = ask_python("-m", "hvdtrain.probes", "allocator", module)["objection"]
-    except ProbeError as error:
-        return f"it does not load ({error}), so gradients are copied into buckets"
-    return objection and f"{objection}; until then gradients are copied into buckets"
+        return f"it does not load ({error}), so {instead}"
+    return objection and f"{objection}; until then {instead}"
 
 
 def _mib(nbytes: int) -> str:

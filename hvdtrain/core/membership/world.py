@@ -207,7 +207,7 @@ class Context:
     def record(self, recording: Recording | None) -> None:
         """Start a recording of all channels, or end it with None."""
         before, self.recording = self.recording, recording
-        for channel in self.channels():
+        for channel in (self.world, *self._channels):
             self._track(channel)
         if recording is not None:
             recording.follow(self.blocked)
