@@ -17,8 +17,7 @@ from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
     check_interface,
     discovered_hosts,
-    max_ranks_variables,
-    min_ranks_variable,
+    limit_variables,
     parse_exports,
     parse_folder,
     parse_hosts,
@@ -75,8 +74,7 @@ def command(
     asked["hosts"] = parse_hosts(hosts)
     asked["exports"] = {
         **parse_exports(asked["exports"], os.environ),
-        **min_ranks_variable(min_np, ranks, elastic),
-        **max_ranks_variables(max_np, discovery, ranks, elastic),
+        **limit_variables(min_np, max_np, discovery, ranks, elastic),
     }
     asked["log_folder"] = parse_folder(asked["log_folder"])
     program = (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod))

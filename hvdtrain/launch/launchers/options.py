@@ -41,34 +41,25 @@ def require_tolerance(library: MpiLibrary, launcher: str) -> None:
         )
 
 
-def min_ranks_variable(least: int | None, ranks: int | None, elastic: bool) -> dict[str, str]:
-    """Return the variable that tells ranks how many of them must be left to continue."""
-    if least is None:
-        return {}
-    if not elastic:
-        raise UsageError(f"--min-np {least} goes with --elastic only: give both")
-    if ranks is not None and least > ranks:
-        raise UsageError(f"--min-np {least} is more than -np {ranks}: lower it")
-    return {_MIN_RANKS: str(least)}
-
-
-def max_ranks_variables(
-    most: int | None, program: str | None, ranks: int | None, elastic: bool
+def limit_variables(
+    least: int | None, most: int | None, program: str | None, ranks: int | None, elastic: bool
 ) -> dict[str, str]:
-    """Return the variables that tell ranks up to which number others are started."""
+    """Return the variables that tell ranks how few can continue, and how many others to start."""
+    for option, limit in (("--min-np", least), ("--max-np", most)):
+        if limit is not None and not elastic:
+            raise UsageError(f"{option} {limit} goes with --elastic only: give both")
+    if least is not None and ranks is not None and least > ranks:
+        raise UsageError(f"--min-np {least} is more than -np {ranks}: lower it")
+    if most is not None and ranks is not None and most < ranks:
+        raise UsageError(f"--max-np {most} is less than -np {ranks}: raise it")
     if program is not None and most is None:
         raise UsageError(
             f"--host-discovery-script {program}: give --max-np M as well, up to which ranks are "
             "started on the hosts that it prints"
         )
-    if most is None:
-        return {}
-    if not elastic:
-        raise UsageError(f"--max-np {most} goes with --elastic only: give both")
-    if ranks is not None and most < ranks:
-        raise UsageError(f"--max-np {most} is less than -np {ranks}: raise it")
-    discovery = {} if program is None else {_HOST_DISCOVERY: os.path.abspath(program)}
-    return {_MAX_RANKS: str(most), **discovery}
+    found = {_MIN_RANKS: least, _MAX_RANKS: most}
+    variables = {name: str(limit) for name, limit in found.items() if limit is not None}
+    return variables if program is None else variables | {_HOST_DISCOVERY: os.path.abspath(program)}
 
 
 def discovered_hosts(program: str) -> str:

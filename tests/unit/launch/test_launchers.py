@@ -19,8 +19,7 @@ from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 from hvdtrain.launch.launchers.options import (
     check_interface,
     discovered_hosts,
-    max_ranks_variables,
-    min_ranks_variable,
+    limit_variables,
     parse_exports,
     parse_folder,
     parse_hosts,
@@ -257,28 +256,22 @@ def test_what_cannot_go_on_is_refused(
     require_tolerance(MpiLibrary("openmpi", "5.0.11", None), "mpirun")
 
 
-def test_the_least_number_of_ranks() -> None:
-    assert min_ranks_variable(None, 4, False) == {}
-    assert min_ranks_variable(2, None, True) == {"HVDTRAIN_MIN_RANKS": "2"}
-    with pytest.raises(UsageError, match="--min-np 2 goes with --elastic"):
-        min_ranks_variable(2, 4, False)
-    with pytest.raises(UsageError, match="--min-np 5 is more than -np 4"):
-        min_ranks_variable(5, 4, True)
-
-
-def test_the_greatest_number_of_ranks(tmp_path: Path) -> None:
-    assert max_ranks_variables(None, None, 4, False) == {}
-    assert max_ranks_variables(4, None, 4, True) == {"HVDTRAIN_MAX_RANKS": "4"}
-    assert max_ranks_variables(4, str(tmp_path / "hosts"), None, True) == {
+def test_limits_of_the_number_of_ranks(tmp_path: Path) -> None:
+    assert limit_variables(None, None, None, 4, False) == {}
+    assert limit_variables(2, 4, str(tmp_path / "hosts"), None, True) == {
+        "HVDTRAIN_MIN_RANKS": "2",
         "HVDTRAIN_MAX_RANKS": "4",
         "HVDTRAIN_HOST_DISCOVERY": str(tmp_path / "hosts"),
     }
-    with pytest.raises(UsageError, match="--max-np 4 goes with --elastic"):
-        max_ranks_variables(4, None, 4, False)
-    with pytest.raises(UsageError, match="--max-np 3 is less than -np 4"):
-        max_ranks_variables(3, None, 4, True)
-    with pytest.raises(UsageError, match=r"hosts\.sh: give --max-np M as well"):
-        max_ranks_variables(None, "hosts.sh", 4, True)
+    for asked, message in (
+        ((2, None, None, 4, False), "--min-np 2 goes with --elastic"),
+        ((5, None, None, 4, True), "--min-np 5 is more than -np 4"),
+        ((None, 4, None, 4, False), "--max-np 4 goes with --elastic"),
+        ((None, 3, None, 4, True), "--max-np 3 is less than -np 4"),
+        ((None, None, "hosts.sh", 4, True), "hosts.sh: give --max-np M as well"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            limit_variables(*asked)
 
 
 def test_hosts_come_from_a_discovery_script(tmp_path: Path) -> None:
