@@ -72,18 +72,22 @@ def _trial(request: LaunchRequest, host: Host, folder: Path) -> LaunchRequest:
 
 def on_hosts(request: LaunchRequest, hosts: Sequence[Host], file: Path) -> LaunchRequest:
     """Return a request for ranks on some of its hosts, as many as these have slots for."""
-    ranks = request.ranks
+    ranks, places = request.ranks, _places(request, hosts)
     if ranks is not None and len(hosts) < len(request.hosts):
-        each = request.per_node
-        slots = [host.slots if each is None else each for host in hosts]
-        known = [count for count in slots if count is not None]
         share = ranks * len(hosts) // len(request.hosts)
-        ranks = min(ranks, sum(known) if len(known) == len(slots) else share)
+        ranks = min(ranks, share if places is None else places)
     changed = replace(request, ranks=ranks, hosts=tuple(hosts))
     if request.hostfile is None:
         return changed
     file.write_text("".join(map(_line, hosts)), encoding="ascii")
     return replace(changed, hostfile=str(file))
+
+
+def _places(request: LaunchRequest, hosts: Sequence[Host]) -> int | None:
+    """Return how many ranks fit on hosts, if that is known."""
+    slots = [request.per_node or host.slots for host in hosts]
+    known = [count for count in slots if count is not None]
+    return sum(known) if len(known) == len(slots) else None
 
 
 def _line(host: Host) -> str:
@@ -288,11 +292,7 @@ class ElasticJob:
 
     def _ranks(self) -> int | None:
         request = self._request
-        if request.ranks is not None:
-            return request.ranks
-        slots = [request.per_node or host.slots for host in request.hosts]
-        known = [count for count in slots if count is not None]
-        return sum(known) if known and len(known) == len(slots) else None
+        return request.ranks or _places(request, request.hosts) or None
 
     def _start(self, request: LaunchRequest) -> subprocess.Popen[bytes]:
         line = self._launcher.command(request, self._environ)
