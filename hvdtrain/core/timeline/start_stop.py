@@ -12,6 +12,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
+from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import write_message
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
 from hvdtrain.core.timeline.piece import (
@@ -174,22 +175,8 @@ def begin_from_environment(
             path = usable_path(config.timeline)
         except TimelineError as error:
             refusal = error
-    answers = np.array([path != "", refusal is not None, config.timeline_mark_cycles])
-    communicator.broadcast(Buffer.from_array(answers), 0)
-    asked, refused, marks_rounds = answers.tolist()
+    own = path, refusal is not None, config.timeline_mark_cycles
+    ((path, refused, marks_rounds),) = exchange(communicator, [own])[0]
     if refused:
         raise refusal or TimelineError("the timeline cannot be written by rank 0, which says why")
-    if not asked:
-        return None
-    return begin(communicator, _from_root(communicator, path), marks_rounds, host)
-
-
-@collective
-def _from_root(communicator: Communicator, text: str) -> str:
-    """Return rank 0's text on every rank."""
-    own = np.frombuffer(text.encode(errors="surrogateescape"), np.uint8)
-    size = np.array([own.size])
-    communicator.broadcast(Buffer.from_array(size), 0)
-    content = own.copy() if communicator.rank == 0 else np.empty(int(size[0]), np.uint8)
-    communicator.broadcast(Buffer.from_array(content), 0)
-    return content.tobytes().decode(errors="surrogateescape")
+    return begin(communicator, path, marks_rounds, host) if path else None
