@@ -20,11 +20,15 @@ from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array
 from hvdtrain.types import DType
 
-# Settings of Keras's optimizers that concern whole gradients, or keep more than the rules do.
-_NOT_SHARED = (
-    *("clipnorm", "use_ema", "loss_scale_factor", "gradient_accumulation_steps"),
-    "ema_overwrite_frequency",
+# Each element of a variable is updated by itself.
+ELEMENTWISE = (
+    *(keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW),
+    *(keras.optimizers.Adagrad, keras.optimizers.Adadelta, keras.optimizers.Adamax),
+    *(keras.optimizers.Nadam, keras.optimizers.RMSprop, keras.optimizers.Ftrl),
+    keras.optimizers.Lion,
 )
+# Settings with which steps need whole gradients, or more than those of one step.
+NOT_ELEMENTWISE = ("clipnorm", "use_ema", "loss_scale_factor", "gradient_accumulation_steps")
 
 
 def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettings) -> None:
@@ -47,7 +51,7 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
             f"sharded=True: only averages and sums can be shared, not exchange "
             f"{settings.exchange.spec!r}: use sharded=False, or no exchange or compression"
         )
-    for setting in _NOT_SHARED:
+    for setting in (*NOT_ELEMENTWISE, "ema_overwrite_frequency"):
         if getattr(optimizer, setting, None):
             raise UnsupportedError(
                 f"sharded=True: {name} with {setting} cannot be shared: leave out {setting}, or "
@@ -58,9 +62,9 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
 def rule_of(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
     """Return how an optimizer updates an element."""
     kind = getattr(optimizer, "hvdtrain_class", type(optimizer))
-    if kind is keras.optimizers.SGD or (kind.__name__ == "SGD" and _is_keras(kind)):
+    if kind.__name__ == "SGD" and is_keras(kind):
         return SgdRule(float(optimizer.momentum), bool(optimizer.nesterov))
-    if kind.__name__ in ("Adam", "AdamW") and _is_keras(kind):
+    if kind.__name__ in ("Adam", "AdamW") and is_keras(kind):
         return AdamRule(
             float(optimizer.beta_1),
             float(optimizer.beta_2),
@@ -73,7 +77,7 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
     )
 
 
-def _is_keras(kind: type) -> bool:
+def is_keras(kind: type) -> bool:
     """Return whether a class is Keras's own; on torch it is a subclass for that backend."""
     return kind.__module__.startswith("keras.")
 

@@ -12,6 +12,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import UsageError
+from hvdtrain.keras.backends.sharding import ELEMENTWISE, NOT_ELEMENTWISE, is_keras
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable
 from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
@@ -53,28 +54,12 @@ class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]
             kept.assign(keras.ops.zeros_like(kept) if gradient is None else gradient)
 
 
-# Optimizers whose step for an element depends on no other element.
-_ELEMENTWISE = (
-    *(keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW),
-    *(keras.optimizers.Adagrad, keras.optimizers.Adadelta, keras.optimizers.Adamax),
-    *(keras.optimizers.Nadam, keras.optimizers.RMSprop, keras.optimizers.Ftrl),
-    keras.optimizers.Lion,
-)
-
-# Settings that need whole parameters, or more than the gradients of one step.
-_REFUSED = (
-    *("clipnorm", "global_clipnorm", "use_ema", "loss_scale_factor"),
-    "gradient_accumulation_steps",
-)
-
-
 def require_elementwise(optimizer: Any) -> None:
     """Check that an optimizer can step on parts of variables."""
     kind = type(optimizer)
-    # On the torch backend Keras makes an optimizer of a subclass of its own.
-    if not (isinstance(optimizer, _ELEMENTWISE) and kind.__module__.startswith("keras.src.")):
-        refuse_optimizer(optimizer, "Keras", _ELEMENTWISE)
-    for name in _REFUSED:
+    if not (isinstance(optimizer, ELEMENTWISE) and is_keras(kind)):
+        refuse_optimizer(optimizer, "Keras", ELEMENTWISE)
+    for name in (*NOT_ELEMENTWISE, "global_clipnorm"):
         value = getattr(optimizer, name)
         if value:
             raise UsageError(
