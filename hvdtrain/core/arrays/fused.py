@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -155,7 +155,8 @@ class FusedPlan:
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit()
         try:
-            results = self._fill(arrays, reducer, lending, placed)
+            lent = placed or [None] * len(buffers)
+            results = fill(reducer, dict(enumerate(arrays)), lending, lent)
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
@@ -175,33 +176,36 @@ class FusedPlan:
                 elements[start : start + arrays[index].size] = arrays[index].reshape(-1)
             self._exchange.begin(FilledBucket(number, buffer, bucket, self._plan.specs))
 
-    def _fill(
-        self,
-        arrays: Sequence[HostArray],
-        reducer: Reducer,
-        lending: Lending | None,
-        placed: Sequence[LentBucket | None] | None,
-    ) -> dict[int, HostArray]:
-        """Copy or lend the gradients to the buckets and return a view of each, by index."""
-        results = {}
-        lent = placed or [None] * len(reducer.buffers)
-        rows = zip(self._plan.buckets, reducer.buffers, lent, strict=True)
-        for bucket, buffer, lends in rows:
-            elements = buffer.array()
-            for index, start in zip(bucket.parameters, bucket.starts, strict=True):
-                array = arrays[index]
-                view = elements[start : start + array.size].reshape(array.shape)
-                if lending is not None and lending.lend(lends, index, array):
-                    pass
-                elif view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
-                    whole = np.ascontiguousarray(array)
-                    reducer.put(Buffer.from_array(whole), Buffer.from_array(view))
-                else:
-                    np.copyto(view, array, casting="unsafe")
-                results[index] = view
-                reducer.ready(index)
-            reducer.launch()
-        return results
+
+def fill(
+    reducer: Reducer,
+    arrays: Mapping[int, HostArray],
+    lending: Lending | None,
+    lent: Sequence[LentBucket | None],
+) -> dict[int, HostArray]:
+    """Copy or lend gradients to the buckets, zeros for others; return a view of each, by index."""
+    results = {}
+    rows = zip(reducer.plan.buckets, reducer.buffers, lent, strict=True)
+    for bucket, buffer, lends in rows:
+        if lends is not None:
+            lends.clear()
+        elements = buffer.array()
+        for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+            spec, array = reducer.plan.specs[index], arrays.get(index)
+            view = elements[start : start + spec.count].reshape(spec.shape)
+            if array is None:
+                view.fill(0)
+            elif lending is not None and lending.lend(lends, index, array):
+                pass
+            elif view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
+                whole = np.ascontiguousarray(array)
+                reducer.put(Buffer.from_array(whole), Buffer.from_array(view))
+            else:
+                np.copyto(view, array, casting="unsafe")
+            results[index] = view
+            reducer.ready(index)
+        reducer.launch()
+    return results
 
 
 # Limits per channel: plans in memory of the engine, and plans that are cached.

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.arguments import GradientSettings
+from hvdtrain.core.arrays.fused import fill
 from hvdtrain.core.arrays.memory import Lending, MemoryPool, aligned_order, open_lending
-from hvdtrain.core.arrays.state_memory import KeptArray
 from hvdtrain.core.arrays.update_rules import UpdateRule, cast
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
-from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import (
     Bucket,
     BucketPlan,
@@ -30,11 +30,10 @@ from hvdtrain.core.gradients.plan import (
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.core.sharding.exchange import PutSegments, ShardedExchange
+from hvdtrain.core.sharding.exchange import ShardedExchange
+from hvdtrain.core.sharding.owners import NodeOwners, StateMemory, require_shared
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
-from hvdtrain.core.sharding.state_memory import StateMemory, allocate_shared, require_shared
 from hvdtrain.engines.features import Slices
-from hvdtrain.types import ReduceOp
 
 # Variables keep the weights of a step while those of the next one are written.
 _BLOCKS = 2
@@ -103,6 +102,65 @@ class NewWeights:
 _BLOCK_ELEMENTS = 16 << 10
 
 
+class KeptArray:
+    """One number for each element of a variable; 0 at first.
+
+    Any rank reads and writes the whole array between two steps, as checkpoints do. All ranks that
+    write it have the same values.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: npt.DTypeLike) -> None:
+        self.shape, self.dtype = tuple(shape), dtype
+        self._value: HostArray | None = None  # until there is memory of the node
+        self._parts: Sequence[tuple[Segment, HostArray]] = ()
+        self._own: HostArray | None = None
+        self._factor: float | None = None
+
+    def move(self, parts: Sequence[tuple[Segment, HostArray]], own: HostArray | None) -> None:
+        """Keep the array in memory of its owners, which is zero; `own` is the part of this rank."""
+        self._parts, self._own = parts, own
+        if self._value is not None:
+            self._write(self._value)
+        self._value = None
+
+    def read(self) -> HostArray:
+        """Return a copy."""
+        whole = np.zeros(self.shape, self.dtype) if self._value is None else self._value.copy()
+        elements = whole.reshape(-1)
+        for segment, part in self._parts:
+            elements[segment.in_parameter] = part
+        if self._factor is not None:
+            elements *= elements.dtype.type(self._factor)
+        return whole
+
+    def write(self, value: HostArray) -> None:
+        """Replace the array."""
+        self._factor = None
+        if self._parts:
+            self._write(value)
+        else:
+            self._value = np.array(value, self.dtype)
+
+    def _write(self, value: HostArray) -> None:
+        elements = value.reshape(-1)
+        for segment, part in self._parts:
+            part[...] = elements[segment.in_parameter]
+
+    def scale(self, factor: float) -> None:
+        """Multiply the array (between two steps; by the same factor on all ranks).
+
+        Another rank may still be reading the whole array, so that the memory changes in the next
+        step only; see apply_factor(). Until then read() multiplies.
+        """
+        self._factor = (1.0 if self._factor is None else self._factor) * factor
+
+    def apply_factor(self) -> None:
+        """Multiply the part of this rank, in a step, when no rank reads the array."""
+        if self._factor is not None and self._own is not None:
+            self._own *= self._own.dtype.type(self._factor)
+        self._factor = None
+
+
 @dataclass(frozen=True)
 class StepValues:
     """What an optimizer's settings say about a step, equal on all ranks."""
@@ -135,9 +193,8 @@ class ArraySharedSteps:
         kept: Mapping[tuple[int, str], KeptArray],
         name: str,
     ) -> None:
-        self._specs, self._settings, self._slices = specs, settings, slices
-        self._rule, self._kept, self._name = rule, kept, name
-        self._channel = settings.process_set.channel()
+        self._specs, self._settings, self._rule, self._kept = specs, settings, rule, kept
+        self._owners = NodeOwners(settings.process_set.channel(), slices, name)
         self._reducer: Reducer | None = None
 
     @collective
@@ -156,14 +213,13 @@ class ArraySharedSteps:
         for kept in self._kept.values():
             kept.apply_factor()  # all ranks are in this step
         numbers = [n for n, s in enumerate(self._owned) if s.parameter in gradients]
-        parts = {n: self._gradients[n][self._slices.number] for n in numbers}
+        parts = {n: self._gradients[n][self._owners.number] for n in numbers}
         self._clip(list(parts.values()), values)
         for number, part in parts.items():
             segment = self._owned[number]
             own = weights[segment.parameter].reshape(-1)[segment.in_parameter]
             self._update(segment, own, part, self._state[number], places[number], values)
-        # All have written their slices of the new weights.
-        self._channel.run(PutSegments([], None, f"weights of {self._name}"))
+        self._owners.put("weights")  # which are written
         return self._results(reducer, gradients, block, copied=not direct)
 
     def _update(
@@ -190,29 +246,28 @@ class ArraySharedSteps:
     @collective
     def _open(self) -> Reducer:
         """Allocate memory for gradients, weights and state."""
-        size = agree_on_bucket_size(self._channel).nbytes
+        owners, channel = self._owners, self._owners.channel
+        size = agree_on_bucket_size(channel).nbytes
         order = aligned_order([spec.nbytes for spec in self._specs])
         plan = make_plan(self._specs, size, size, order=order)
-        memory = bucket_memory(self._channel, plan, self._name, {"cpu": "cpu"})["cpu"]
+        memory = bucket_memory(channel, plan, owners.name, {"cpu": "cpu"})["cpu"]
         nbytes = Buffer.of(memory).nbytes
         self._state = self._open_state(plan)
-        owned, number = self._owned, self._slices.number
-        copies = require_shared(self._slices, memory, "gradients")
-        self._gradients = places_of(plan.buckets, copies, owned)
-        weights = self._share(NewWeights.memory_bytes(nbytes), "new weights")
-        self._new = NewWeights(plan.buckets, weights, number, owned, nbytes)
+        copies = require_shared(owners.slices.copies(memory), nbytes, "gradients")
+        self._gradients = places_of(plan.buckets, copies, self._owned)
+        weights = owners.allocate(NewWeights.memory_bytes(nbytes), "new weights")
+        self._new = NewWeights(plan.buckets, weights, owners.number, self._owned, nbytes)
         self._open_lending(plan, memory)
-        # All have written what they had.
-        self._channel.run(PutSegments([], None, f"state of {self._name}"))
-        exchange = ShardedExchange(self._slices, self._settings.op, self._settings.predivide)
+        owners.put("state")  # which is written
+        exchange = ShardedExchange(owners.slices, self._settings.op, self._settings.predivide)
         exchange.whole = False
         self._reducer = Reducer(
             context.current(),
-            self._channel,
+            channel,
             plan,
             self._buffers,
             exchange,
-            self._name,
+            owners.name,
             numbers=1,
             placed=self._lent,
         )
@@ -223,7 +278,8 @@ class ArraySharedSteps:
         self._buffers, find = cut(plan.buckets, {"cpu": memory}), self._settings.allocator
         self._lending: Lending | None = None
         if find is not None:
-            self._lending = open_lending(self._channel, plan, memory, find, self._name)
+            owners = self._owners
+            self._lending = open_lending(owners.channel, plan, memory, find, owners.name)
         self._lent: list[LentBucket | None] = [None] * len(plan.buckets)
         if self._lending is not None:
             self._lent = self._lending.buckets(self._buffers)
@@ -231,13 +287,12 @@ class ArraySharedSteps:
     @collective
     def _open_state(self, plan: BucketPlan) -> list[list[HostArray]]:
         """Move the state to memory of its owners; return that of each segment of this rank."""
-        names, number = self._rule.quantities, self._slices.number
+        names, owners = self._rule.quantities, self._owners
         quantities = [
             {name: Quantity(name, spec.dtype, elementwise=True) for name in names}
             for spec in self._specs
         ]
-        memory = StateMemory(segments_of(plan, self._slices.owners), quantities, number)
-        memory.use(self._share(memory.nbytes, "optimizer's state"))
+        memory = StateMemory(owners, segments_of(plan, owners.slices.owners), quantities)
         self._owned = memory.owned
 
         def array(index: int, part: HostArray) -> HostArray:
@@ -254,10 +309,6 @@ class ArraySharedSteps:
         return [[own[segment.parameter, name] for name in names] for segment in self._owned]
 
     @collective
-    def _share(self, nbytes: int, purpose: str) -> list[HostArray]:
-        return allocate_shared(self._channel, self._slices, nbytes, purpose, self._name)
-
-    @collective
     def _reduce(
         self,
         reducer: Reducer,
@@ -271,7 +322,7 @@ class ArraySharedSteps:
         reducer.weight = samples
         reducer.numbers[0] = not free
         try:
-            self._fill(reducer, gradients)
+            fill(reducer, gradients, self._lending, self._lent)
             (occupied,) = reducer.finish()
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
@@ -281,21 +332,6 @@ class ArraySharedSteps:
         reducer.steps += 1
         return not occupied
 
-    def _fill(self, reducer: Reducer, gradients: Mapping[int, HostArray]) -> None:
-        rows = zip(reducer.plan.buckets, reducer.buffers, self._lent, strict=True)
-        for bucket, buffer, lent in rows:
-            if lent is not None:
-                lent.clear()
-            for index, start in zip(bucket.parameters, bucket.starts, strict=True):
-                place = buffer.slice(start, self._specs[index].count)
-                if index not in gradients:
-                    place.zero()
-                elif self._lending is None or not self._lending.lend(lent, index, gradients[index]):
-                    whole = np.ascontiguousarray(gradients[index])
-                    reducer.put(Buffer.from_array(whole), place)
-                reducer.ready(index)
-            reducer.launch()
-
     @collective
     def _clip(self, parts: Sequence[HostArray], values: StepValues) -> None:
         """Clip the gradients that this rank owns (collective if by their norm)."""
@@ -304,11 +340,7 @@ class ArraySharedSteps:
                 np.clip(part, -values.clip_value, values.clip_value, out=part)
         if values.clip_norm is None:
             return
-        total = np.array([sum(float(np.vdot(part, part)) for part in parts)], np.float64)
-        name = f"norm of {self._name}"
-        buffer = Buffer.from_array(total)
-        self._channel.run(Allreduce([buffer], [total.shape], ReduceOp.SUM, name))
-        norm = sqrt(total[0] / self._slices.nodes)  # every node has all slices
+        norm = sqrt(self._owners.total(sum(float(np.vdot(part, part)) for part in parts)))
         # A norm that is not finite makes all gradients NaN, as in Keras.
         factor = min(1.0, values.clip_norm / norm) + (norm - norm) if norm else 1.0
         for part in parts:

@@ -12,8 +12,12 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, check_sharding
-from hvdtrain.core.arrays.shared_steps import ArraySharedSteps, StepValues, node_slices
-from hvdtrain.core.arrays.state_memory import KeptArray
+from hvdtrain.core.arrays.shared_steps import (
+    ArraySharedSteps,
+    KeptArray,
+    StepValues,
+    node_slices,
+)
 from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError

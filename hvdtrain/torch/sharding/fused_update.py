@@ -14,7 +14,6 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places import GradientPlaces, Pieces
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES
@@ -27,8 +26,8 @@ from hvdtrain.core.sharding.kernel import (
     Scales,
     load_kernel,
 )
+from hvdtrain.core.sharding.owners import NodeOwners
 from hvdtrain.core.sharding.segments import Quantity, Segment
-from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import TorchStateMemory, WeightMemory
@@ -176,14 +175,13 @@ class FusedUpdate:
     """The sums and the step of this rank's segments; boards have factors of gradients."""
 
     @collective
-    def __init__(self, kind: type, buckets: ParameterBuckets, slices: Slices) -> None:
-        self._kind, self._buckets, self._slices = kind, buckets, slices
-        self._form = _agreed(find_form(kind) if slices.in_tree else None, buckets)
+    def __init__(self, kind: type, buckets: ParameterBuckets, owners: NodeOwners) -> None:
+        self._kind, self._buckets, self._slices = kind, buckets, owners.slices
+        self._form = _agreed(find_form(kind) if owners.slices.in_tree else None, buckets)
         self.boards: list[npt.NDArray[np.float64]] = []
         if self._form is not None:
-            name = f"of factors of {buckets.reducer.name}"
-            memory = buckets.channel.run(AllocateMemory(8, name))
-            self.boards = [copy.view(np.float64) for copy in slices.copies(memory) or ()]
+            copies = owners.find_memory(8, "factors")
+            self.boards = [copy.view(np.float64) for copy in copies or ()]
 
     def use(self, steps: SegmentSteps, weights: WeightMemory) -> None:
         """Update the segments of a new plan from now on, if all ranks can."""

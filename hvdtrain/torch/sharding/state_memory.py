@@ -11,12 +11,9 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.core.sharding.owners import NodeOwners, StateMemory
 from hvdtrain.core.sharding.segments import Quantity, Segment
-from hvdtrain.core.sharding.state_memory import StateMemory
-from hvdtrain.engines.features import Slices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer
 
@@ -34,9 +31,7 @@ class WeightMemory:
         self,
         parameters: Sequence[torch.nn.Parameter],
         specs: Sequence[ParameterSpec],
-        slices: Slices,
-        channel: Channel,
-        name: str,
+        owners: NodeOwners,
     ) -> None:
         _check_memory(parameters, specs)
         self._parameters, self._specs = parameters, specs
@@ -44,8 +39,7 @@ class WeightMemory:
         for spec in specs:
             starts.append(end)
             end += -(-spec.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        memory = channel.run(AllocateMemory(max(1, end), f"of weights of {name}"))
-        copies = slices.copies(memory)
+        copies = owners.find_memory(max(1, end), "weights")
         self.shared = copies is not None
         if copies is None:
             return
@@ -56,8 +50,8 @@ class WeightMemory:
             ]
             for copy in copies
         ]
-        self._own, self._number = buffers[slices.number], slices.number
-        self._others = [copy for rank, copy in enumerate(buffers) if rank != slices.number]
+        self._own = buffers.pop(owners.number)
+        self._others = buffers
         self._elements = [from_buffer(buffer) for buffer in self._own]
         self.follow()
 
@@ -134,19 +128,16 @@ Entry = dict[str, Any]
 class TorchStateMemory(StateMemory):
     """The state of all segments of a node as tensors."""
 
+    @collective
     def __init__(
         self,
-        specs: Sequence[ParameterSpec],
+        owners: NodeOwners,
         segments: Sequence[Sequence[Segment]],
         quantities: Sequence[Mapping[str, Quantity]],
-        number: int,
+        specs: Sequence[ParameterSpec],
     ) -> None:
-        super().__init__(segments, quantities, number)
+        super().__init__(owners, segments, quantities)
         self._specs = specs
-
-    def use(self, memories: Sequence[npt.NDArray[np.uint8]]) -> None:
-        """Use memory, of which this rank's part has no state yet."""
-        super().use(memories)
         self._slots = {
             segment.parameter: {
                 name: _tensor(self.own(segment.parameter, name), quantity)

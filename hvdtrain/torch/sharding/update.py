@@ -7,16 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.sharding.exchange import OwnedSlices, PutSegments
+from hvdtrain.core.sharding.exchange import OwnedSlices
+from hvdtrain.core.sharding.owners import NodeOwners
 from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
-from hvdtrain.core.sharding.state_memory import allocate_shared
 from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
@@ -196,9 +194,9 @@ class TorchSharedUpdate(OwnerUpdate):
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
     ) -> None:
         super().__init__(optimizer, buckets, slices)
-        specs, name = buckets.plan.specs, buckets.reducer.name
-        self._weights = WeightMemory(self._parameters, specs, slices, buckets.channel, name)
-        self._kernel = FusedUpdate(type(optimizer), buckets, slices)
+        self._owners = NodeOwners(buckets.channel, slices, buckets.reducer.name)
+        self._weights = WeightMemory(self._parameters, buckets.plan.specs, self._owners)
+        self._kernel = FusedUpdate(type(optimizer), buckets, self._owners)
         self._memory: TorchStateMemory | None = None
         self._settings: object = None
 
@@ -213,12 +211,11 @@ class TorchSharedUpdate(OwnerUpdate):
             self.settle()  # what the kernel does not take is scaled, too
         pairs = self._step_on_segments(fused.parameters if fused else (), kept)
         write = partial(fused.update, self._factor, kept) if fused else None
-        name = f"weights of {self.buckets.reducer.name}"
-        self.buckets.channel.run(PutSegments(pairs, write, name))
+        self._owners.put("weights", pairs, write)
         self._exchange.pending.clear()
         self._factor = 1.0
         defers = fused is not None and self._slices.nodes == 1
-        self._exchange.defer_to(self._kernel.boards[self._slices.number] if defers else None)
+        self._exchange.defer_to(self._kernel.boards[self._owners.number] if defers else None)
 
     def _step_on_segments(self, left: Collection[int], kept: bool) -> list[tuple[Buffer, Buffer]]:
         """Step with torch; return weights that have changed, and their places on other ranks."""
@@ -250,12 +247,10 @@ class TorchSharedUpdate(OwnerUpdate):
             self.give_back()
             if self._memory is None:
                 self._kernel.use(self._steps, self._weights)
-            specs, number = self.buckets.plan.specs, self._slices.number
-            memory = TorchStateMemory(specs, self._segments, self._quantities(), number)
-            channel, name = self.buckets.channel, self.buckets.reducer.name
-            purpose = "optimizer's state"
-            memory.use(allocate_shared(channel, self._slices, memory.nbytes, purpose, name))
-            self._memory, self._settings = memory, settings
+            self._memory = TorchStateMemory(
+                self._owners, self._segments, self._quantities(), self.buckets.plan.specs
+            )
+            self._settings = settings
         super()._prepare()
 
     def _quantities(self) -> Sequence[Mapping[str, Quantity]]:
@@ -294,13 +289,9 @@ class TorchSharedUpdate(OwnerUpdate):
 
     @collective
     def norm(self, kind: float) -> torch.Tensor:
-        largest = math.isinf(kind)
-        total = np.array([self._power_sum(kind)])
-        op = ReduceOp.MAX if largest else ReduceOp.SUM
-        name = f"norm of {self.buckets.reducer.name}"
-        self.buckets.channel.run(Allreduce([Buffer.from_array(total)], [(1,)], op, name))
-        # Every node has all slices, and has counted them.
-        norm = float(total[0]) if largest else float(total[0] / self._slices.nodes) ** (1.0 / kind)
+        largest, own = math.isinf(kind), self._power_sum(kind)
+        total = self._owners.total(own, ReduceOp.MAX if largest else ReduceOp.SUM)
+        norm = total if largest else total ** (1.0 / kind)
         return torch.tensor(norm, dtype=torch.float64, device="cpu")
 
     @collective
