@@ -180,5 +180,6 @@ def _bytes_of(tensor: Any) -> memoryview:
     if not isinstance(tensor, np.ndarray):
         import torch
 
-        tensor = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        tensor = tensor.reshape(-1).view(torch.uint8).numpy()
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
