@@ -37,12 +37,13 @@ class _Elements:
 
 @dataclass(frozen=True)
 class _OnDevice:
-    """Another tensor on a device, the same for all segments of the parameter; a copy on the host.
+    """Another tensor on a device, the same for all segments of the parameter."""
 
-    It travels with the outline, as numbers do.
-    """
+    dtype: torch.dtype
+    shape: torch.Size
 
-    value: torch.Tensor
+
+_GATHERED = (_Elements, _OnDevice)
 
 
 class GatherStates(Operation):
@@ -78,24 +79,25 @@ class GatherStates(Operation):
         if is_elementwise(name, value, (self._owned[index].count,)):
             return _Elements(value.dtype)
         on_device = isinstance(value, torch.Tensor) and not value.is_cpu
-        return _OnDevice(value.cpu()) if on_device else value
+        return _OnDevice(value.dtype, value.shape) if on_device else value
 
     @collective
     def execute(self, communicator: Communicator) -> dict[int, Entry]:
         found: dict[int, Entry] = {}
-        for (outline,) in exchange(communicator, [self._outline]):
+        holders: dict[int, int] = {}  # a rank with a segment of each parameter
+        for rank, (outline,) in enumerate(exchange(communicator, [self._outline])):
             found |= {index: dict(entry) for index, entry in sorted(outline.items())}
+            holders |= dict.fromkeys(outline, rank)
         for number, bucket in enumerate(self._plan.buckets):
             entries = {index: found[index] for index in bucket.parameters if index in found}
             items = [item for entry in entries.values() for item in entry.items()]
             # In the same order on all ranks.
-            for name, kind in dict.fromkeys(i for i in items if isinstance(i[1], _Elements)):
+            for name, kind in dict.fromkeys(i for i in items if isinstance(i[1], _GATHERED)):
                 wanted = [index for index, entry in entries.items() if entry.get(name) == kind]
-                self._gather(number, name, kind, wanted, found)
-            for entry in entries.values():
-                for name, value in entry.items():
-                    if isinstance(value, _OnDevice):
-                        entry[name] = value.value.to(self._devices[number])
+                if isinstance(kind, _OnDevice):
+                    self._gather_values(number, name, kind, {i: holders[i] for i in wanted}, found)
+                else:
+                    self._gather(number, name, kind, wanted, found)
         return found if self._keeps else {}
 
     @collective
@@ -120,6 +122,26 @@ class GatherStates(Operation):
             if index in wanted:
                 spec = specs[index]
                 found[index][name] = whole[start:].as_strided(spec.shape, spec.strides).clone()
+
+    @collective
+    def _gather_values(
+        self,
+        number: int,
+        name: str,
+        kind: _OnDevice,
+        holders: Mapping[int, int],
+        found: Mapping[int, Entry],
+    ) -> None:
+        """Gather the tensors that parameters have under a name, without a copy on the host."""
+        shape = (len(holders), *kind.shape)
+        own = torch.zeros(shape, dtype=kind.dtype, device=self._devices[number])
+        for place, index in enumerate(holders):
+            if index in self._state:
+                own[place] = self._state[index][name]
+        whole = from_buffer(self._slices.gather(as_buffer(own.view(-1))))
+        rows = whole.view(self._slices.owners, *shape)
+        for place, (index, rank) in enumerate(holders.items()):
+            found[index][name] = rows[rank, place].clone()
 
 
 class ScatteredUpdate(OwnerUpdate):

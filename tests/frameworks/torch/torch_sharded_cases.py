@@ -319,7 +319,7 @@ def what_cannot_be_shared() -> None:
 
 
 class Halving(torch.optim.Optimizer):
-    """An elementwise optimizer that torch does not have, with a number in its state."""
+    """An elementwise optimizer that torch does not have, with a number and a scalar as state."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -331,7 +331,8 @@ class Halving(torch.optim.Optimizer):
                 if p.grad is not None:
                     self.state[p]["count"] = self.state[p].get("count", 0) + 1
                     self.state[p]["mean"] = (self.state[p].get("mean", p.grad) + p.grad) / 2
-                    p -= group["lr"] * self.state[p]["mean"] / self.state[p]["count"]
+                    self.state[p]["rate"] = p.new_full((), group["lr"] / self.state[p]["count"])
+                    p -= self.state[p]["rate"] * self.state[p]["mean"]
 
 
 @case
