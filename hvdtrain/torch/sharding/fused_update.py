@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.places import GradientPlaces, Pieces
 from hvdtrain.core.sharding.exchange import KERNEL_TYPES
@@ -32,7 +30,7 @@ from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import TorchStateMemory, WeightMemory
 from hvdtrain.torch.tensors.parts import parameters_of
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.types import DType
 
 # The state that the kernel changes for each element, in its order.
 STATES: Mapping[type, tuple[str, ...]] = {
@@ -177,7 +175,9 @@ class FusedUpdate:
     @collective
     def __init__(self, kind: type, buckets: ParameterBuckets, owners: NodeOwners) -> None:
         self._kind, self._buckets, self._slices = kind, buckets, owners.slices
-        self._form = _agreed(find_form(kind) if owners.slices.in_tree else None, buckets)
+        form = find_form(kind) if owners.slices.in_tree else None
+        forms = allgather_object(form, f"form of {owners.name}", owners.channel)
+        self._form = form if all(each == form for each in forms) else None
         self.boards: list[npt.NDArray[np.float64]] = []
         if self._form is not None:
             copies = owners.find_memory(8, "factors")
@@ -295,14 +295,3 @@ class FusedUpdate:
             group,
             spec.dtype is DType.FLOAT64,
         )
-
-
-@collective
-def _agreed(form: Form | None, buckets: ParameterBuckets) -> Form | None:
-    """Return the form if it is that of all ranks, else None."""
-    own = 0 if form is None else 2 * form.width_bytes + form.contracts
-    ends = np.array([own, -own], np.int64)
-    name = f"form of {buckets.reducer.name}"
-    buckets.channel.run(Allreduce([Buffer.from_array(ends)], [(2,)], ReduceOp.MIN, name))
-    lowest, highest = ends.tolist()
-    return form if lowest == -highest else None

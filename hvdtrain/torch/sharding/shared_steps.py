@@ -11,6 +11,7 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.hooks import weakly
@@ -29,7 +30,8 @@ class TorchSharedSteps:
     def __init__(self, optimizer: torch.optim.Optimizer, exchanged: Exchanged) -> None:
         check_elementwise(optimizer)
         self._optimizer, self._exchanged = optimizer, exchanged
-        self._update: OwnerUpdate | None = None
+        self._buckets: ParameterBuckets | None = None
+        self._update: OwnerUpdate | None = None  # if ranks share the work
         self.kept = False
         self._scaled = False
         self.follow()
@@ -42,7 +44,7 @@ class TorchSharedSteps:
     @property
     def active(self) -> bool:
         """Whether the ranks share the work now."""
-        return self._update is not None and self._update.shared
+        return self._update is not None
 
     @property
     def gradients(self) -> Gradients:
@@ -58,18 +60,17 @@ class TorchSharedSteps:
         # Ranks that share no memory bring the state together over the channel of the buckets.
         self.gradients.before_new_buckets = weakly(self.give_back)
         buckets = self.gradients.buckets
-        if self._update is not None and self._update.buckets is buckets:
+        if self._buckets is buckets:
             return
         self._count = len(parameters_of(self._optimizer))
         self.give_back()
-        self._update = None
-        if buckets.sharded is None:
-            return
-        slices = buckets.sharded.slices
+        self._buckets, self._update = buckets, None
+        slices = None if buckets.sharded is None else buckets.sharded.slices
         if isinstance(slices, ScatteredSlices):
             self._update = ScatteredUpdate(self._optimizer, buckets, slices)
-        else:
-            self._update = TorchSharedUpdate(self._optimizer, buckets, slices)
+        elif slices is not None:
+            update = TorchSharedUpdate(self._optimizer, buckets, slices)
+            self._update = update if update.shared else None
 
     @collective
     def reduce(self) -> None:
@@ -119,7 +120,7 @@ class TorchSharedSteps:
 
     def give_back(self) -> None:
         """Move the state to the user's optimizer until the next step (local with shared memory)."""
-        if self._update is not None and self._update.shared and not self._update.given:
+        if self._update is not None and not self._update.given:
             self._check_between_steps()
             self._update.give_back()
 
@@ -141,7 +142,7 @@ class TorchSharedSteps:
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the optimizer (local; collective without shared memory)."""
         update = self._update
-        if update is None or not update.shared or update.given:
+        if update is None or update.given:
             return self._optimizer.state_dict()
         self._check_between_steps()
         if not update.give_consolidated():

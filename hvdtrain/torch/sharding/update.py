@@ -52,11 +52,6 @@ class OwnerUpdate(ABC):
         self._factor = 1.0  # of the reduced gradients, by which they are not multiplied yet
 
     @property
-    def shared(self) -> bool:
-        """Whether ranks can share the work."""
-        return True
-
-    @property
     def given(self) -> bool:
         """Whether the state is in the user's optimizer, so that the next step takes it."""
         return self._given or any(each in self._optimizer.state for each in self._parameters)
@@ -151,8 +146,6 @@ class OwnerUpdate(ABC):
     @collective
     def settle(self) -> None:
         """Sum this rank's slices and scale them, if that was left to the step."""
-        if not self.shared:
-            return
         self.buckets.sum_slices()
         factor, self._factor = self._factor, 1.0
         if factor != 1.0 and (own := self.gradients()):
@@ -196,13 +189,10 @@ class TorchSharedUpdate(OwnerUpdate):
         super().__init__(optimizer, buckets, slices)
         self._owners = NodeOwners(buckets.channel, slices, buckets.reducer.name)
         self._weights = WeightMemory(self._parameters, buckets.plan.specs, self._owners)
+        self.shared = self._weights.shared
         self._kernel = FusedUpdate(type(optimizer), buckets, self._owners)
         self._memory: TorchStateMemory | None = None
         self._settings: object = None
-
-    @property
-    def shared(self) -> bool:
-        return self._weights.shared
 
     @collective
     def step(self, kept: bool) -> None:
