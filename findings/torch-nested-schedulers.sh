@@ -5,7 +5,7 @@
 # with a ChainedScheduler as second part, is constructed and warms up without a word, and raises
 # NotImplementedError, with no text, in the step that reaches the milestone: after hours of training. The
 # other way round, a ChainedScheduler of a SequentialLR and ConstantLR(factor=0.5, total_iters=6) gives
-# rates above the optimizer's: the milestone sets the rate anew without the factor, which ConstantLR
+# rates above the optimizer's: the milestone sets the rate again without the factor, which ConstantLR
 # then takes back all the same. ReduceLROnPlateau, in contrast, is refused at construction.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -113,11 +113,12 @@ bool give_back(char *block) {
     return true;
 }
 
-/* A forked child may use memory while another thread of its parent holds the mutex. */
+/* A forked child may use memory while another thread of its parent holds a mutex. */
 void before_fork() { mutex.lock(); }
 void after_fork_in_parent() { mutex.unlock(); }
 void after_fork_in_child() {
     forked = true;
+    least = SIZE_MAX; /* no allocation asks for a block */
     mutex.unlock();
 }
 

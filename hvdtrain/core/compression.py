@@ -45,7 +45,7 @@ class Compressions:
         half: object,
         bfloat: object,
     ) -> None:
-        def rounding(name: str, dtype: object) -> type[Compressor]:
+        def rounding(name: str, kind: str, dtype: object) -> type[Compressor]:
             def compress(tensor: Any) -> tuple[Any, Any]:
                 return (
                     (cast(tensor, dtype), tensor.dtype) if is_floating(tensor) else (tensor, None)
@@ -55,10 +55,11 @@ class Compressions:
                 return tensor if ctx is None else cast(tensor, ctx)
 
             methods = {"compress": staticmethod(compress), "decompress": staticmethod(decompress)}
-            return type(name, (Compressor,), {"__module__": module, **methods})
+            words = {"__module__": module, "__doc__": f"Rounds floating-point tensors to {kind}."}
+            return type(name, (Compressor,), words | methods)
 
-        self.fp16 = rounding("FP16Compressor", half)
-        self.bf16 = rounding("BF16Compressor", bfloat)
+        self.fp16 = rounding("FP16Compressor", "float16", half)
+        self.bf16 = rounding("BF16Compressor", "bfloat16", bfloat)
 
     def name_of(self, compressor: type[Compressor]) -> str:
         """Return "none", "fp16" or "bf16" for one of these compressors, else "own"."""

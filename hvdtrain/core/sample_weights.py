@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Set
 from itertools import count
+from numbers import Real
 from typing import Any, Protocol
 
 
@@ -31,13 +32,12 @@ def register(optimizer: Weighted) -> None:
 def sample_weight_of(parameters: Set[int]) -> Any:
     """Return what this rank counts with in a step of the last optimizer of these, by id.
 
-    For parameters that no optimizer is known to have it is the only weight that was set.
+    For parameters that no optimizer is known to have it is the weight of the last one that has a
+    weight, unless different numbers were set.
     """
     found = [(each, each.has(parameters)) for _, each in sorted(_live.items(), reverse=True)]
     certain = any(has for _, has in found)
-    asked = (each for each, has in found if (has if certain else has is None))
-    weights = (weight for each in asked if (weight := each.weight) is not None)
-    if certain:
-        return next(weights, None)
-    different = {weight if isinstance(weight, float) else id(weight): weight for weight in weights}
-    return different.popitem()[1] if len(different) == 1 else None
+    asked = [each.weight for each, has in found if (has if certain else has is None)]
+    weights = [weight for weight in asked if weight is not None]
+    numbers = {float(weight) for weight in weights if isinstance(weight, Real)}
+    return weights[0] if weights and (certain or len(numbers) < 2) else None

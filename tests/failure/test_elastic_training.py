@@ -84,7 +84,7 @@ def test_ranks_are_killed(kills: str, tmp_path: Path, alone: dict[str, Any]) -> 
 
 
 def test_ranks_that_meet_by_gloo_are_killed(tmp_path: Path, alone: dict[str, Any]) -> None:
-    """The second one when all have noted that they go on without the first, and before they do."""
+    """The second one when all have noted that they continue without the first, before they do."""
     kills = "0:5:backward 1:1:log"
     summary = survive(tmp_path, 4, kills, variables={"HVDTRAIN_ENGINE": "gloo"})
     require_like(summary, alone)

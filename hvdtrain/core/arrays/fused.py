@@ -42,6 +42,7 @@ from hvdtrain.core.gradients.plan import (
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
+from hvdtrain.core.warnings_once import note_one_node
 from hvdtrain.errors import MismatchError
 from hvdtrain.types import DType
 
@@ -319,10 +320,9 @@ def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None
     communicators: Communicators = here.first_use.settle(
         channel,
         name,
-        lambda: open_communicators(
-            channel, exchange.spec, here.topology.node, name, exchange.on_one_node
-        ),
+        lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
     )
+    note_one_node(exchange, communicators)
     return communicators
 
 

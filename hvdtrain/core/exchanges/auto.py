@@ -227,7 +227,7 @@ def _allowed(allow: str | Sequence[Exchange]) -> dict[str, Exchange]:
         found = {each.spec: each for each in allow}
     for name, each in found.items():
         if each.kind is not Kind.GRADIENTS or not each.hierarchical:
-            raise ValueError(f"{name} is not an exchange of gradients between nodes")
+            raise ValueError(f"{name} is not an exchange of gradients between nodes: leave it out")
         if each.op is not ReduceOp.AVERAGE:
             raise ValueError(f"{name} does not average, as auto does until it has chosen")
         if each.in_warm_up or isinstance(each, AutoExchange):

@@ -30,7 +30,7 @@ class ErrorFeedback(Exchange):
     """Compress each node's sum of gradients, and add what was lost to the next step's sum.
 
     The ranks of a node add their gradients in full; the owner of a slice compresses it, and keeps
-    its error. With one node nothing is compressed.
+    its error.
 
     Args:
         spec: description on which ranks must agree, without `per_rank`.
@@ -44,7 +44,7 @@ class ErrorFeedback(Exchange):
         self.spec, self.hierarchical = spec + ",per_rank=True" * per_rank, not per_rank
         self._sender = "rank" if per_rank else "node"
         if not per_rank:
-            self.on_one_node = "compresses nothing on one node: per_rank=true does so there, too"
+            self.on_one_node = "compresses nothing on one node; with per_rank=true it does"
         self._residual = ParameterState("residual")
         self._states = [self._residual]
 

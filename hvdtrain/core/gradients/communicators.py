@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,8 +17,6 @@ from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
-
-_logger = logging.getLogger("hvdtrain")
 
 __all__ = [
     "Combine",
@@ -124,13 +121,9 @@ class Communicators:
 
 
 @collective
-def open_communicators(
-    channel: Channel, spec: str, node: int, name: str, on_one_node: str
-) -> Communicators:
+def open_communicators(channel: Channel, spec: str, node: int, name: str) -> Communicators:
     """Create a hierarchical exchange's communicators, until the channel closes (collective)."""
     communicators: Communicators = channel.run(_OpenCommunicators(spec, node, name))
-    if on_one_node and communicators.one_node and channel.communicator.rank == 0:
-        _logger.warning("exchange %s %s", spec, on_one_node)
     channel.before_closing(communicators.close)
     return communicators
 

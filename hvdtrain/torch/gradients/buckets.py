@@ -21,7 +21,7 @@ from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memor
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.operations import Submission
 from hvdtrain.core.sharding.exchange import OnSlices, ShardedExchange, owned_slices
-from hvdtrain.core.staging import note_staging
+from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.gradients.hooks import usage_length, write_usage
@@ -175,7 +175,9 @@ def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communica
     if not exchange.hierarchical:
         return Communicators.flat(channel.communicator)
     node = context.current().topology.node
-    return open_communicators(channel, exchange.spec, node, name, exchange.on_one_node)
+    communicators = open_communicators(channel, exchange.spec, node, name)
+    note_one_node(exchange, communicators)
+    return communicators
 
 
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:

@@ -66,8 +66,9 @@ class OwnerUpdate(ABC):
         """Take the state from the user's optimizer in the next step, even if empty."""
         self._given = True
 
+    @collective
     def give_back(self) -> None:
-        """Move the whole state into the user's optimizer, until the next step."""
+        """Move the whole state into every user's optimizer, until the next step."""
         if not self.given:
             self._give(self._whole_state())
 
@@ -88,6 +89,7 @@ class OwnerUpdate(ABC):
                 self._optimizer.state[parameter] = entry
 
     @abstractmethod
+    @collective
     def _whole_state(self) -> Mapping[int, Entry]:
         """Return the state of each parameter that has one."""
 

@@ -10,7 +10,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.operations import Submission
-from hvdtrain.core.staging import note_staging
+from hvdtrain.core.warnings_once import note_staging
 from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType, ReduceOp
