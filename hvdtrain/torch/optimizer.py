@@ -52,7 +52,7 @@ def loss_of_all_ranks(
     is_tensor = isinstance(loss, torch.Tensor) and loss.numel() == 1
     counts = is_tensor or isinstance(loss, (int, float))
     share = 0.0 if not counts else 1.0 if weight is None else weight
-    own = float(loss) * share if share else 0.0
+    own = float(loss.detach() if is_tensor else loss) * share if share else 0.0
     terms = torch.tensor([own, share], dtype=torch.float64, device="cpu")
     total, shares = allreduce(
         terms, name="loss of a closure", op=ReduceOp.SUM, process_set=process_set

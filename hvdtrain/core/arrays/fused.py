@@ -249,6 +249,7 @@ def exchange_fused(
 ) -> tuple[list[HostArray], StepInfo]:
     """Exchange gradients or weights as one operation."""
     if not arrays:  # other ranks may have some, and are to learn that this one has none
+        _settle(settings.process_set.channel(), settings.make_exchange())
         plain = replace(settings, exchange=None, groups=None)
         return [], exchange_fused([_NOTHING], [_NOTHING], name, plain, own, layout)[1]
     specs = _specs(arrays)
@@ -300,14 +301,20 @@ def _plan_for(
     plan = cache.plans.get(key)
     if plan is not None:
         return plan
-    try:
-        bucket_bytes = agree_on_bucket_size(channel).nbytes
-        communicators = _communicators(channel, exchange)
-    except MismatchError:  # a joined rank answers steps only: ask again next time
-        return FusedPlan(specs, groups, exchange, channel, DEFAULT_BUCKET_BYTES)
-    plan = FusedPlan(specs, groups, exchange, channel, bucket_bytes, communicators)
-    cache.add(key, plan)
+    settled = _settle(channel, exchange)
+    plan = FusedPlan(specs, groups, exchange, channel, *(settled or (DEFAULT_BUCKET_BYTES,)))
+    if settled:
+        cache.add(key, plan)
     return plan
+
+
+@collective
+def _settle(channel: Channel, exchange: Exchange) -> tuple[int, Communicators | None] | None:
+    """Return what all plans share; None if a rank has joined, which answers steps only."""
+    try:
+        return agree_on_bucket_size(channel).nbytes, _communicators(channel, exchange)
+    except MismatchError:
+        return None
 
 
 @collective
