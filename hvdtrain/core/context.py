@@ -202,6 +202,8 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         _context = open_context(config, world, ordered, _end_soon)
         _context.record(recording)
         start_watches(_context, world.communicator, partial(_abort, world.communicator))
+        if _context.flight is not None and topology.local_rank == 0:
+            _context.flight.clear()
     except ExcludedError as error:
         _end_excluded(error)
     except Exception as error:  # other ranks may be blocked in an engine call forever

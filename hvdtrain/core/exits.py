@@ -160,8 +160,8 @@ class ExitGuard:
         topology: Topology,
         leave: Callable[[], None],
         abort: Callable[[int], None],
-        any_thread: bool = False,
-        save: Callable[[], None] = lambda: None,
+        any_thread: bool,
+        save: Callable[[], None],
     ) -> None:
         self._topology = topology
         self._any_thread = any_thread
@@ -238,8 +238,11 @@ class ExitGuard:
         if not self._is_rank():
             return
         if self._terminated:
-            self._save()
-            _die_of(signal.SIGTERM)  # without a message; the launcher ends the other ranks
+            self._leaving = True  # another signal ends it at once
+            try:
+                self._save()
+            finally:
+                _die_of(signal.SIGTERM)  # without a message; the launcher ends the other ranks
         self._leaving = True
         try:
             self._leave()

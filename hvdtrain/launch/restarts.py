@@ -277,7 +277,8 @@ class ElasticJob:
             _say(f"{what}: it is not started again, after {self._in_vain} starts without progress")
             return failure
         self._restarts += 1
-        where = f" from {self._checkpoint}" if self._checkpoint else " from the beginning"
+        where = " from the beginning" if self._listener.checkpoints else ""
+        where = f" from {self._checkpoint}" if self._checkpoint else where
         many = "" if ranks is None else f" with {_counted(ranks)}"
         _say(f"{what}: starting again{many}{where}")
         return None

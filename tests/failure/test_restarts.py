@@ -32,7 +32,7 @@ def test_a_host_is_lost_at_the_start(tmp_path: Path) -> None:
         end_host(job.rank_pids(2)[1], answers=False)
         done = job.ended(code=0)
         assert job.results(1) == [{"ranks": [0], "hosts": ["node0"]}]
-    text = "node1 no longer answers: starting again with 1 rank from the beginning"
+    text = "node1 no longer answers: starting again with 1 rank\n"
     assert done.stderr.count(text) == 1, done.stderr
 
 

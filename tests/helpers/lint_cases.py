@@ -81,6 +81,12 @@ MISTAKES: list[tuple[str, str, str]] = [
     ),
     ("HVD104", DDP, "if rank == 0:\n    print(x)\n    scheduler.step()  # here\n"),
     (
+        "HVD104",
+        DDP,
+        "class Own(torch.optim.SGD):\n    pass\na = Own(model.parameters())\n"
+        "if rank == 0:\n    a.step()  # here\n",
+    ),
+    (
         "HVD105",
         "import horovod.tensorflow as hvd\nhvd.init()\n",
         "mine = data.shard(hvd.size(), hvd.rank()).batch(8)\n"
@@ -165,6 +171,12 @@ RIGHT: list[tuple[str, str, str]] = [
     ),
     ("HVD103", DDP, "if rank == 0:\n    torch.save(model.module.state_dict(), 'm.pt')\n"),
     ("HVD104", DDP, "scheduler.step()\nif rank == 0:\n    print(x)\n    progress.step()\n"),
+    (
+        "HVD104",
+        HVD,
+        "class Scheduler:  # of jobs\n    def step(self):\n        print(self)\n"
+        "a = Scheduler()\nif hvd.rank() == 0:\n    a.step()\n",
+    ),
     (
         "HVD105",
         HVD,

@@ -322,7 +322,8 @@ def start_watches(here: Context, communicator: Communicator, abort: Callable[[in
     """Start the watches of a world whose channel is not in use yet."""
     if here.config.flight_record:
         here.flight = FlightRecord(here.config.flight_record, here.topology, here.engine_name)
-        here.record(here.recording)
+        for channel in here.channels():
+            here._track(channel)
     if here.failures is not None and here.topology.size > 1:
         here.failure_watch = FailureWatch(here.failures)
     here.watch = watch_stalls(

@@ -40,10 +40,14 @@ class FlightRecord:
 
     def __init__(self, folder: str, topology: Topology, engine: str) -> None:
         self._path = Path(folder).absolute() / f"flight_rank_{topology.rank}"
-        # The analyser knows some backends of torch only.
+        # The analyzer knows some backends of torch only.
         self._title, self._backend = topology.title, "nccl" if engine == "nccl" else "gloo"
-        with suppress(OSError):
-            self._path.unlink()  # of an earlier job
+
+    def clear(self) -> None:
+        """Remove the files of an earlier job."""
+        for path in self._path.parent.glob("flight_rank_*"):
+            with suppress(OSError):
+                path.unlink()
 
     def write(self, recorders: Sequence[tuple[Channel, Recorder]]) -> None:
         """Write what all channels have done, and what is pending in them (in any thread)."""

@@ -46,7 +46,8 @@ class History:
 
     def entries(self, pending: Sequence[tuple[Operation, float | None]]) -> list[Entry]:
         """Return what has ended, and what is pending, with the time at which that began."""
-        # Ranks may differ in the last operations, but have to begin with the same one.
+        # Ranks may differ in the last operations, but should begin with the same one: torch's
+        # analyzer aligns the beginnings of a single channel only.
         least = (self._ran // _MOST - 1) * _MOST
         found = [entry for entry in self._kept.copy() if not entry.number or entry.number > least]
         running = self._ran
@@ -56,10 +57,6 @@ class History:
             request, nbytes = operation.request, operation.nbytes
             found.append(Entry(number, request, nbytes, operation.submitted, began))
         return found
-
-
-_UNFINISHED = "was under way when the timeline stopped"
-_UNDER_WAY = "was under way when this was written"
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def abort(code):
     os.write(descriptor, b"aborted")
     os._exit(code)
 
-ExitGuard(Topology.from_nodes(0, [0], ["here"]), lambda: None, abort).install()
+ExitGuard(Topology.from_nodes(0, [0], ["here"]), lambda: None, abort, False, lambda: None).install()
 raise ValueError("the reason")
 """
 

@@ -98,10 +98,20 @@ class Values(Tree):
     def makers(self, node: ast.expr) -> list[str]:
         """Return the full names of the functions and classes whose results an expression may be.
 
-        "" stands for what is not known to be the result of a call.
+        "" stands for what is not known to be the result of a call. A class of the script has the
+        names of its bases.
         """
         origins = self.origins(node)
-        return [self.full(each) if isinstance(each, ast.Call) else "" for each in origins]
+        calls = [each.func if isinstance(each, ast.Call) else None for each in origins]
+        return [name for func in calls for name in (self._kinds(func) if func else [""])]
+
+    def _kinds(self, func: ast.expr) -> list[str]:
+        own = [each for each in self._definitions(func) if isinstance(each, ast.ClassDef)]
+        if not own:
+            return [self.full(func)]
+        return [name for each in own for base in each.bases for name in self._kinds(base)] or [
+            "object"
+        ]
 
     def made_by(self, node: ast.expr, *names: str) -> list[ast.Call]:
         """Return the calls with one of these last words whose results an expression may be."""
