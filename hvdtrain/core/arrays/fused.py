@@ -40,6 +40,7 @@ from hvdtrain.core.gradients.plan import (
     memory_bytes,
 )
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.warnings_once import note_one_node
@@ -51,16 +52,6 @@ _LARGE_BYTES = 256 << 10
 # TensorFlow computes momenta in the memory of the last results, which they keep for a step.
 _LENDING_BLOCKS = 2
 _STRIDE = 4096
-
-
-@dataclass(frozen=True)
-class OwnStep:
-    """What a rank knows about a step by itself."""
-
-    weight: float | None = None
-    number: int | None = None
-    flush: bool = False
-    local_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,6 @@ class FusedPlan:
         name: str,
         channel: Channel,
         own: OwnStep,
-        variant: str,
     ) -> tuple[list[HostArray], StepInfo]:
         memory = self._memory
         block = memory.pool.allocate()
@@ -150,18 +140,17 @@ class FusedPlan:
             communicators=self._communicators,
             placed=placed,
         )
-        reducer.weight, reducer.variant = own.weight, variant
-        reducer.steps = self._steps if own.number is None else own.number
-        reducer.step.flush, reducer.step.local_steps = own.flush, own.local_steps
+        if own.number is None:
+            own = replace(own, number=self._steps)
         if channel.has_thread:  # reduces the first bucket while this one fills the second
-            reducer.submit()
+            reducer.submit(own)
         try:
             lent = placed or [None] * len(buffers)
-            results = fill(reducer, dict(enumerate(arrays)), lending, lent)
+            results = fill(reducer, own, dict(enumerate(arrays)), lending, lent)
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
-        reducer.finish()
+        reducer.finish(own)
         self._steps += 1
         assert reducer.step.info is not None
         return [
@@ -180,6 +169,7 @@ class FusedPlan:
 
 def fill(
     reducer: Reducer,
+    own: OwnStep,
     arrays: Mapping[int, HostArray],
     lending: Lending | None,
     lent: Sequence[LentBucket | None],
@@ -205,7 +195,7 @@ def fill(
                 np.copyto(view, array, casting="unsafe")
             results[index] = view
             reducer.ready(index)
-        reducer.launch()
+        reducer.launch(own)
     return results
 
 
@@ -255,8 +245,9 @@ def exchange_fused(
     specs = _specs(arrays)
     channel = settings.process_set.channel()
     plan = _plan_for(specs, parameters, settings)
+    own = replace(own, variant=layout.variant if layout else "")
     try:
-        results = plan.reduce(arrays, name, channel, own, layout.variant if layout else "")
+        results = plan.reduce(arrays, name, channel, own)
     except MismatchError:
         _raise_difference(specs, layout, name, channel)  # if that is the reason
         raise

@@ -8,10 +8,10 @@ from dataclasses import replace
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.arrays.fused import OwnStep, begin_fused, exchange_fused, reduce_fused
+from hvdtrain.core.arrays.fused import begin_fused, exchange_fused, reduce_fused
 from hvdtrain.core.arrays.layouts import Layout
 from hvdtrain.core.gradients.exchange import InnerState, LocalSteps, StepInfo
-from hvdtrain.core.gradients.step_info import StepCounter
+from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 
 
 class ExchangedWeights:

@@ -28,6 +28,7 @@ from hvdtrain.core.gradients.plan import (
     make_plan,
 )
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.exchange import ShardedExchange
@@ -196,6 +197,7 @@ class ArraySharedSteps:
         self._specs, self._settings, self._rule, self._kept = specs, settings, rule, kept
         self._owners = NodeOwners(settings.process_set.channel(), slices, name)
         self._reducer: Reducer | None = None
+        self._steps = 0
 
     @collective
     def step(
@@ -206,7 +208,7 @@ class ArraySharedSteps:
         samples: float | None,
     ) -> dict[int, HostArray]:
         reducer = self._reducer or self._open()
-        step = reducer.steps
+        step, self._steps = self._steps, self._steps + 1
         block, free = self._new.take(step)
         direct = self._reduce(reducer, gradients, samples, free)
         places = self._new.places(step) if direct else self._gradients
@@ -318,18 +320,16 @@ class ArraySharedSteps:
     ) -> bool:
         """Bring sums or averages to their owners; return whether all are free."""
         missing = [str(i) for i in range(len(self._specs)) if i not in gradients]
-        reducer.variant = _without(missing) if missing else ""
-        reducer.weight = samples
+        own = OwnStep(samples, variant=_without(missing) if missing else "")
         reducer.numbers[0] = not free
         try:
-            fill(reducer, gradients, self._lending, self._lent)
-            (occupied,) = reducer.finish()
+            fill(reducer, own, gradients, self._lending, self._lent)
+            (occupied,) = reducer.finish(own)
         except BaseException:  # Ctrl-C, for example
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
         finally:
             reducer.forget()
-        reducer.steps += 1
         return not occupied
 
     @collective

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
@@ -22,6 +21,7 @@ from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.errors import UnsupportedError
@@ -36,14 +36,12 @@ def step_request(
     numbers: int,
     exchange: Exchange,
     step: int | None = None,
-    removed: str = "",
 ) -> Request:
     devices = device_types(buffers)
     details = (
         ("exchange", exchange.spec),
         ("plan", digest),
         *device_details(devices),
-        *((("the last step() without the averages of", removed),) if removed else ()),
         *(() if step is None else ((STEPS, str(step)),)),
     )
     kinds = (*((buffer.count, buffer.dtype) for buffer in buffers), (numbers, DType.INT32))
@@ -90,7 +88,7 @@ class Reducer:
 
     One thread fills `buffers` and calls the methods. If the engine allows it, the channel's thread
     communicates meanwhile. In each step, call `ready` for each gradient that is in its bucket,
-    `launch`, `finish`, and then `forget`.
+    `launch`, `finish`, and then `forget`. The first call that submits the step decides with what.
     """
 
     def __init__(
@@ -110,12 +108,6 @@ class Reducer:
         self._context = context
         self._channel, self._exchange, self._counted = channel, exchange, counted
         self.name = name
-        self.weight: float | None = None
-        self.rate: Callable[[], float | None] = lambda: None
-        self.scale: Callable[[], float] = lambda: 1.0
-        self.unused: Callable[[npt.NDArray[np.int32]], frozenset[str]] = lambda _: frozenset()
-        self.variant = self.removed = ""
-        self.steps = 0
         self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
         self.use(plan, buffers, streams, placed)
@@ -140,10 +132,16 @@ class Reducer:
     def forget(self) -> None:
         """Discard the present step and prepare the next one."""
         self.numbers = np.zeros_like(self.numbers)
-        self._submitted = False
-        numbers = Buffer.from_array(self.numbers)
-        self.step = GradientStep(self.buffers, numbers, self._exchange, self.plan, self.streams)
-        self.step.placed = self.placed
+        self.step = GradientStep(
+            self.buffers,
+            Buffer.from_array(self.numbers),
+            self._exchange,
+            self.plan,
+            self.streams,
+            self.placed,
+            self._communicators,
+            partial(self._channel.call_listeners, self._channel.ranks),
+        )
 
     def put(self, source: Buffer, part: Buffer) -> None:
         """Copy a gradient to its place in a bucket, bypassing the caches if possible."""
@@ -153,55 +151,32 @@ class Reducer:
         """Mark a gradient as copied into its bucket."""
         self.step.ready(index)
 
-    def launch(self) -> None:
+    def launch(self, own: OwnStep) -> None:
         """Launch the buckets whose gradients are all ready, in the order of the plan."""
         if self._exchange.at_once and not self.step.all_ready:
             return
         self.step.launch_ready()
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
         if self.step.launched and (self._channel.has_thread or self.step.complete):
-            self.submit()
+            self.submit(own)
 
-    def submit(self) -> None:
+    def submit(self, own: OwnStep) -> None:
         """Submit this step to the channel, unless that is done."""
-        if self._submitted:
+        if self.step.own is not None:
             return
-        step, self._submitted = self.step, True
-        step.number, step.weight, step.communicators = self.steps, self.weight, self._communicators
-        if self._exchange.uses_rate:
-            step.rate = self.rate()
-        if self._exchange.uses_scale:
-            step.scale = self.scale()
-        step.unused = partial(self.unused, self.numbers)
-        step.missed = partial(self._channel.call_listeners, self._channel.ranks)
-        step.request = step_request(
+        request = step_request(
             self.name,
-            self.plan.digest + self.variant,
+            self.plan.digest + own.variant,
             self.buffers,
             self.numbers.size,
             self._exchange,
             self._channel.counted(self.name) if self._counted else None,
-            self.removed,
         )
         try:
-            self._channel.submit(step, at_once=True)
+            self._channel.submit(self.step.submitted_with(request, own), at_once=True)
         except BaseException:
             self.forget()  # it will not be reduced
             raise
-
-    @property
-    def sent_weight(self) -> float | None:
-        """The weight with which the first bucket of this step left, or will."""
-        return self.step.weight if self._submitted else self.weight
-
-    def check_weight(self) -> None:
-        """Check that the weight of this step is the one with which its first bucket left."""
-        if self.sent_weight != self.weight:
-            raise RuntimeError(
-                f"sample_weight was set to {self.weight} after gradients of this step were sent "
-                f"with {self.sent_weight}: set it before the step's last backward(), or call "
-                "zero_grad() before you set that of the next step"
-            )
 
     def end_pass(self) -> int:
         """Wait until all launched buckets are reduced; return how many are.
@@ -215,7 +190,7 @@ class Reducer:
         # This rank fills no buckets of other plans either while it waits.
         for channel in self._context.channels():
             channel.end_pass()
-        if not self._submitted or not step.launched:
+        if step.own is None or not step.launched:
             return 0
         if not self._channel.has_thread:
             self._wait_for_all()
@@ -281,10 +256,10 @@ class Reducer:
             step.added.result()
 
     @collective
-    def finish(self) -> list[int]:
+    def finish(self, own: OwnStep) -> list[int]:
         """Complete the step; return `numbers`, summed over the ranks."""
         self.step.launch(None)  # a signal handler may have kept one from being counted as ready
-        self.submit()
+        self.submit(own)
         self._wait_for_all()
         self.step.wait(len(self.buffers))
         summed: list[int] = self.numbers.tolist()
@@ -293,4 +268,3 @@ class Reducer:
     def count_step(self) -> None:
         """Count a step of the program, for the requests of the next steps."""
         self._channel.count(self.name)
-        self.steps += 1

@@ -16,10 +16,12 @@ from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import BucketTimes, Operation
+from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
-from hvdtrain.core.gradients.step_info import agree_on_step
+from hvdtrain.core.gradients.step_info import OwnStep, agree_on_step
+from hvdtrain.core.gradients.usage import unused_names
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
@@ -108,20 +110,18 @@ class GradientStep(Operation):
         exchange: Exchange,
         plan: BucketPlan | None = None,
         streams: Sequence[Streams] | None = None,
+        placed: Sequence[PlacedBucket | None] | None = None,
+        communicators: Communicators | None = None,
+        missed: Callable[[], object] = bool,
     ) -> None:
+        """`missed` tells blocked ranks that this one waits for them."""
         super().__init__()
         self._buffers, self._numbers = buffers, numbers
         self._exchange, self._plan = exchange, plan
         self._streams = streams or [HOST] * len(buffers)
-        self.number = 0
-        self.weight: float | None = None
-        self.rate: float | None = None
-        self.scale = 1.0
-        self.flush, self.local_steps = False, 1
-        self.communicators: Communicators | None = None
-        self.joined = False
-        self.unused: Callable[[], frozenset[str]] = frozenset
-        self.placed: Sequence[PlacedBucket | None] = [None] * len(buffers)
+        self._placed = placed or [None] * len(buffers)
+        self._communicators, self._missed = communicators, missed
+        self.own: OwnStep | None = None  # once it is submitted
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
         self.added: Future[None] = Future()
         self.arrivals: list[int] = []
@@ -131,7 +131,6 @@ class GradientStep(Operation):
         self.delivered = 0
         self.awaited = 0
         self.released: Callable[[], object] = bool
-        self.missed: Callable[[], object] = bool
         self._missing = [len(bucket.parameters) for bucket in plan.buckets] if plan else []
         self._places: list[set[Place]] = [set() for _ in buffers]
         self.progress = BucketProgress(len(buffers))
@@ -142,6 +141,11 @@ class GradientStep(Operation):
         self._moves: list[tuple[float, float, float]] = []
         self._finite: list[Array] = []
         self.info: StepInfo | None = None
+
+    def submitted_with(self, request: Request, own: OwnStep) -> GradientStep:
+        """Note what this rank submits it with; return it."""
+        self.request, self.own = request, own
+        return self
 
     @property
     def launched(self) -> int:
@@ -214,17 +218,18 @@ class GradientStep(Operation):
             streams = self._streams[number]
             streams.settle(streams.mark())
             self._buffers[number].zero()
-            if (placed := self.placed[number]) is not None:
+            if (placed := self._placed[number]) is not None:
                 placed.clear()
             self._places[number].add(streams.place())
         self.launch(None)
 
     @collective
     def execute(self, communicator: Communicator) -> None:
-        communicators = self.communicators or communicators_of(
+        communicators = self._communicators or communicators_of(
             communicator, self._exchange.hierarchical
         )
-        self.info = info = self._agree_on_info(communicator)
+        assert self.own is not None
+        self.info = info = agree_on_step(self.own, any(self._placed), communicator)
         needed = info.drifted or (info.flush and self._exchange.looks_ahead)
         for number in range(len(self._buffers)):
             free = time.perf_counter()
@@ -240,7 +245,9 @@ class GradientStep(Operation):
         communicator.allreduce(self._numbers, ReduceOp.SUM)
         communicator.confirm()
         if self._exchange.checks_finite:
-            info = replace(info, finite=finite, unused=self.unused())
+            names = [spec.name for spec in self._plan.specs] if self._plan else []
+            unused = unused_names(names, self._numbers.array().tolist())
+            info = replace(info, finite=finite, unused=unused)
         if needed:
             self._exchange.end(info)
 
@@ -279,7 +286,7 @@ class GradientStep(Operation):
             verdict = self._vote(communicator)
             self._certain = verdict.certain
             if verdict.missed:
-                self.missed()
+                self._missed()
             if verdict.certain <= number:
                 self._rest(rest)
             rest = min(2 * rest, _LONGEST_REST_SECONDS)
@@ -307,25 +314,10 @@ class GradientStep(Operation):
             if not before.ready:
                 self._changed.wait_for(lambda: self.progress is not before, seconds)
 
-    @collective
-    def _agree_on_info(self, communicator: Communicator) -> StepInfo:
-        weight = 1.0 if self.weight is None else self.weight
-        own = StepInfo(
-            self.number,
-            communicator.size,
-            self.rate,
-            weight,
-            flush=self.flush,
-            local_steps=self.local_steps,
-            scale=self.scale,
-            placed=any(self.placed),
-        )
-        return agree_on_step(own, self.weight is not None, self.joined, communicator)
-
     def _bucket(self, number: int) -> FilledBucket:
         buffer, plan = self._buffers[number], self._plan
         if plan is None:
             return FilledBucket(number, buffer, Bucket((), (), buffer.count, buffer.dtype), ())
         filled_at = self._filled[number]
-        layout, placed = plan.buckets[number], self.placed[number]
+        layout, placed = plan.buckets[number], self._placed[number]
         return FilledBucket(number, buffer, layout, plan.specs, filled_at, placed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +11,28 @@ from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import AgreedError
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """What a rank knows about a step by itself when it submits it.
+
+    Attributes:
+        weight: weight of this rank in the average; None if it was given none.
+        number: number of steps that the program has completed before, if it counts them.
+        rate, scale, flush, local_steps: as in StepInfo.
+        variant: what else ranks compare, with the plan.
+        joined: whether this rank has joined, and answers the others.
+    """
+
+    weight: float | None = None
+    number: int | None = None
+    flush: bool = False
+    local_steps: int = 1
+    rate: float | None = None
+    scale: float = 1.0
+    variant: str = ""
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,25 +120,26 @@ class LocalSteps:
 
 
 @collective
-def agree_on_step(own: StepInfo, given: bool, joined: bool, communicator: Communicator) -> StepInfo:
+def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> StepInfo:
     """Return what the ranks know together about a step."""
-    weight = 0.0 if joined else own.weight
-    others, steps = not own.flush and not joined, 0 if joined else own.local_steps
-    present, done = not joined, 0 if joined else own.step
-    known = (weight, given and present, others, steps, present, done, own.placed and present)
-    sums = np.array(known, np.float64)
+    weight, given = 1.0 if own.weight is None else own.weight, own.weight is not None
+    known = (weight, given, not own.flush, own.local_steps, True, own.number or 0, placed)
+    sums = np.array(known, np.float64) * (not own.joined)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
-    total, weighted, others, steps, present, done, placed = sums.tolist()
-    return replace(
-        own,
+    total, weighted, others, steps, present, done, all_placed = sums.tolist()
+    size = communicator.size
+    return StepInfo(
         step=round(done / max(1, present)),
-        weight=weight,
+        size=size,
+        rate=own.rate,
+        weight=0.0 if own.joined else weight,
         total=total,
         weighted=bool(weighted),
         flush=not others,
-        whole=others == own.size,
         local_steps=int(steps),
-        placed=placed == own.size,
+        scale=own.scale,
+        whole=others == size,
+        placed=all_placed == size,
     )
 
 

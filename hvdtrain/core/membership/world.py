@@ -28,6 +28,7 @@ from hvdtrain.core.gradients.bucket_size import BucketSize
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.membership.recruiter import Followers, Recruiter
 from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.timeline.flight import FlightRecord
@@ -74,9 +75,8 @@ def _answer(request: Request, zeros: Zeros, buffers: Sequence[Buffer]) -> Operat
     if request.operation == STEP:
         *buckets, numbers = buffers
         step = GradientStep(buckets, numbers, _exchange(zeros))
-        step.request, step.joined = request, True
         step.launch(None)
-        return step
+        return step.submitted_with(request, OwnStep(joined=True))
     shapes = [(buffer.count,) for buffer in buffers]
     return Allreduce(buffers, shapes, zeros.op, request.name, zeros.prescale, zeros.postscale)
 

@@ -13,9 +13,10 @@ from hvdtrain.collective import collective
 from hvdtrain.core import sample_weights
 from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.arrays.fused import OwnStep, exchange_fused
+from hvdtrain.core.arrays.fused import exchange_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.keras.backends.sharding import ArrayBackend, KerasSharedUpdate
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value

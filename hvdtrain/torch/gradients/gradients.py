@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.gradients.step_info import StepInfo
+from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
+from hvdtrain.core.gradients.usage import StepUsage
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import (
     ParameterBuckets,
@@ -25,10 +25,8 @@ from hvdtrain.torch.gradients.buckets import (
 from hvdtrain.torch.gradients.claims import Claim
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
-    StepUsage,
     check_hookable,
     in_nested_backward,
-    unused_names,
 )
 from hvdtrain.torch.gradients.views import GradientChanges, ParameterSettings
 from hvdtrain.torch.operations.allgather import sparse_allreduce_async
@@ -97,7 +95,8 @@ class Gradients:
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
-        self._used: Sequence[int] = ()  # for each parameter, how many ranks had the last gradient
+        self.weight: float | None = None
+        self.steps = 0
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
@@ -109,8 +108,8 @@ class Gradients:
         self._world = context.current()
         self.buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
-        self._reducer.rate, self._reducer.scale = self._rate, self._scale
-        self._reducer.unused = partial(unused_names, [name for name, _ in self._named])
+        self._used: Sequence[int] = ()  # for each parameter, how many ranks had the last gradient
+        self._removed_before = ""  # of these gradients, the program, for the next step
         self.plan_is_final = False  # until it follows the order in which gradients arrive
 
     @property
@@ -130,24 +129,25 @@ class Gradients:
         return None if self._world is context.current() else False
 
     @property
-    def weight(self) -> float | None:
-        return self._reducer.weight
-
-    @weight.setter
-    def weight(self, weight: float | None) -> None:
-        self._reducer.weight = weight
+    def _own(self) -> OwnStep:
+        """What this rank submits the present step with, or has."""
+        own = self._reducer.step.own
+        if own is not None:
+            return own
+        exchange = self.buckets.exchange
+        return OwnStep(
+            self.weight,
+            self.steps,
+            rate=self._rate() if exchange.uses_rate else None,
+            scale=self._scale() if exchange.uses_scale else 1.0,
+            variant=self._removed_before,
+        )
 
     @property
     def sent_weight(self) -> float | None:
-        return self._reducer.sent_weight
-
-    @property
-    def steps(self) -> int:
-        return self._reducer.steps
-
-    @steps.setter
-    def steps(self, steps: int) -> None:
-        self._reducer.steps = steps
+        """The weight with which the first bucket of this step left, or will."""
+        own = self._reducer.step.own
+        return self.weight if own is None else own.weight
 
     @property
     def open(self) -> bool:
@@ -239,7 +239,7 @@ class Gradients:
             self._write_usage(())
         elif in_compiled_backward():  # its end is not reported if a gradient is missing
             return
-        self._reducer.launch()
+        self._reducer.launch(self._own)
 
     def _write_usage(self, absent: Sequence[int]) -> None:
         step = self._reducer.step
@@ -380,10 +380,11 @@ class Gradients:
         with self._lock:
             if self._all_dropped():
                 self._start_over()
-        self._reducer.check_weight()
+        self._check_weight()
         arrived = list(self._reducer.step.passes)
         usage = self._end_step()
         self._reducer.count_step()
+        self.steps += 1
         self._used = () if usage is None else usage.used
         if usage is not None:
             self._check_removed(arrived, usage)
@@ -394,8 +395,16 @@ class Gradients:
         removed = [
             self._named[i][0] for i in none if self._used and self._used[i] and not self.open
         ]
-        names = ", ".join(map(repr, removed))
-        self._reducer.removed = f"{names}: remove them on all ranks or on none" if names else ""
+        self._removed_before = _without(removed) if removed else ""
+
+    def _check_weight(self) -> None:
+        """Check that the weight of this step is the one with which its first bucket left."""
+        if self.sent_weight != self.weight:
+            raise RuntimeError(
+                f"sample_weight was set to {self.weight} after gradients of this step were sent "
+                f"with {self.sent_weight}: set it before the step's last backward(), or call "
+                "zero_grad() before you set that of the next step"
+            )
 
     def _check_removed(self, arrived: Sequence[int], usage: StepUsage) -> None:
         """Check that no other rank was given a gradient that this one has removed."""
@@ -492,7 +501,7 @@ class Gradients:
             self._write_usage(absent)
             for index in late:
                 self._reducer.ready(index)
-        usage = StepUsage.from_sums(self._reducer.finish())
+        usage = StepUsage.from_sums(self._reducer.finish(self._own))
         self.info = step.info
         self.whole = self.buckets.whole
         self._deliver(len(self.plan.buckets))
@@ -562,13 +571,17 @@ class Gradients:
     @collective
     def _remake_plan(self) -> None:
         self.before_new_buckets()
-        weight, kept = self.weight, self.buckets.views.kept()
-        steps = self.steps
+        kept = self.buckets.views.kept()
         self._release()
-        self._used = ()
         self._make_plan()
-        self.weight, self.steps = weight, steps
         self.buckets.views.restore(kept)
+
+
+def _without(names: Sequence[str]) -> str:
+    return (
+        f", the last step() without the averages of {', '.join(map(repr, names))}: remove them on "
+        "all ranks or on none"
+    )
 
 
 def _is_same(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:

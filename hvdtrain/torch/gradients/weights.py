@@ -13,7 +13,7 @@ from hvdtrain.arrays import Array, HostArray, is_tensor
 from hvdtrain.collective import collective
 from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.gradients.exchange import FilledBucket, InnerState, StepInfo
-from hvdtrain.core.gradients.step_info import StepCounter
+from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.streams import Streams
@@ -123,7 +123,6 @@ class Weights:
     def _make_plan(self) -> None:
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
-        self._buckets.reducer.rate = partial(rate_of, self._optimizer)
 
     @collective
     def before_step(self) -> None:
@@ -184,15 +183,15 @@ class Weights:
         self._begin()
         exchange, reducer = self._buckets.exchange, self._buckets.reducer
         some, in_warm_up = exchange.partial, exchange.in_warm_up
-        reducer.weight, reducer.steps = weight, self.counter.steps
+        rate = rate_of(self._optimizer) if exchange.uses_rate else None
+        own = OwnStep(weight, self.counter.steps, flush, self.counter.local_steps, rate)
         step = reducer.step
-        step.flush, step.local_steps = flush, self.counter.local_steps
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
                     reducer.ready(index)
-                reducer.launch()
-            reducer.finish()
+                reducer.launch(own)
+            reducer.finish(own)
             self._read()
         finally:
             reducer.forget()

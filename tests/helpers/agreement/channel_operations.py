@@ -23,6 +23,7 @@ from hvdtrain.core.collectives.memory import AllocateMemory
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.engines.communicator import Communicator
 
 Array = npt.NDArray[np.generic]
@@ -139,8 +140,8 @@ def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
         planned.op, predivide=2.0 if _longer(planned, rank) else 1.0
     )
     step = GradientStep(buffers, Buffer.from_array(numbers), exchange)
-    step.weight = planned.weights.get(rank)
-    step.request = step_request(name, "digest", buffers, numbers.size, exchange)
+    request = step_request(name, "digest", buffers, numbers.size, exchange)
+    step.submitted_with(request, OwnStep(planned.weights.get(rank)))
     return Made(step, lambda _: [*(a.tolist() for a in arrays), numbers.tolist()], step)
 
 

@@ -23,6 +23,7 @@ from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.local import LocalCommunicator, _Done
@@ -47,8 +48,7 @@ class CountingCommunicator(LocalCommunicator):
 def _step(buckets: list[Buffer], op: ReduceOp) -> GradientStep:
     exchange = allreduce.AllreduceExchange(op)
     step = GradientStep(buckets, Buffer.from_array(np.ones(1, np.int32)), exchange)
-    step.request = step_request("plan", "digest", buckets, 1, exchange)
-    return step
+    return step.submitted_with(step_request("plan", "digest", buckets, 1, exchange), OwnStep())
 
 
 def test_a_program_goes_on_only_when_it_may_submit_the_next_step() -> None:
