@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
-from hvdtrain.core import context, operations
+from hvdtrain.core import allocators, context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
@@ -28,6 +29,7 @@ from hvdtrain.core.gradients.plan import (
 )
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.operations import Submission
+from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
 
@@ -116,6 +118,24 @@ def replan(
     return make_plan(
         plan.specs, plan.bucket_bytes, plan.first_bucket_bytes, plan.groups, order, unused
     )
+
+
+P = TypeVar("P", bound=PlacedBucket)
+
+
+def placed_buckets(
+    plan: BucketPlan,
+    buffers: Sequence[Buffer],
+    make: Callable[[Mapping[int, tuple[int, int]], Buffer], P],
+) -> list[P | None]:
+    """Return each bucket of which some gradients may lie elsewhere; None for the others."""
+    found: list[P | None] = []
+    for layout, buffer in zip(plan.buckets, buffers, strict=True):
+        starts = dict(zip(layout.parameters, layout.starts, strict=True))
+        extents = {index: (start, plan.specs[index].count) for index, start in starts.items()}
+        large = any(plan.specs[index].nbytes >= allocators.LEAST_BYTES for index in extents)
+        found.append(make(extents, buffer) if large else None)
+    return found
 
 
 @collective

@@ -191,9 +191,9 @@ class LentBucket(PlacedBucket):
     def __init__(
         self,
         places: GradientPlaces,
+        base: int,
         extents: Mapping[int, tuple[int, int]],
         buffer: Buffer,
-        base: int,
     ) -> None:
         super().__init__(places, extents, buffer)
         self._base = base

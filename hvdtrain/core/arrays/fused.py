@@ -30,7 +30,7 @@ from hvdtrain.core.arrays.memory import (
 )
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.memory import AllocateIfWanted
-from hvdtrain.core.gradients.communicators import Communicators, open_communicators
+from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import (
     ParameterSpec,
@@ -74,11 +74,10 @@ class FusedPlan:
         exchange: Exchange,
         channel: Channel,
         bucket_bytes: int,
-        communicators: Communicators | None = None,
     ) -> None:
         order = aligned_order([spec.nbytes for spec in specs])
         self._plan = make_plan(specs, bucket_bytes, bucket_bytes, groups, order)
-        self._exchange, self._communicators = exchange, communicators
+        self._exchange = exchange
         self._exchange.prepare(self._plan)
         self._steps = 0
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
@@ -137,7 +136,6 @@ class FusedPlan:
             buffers,
             self._exchange,
             name,
-            communicators=self._communicators,
             placed=placed,
         )
         if own.number is None:
@@ -293,35 +291,34 @@ def _plan_for(
     if plan is not None:
         return plan
     settled = _settle(channel, exchange)
-    plan = FusedPlan(specs, groups, exchange, channel, *(settled or (DEFAULT_BUCKET_BYTES,)))
+    plan = FusedPlan(specs, groups, exchange, channel, settled or DEFAULT_BUCKET_BYTES)
     if settled:
         cache.add(key, plan)
     return plan
 
 
 @collective
-def _settle(channel: Channel, exchange: Exchange) -> tuple[int, Communicators | None] | None:
-    """Return what all plans share; None if a rank has joined, which answers steps only."""
+def _settle(channel: Channel, exchange: Exchange) -> int | None:
+    """Open what all plans share, and return the bucket size; None if a rank has joined."""
     try:
-        return agree_on_bucket_size(channel).nbytes, _communicators(channel, exchange)
-    except MismatchError:
+        nbytes = agree_on_bucket_size(channel).nbytes
+        _open_communicators(channel, exchange)
+    except MismatchError:  # it answers steps only
         return None
+    return nbytes
 
 
 @collective
-def _communicators(channel: Channel, exchange: Exchange) -> Communicators | None:
-    """Return the communicators of an exchange, shared by all plans (collective on first use)."""
-    here = context.current()
-    if not exchange.hierarchical:
-        return None
-    name = "communicators"
-    communicators: Communicators = here.first_use.settle(
-        channel,
-        name,
-        lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
-    )
-    note_one_node(exchange, communicators)
-    return communicators
+def _open_communicators(channel: Channel, exchange: Exchange) -> None:
+    """Open the communicators of an exchange, for all plans (collective on first use)."""
+    here, name = context.current(), "communicators"
+    if exchange.hierarchical:
+        opened = here.first_use.settle(
+            channel,
+            name,
+            lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
+        )
+        note_one_node(exchange, opened)
 
 
 def _check_exchange(

@@ -6,6 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from hvdtrain.core.allocators import (
     open_places,
     suitable_slices,
 )
+from hvdtrain.core.bucket_plans import placed_buckets
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.places import GradientPlaces, LentBucket
 from hvdtrain.types import DType
@@ -39,21 +41,9 @@ class Lending:
 
     def buckets(self, buffers: Sequence[Buffer]) -> list[LentBucket | None]:
         """Return each bucket for a step; None for those of small gradients."""
-        specs, base = self._plan.specs, self._places.offset(buffers[0])
-        return [
-            None
-            if all(specs[index].nbytes < LEAST_BYTES for index in layout.parameters)
-            else LentBucket(
-                self._places,
-                {
-                    index: (start, specs[index].count)
-                    for index, start in zip(layout.parameters, layout.starts, strict=True)
-                },
-                buffer,
-                base,
-            )
-            for layout, buffer in zip(self._plan.buckets, buffers, strict=True)
-        ]
+        base = self._places.offset(buffers[0])
+        make = partial(LentBucket, self._places, base)
+        return placed_buckets(self._plan, buffers, make)
 
     def lend(self, bucket: LentBucket | None, index: int, array: HostArray) -> bool:
         """Let other ranks read a gradient where it lies; return whether they can."""

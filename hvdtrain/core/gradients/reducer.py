@@ -17,7 +17,6 @@ from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import STEPS, Request
 from hvdtrain.core.collectives.memory import device_details, device_types
-from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep
@@ -102,13 +101,11 @@ class Reducer:
         numbers: int = 0,
         streams: Sequence[Streams] | None = None,
         counted: bool = False,
-        communicators: Communicators | None = None,
         placed: Sequence[PlacedBucket | None] | None = None,
     ) -> None:
         self._context = context
         self._channel, self._exchange, self._counted = channel, exchange, counted
         self.name = name
-        self._communicators = communicators
         self.numbers = np.zeros(numbers, np.int32)
         self.use(plan, buffers, streams, placed)
 
@@ -139,7 +136,6 @@ class Reducer:
             self.plan,
             self.streams,
             self.placed,
-            self._communicators,
             partial(self._channel.call_listeners, self._channel.ranks),
         )
 

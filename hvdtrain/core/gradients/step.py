@@ -111,7 +111,6 @@ class GradientStep(Operation):
         plan: BucketPlan | None = None,
         streams: Sequence[Streams] | None = None,
         placed: Sequence[PlacedBucket | None] | None = None,
-        communicators: Communicators | None = None,
         missed: Callable[[], object] = bool,
     ) -> None:
         """`missed` tells blocked ranks that this one waits for them."""
@@ -120,7 +119,7 @@ class GradientStep(Operation):
         self._exchange, self._plan = exchange, plan
         self._streams = streams or [HOST] * len(buffers)
         self._placed = placed or [None] * len(buffers)
-        self._communicators, self._missed = communicators, missed
+        self._missed = missed
         self.own: OwnStep | None = None  # once it is submitted
         self.reduced: list[Future[Mark]] = [Future() for _ in buffers]
         self.added: Future[None] = Future()
@@ -225,9 +224,7 @@ class GradientStep(Operation):
 
     @collective
     def execute(self, communicator: Communicator) -> None:
-        communicators = self._communicators or communicators_of(
-            communicator, self._exchange.hierarchical
-        )
+        communicators = communicators_of(communicator, self._exchange.hierarchical)
         assert self.own is not None
         self.info = info = agree_on_step(self.own, any(self._placed), communicator)
         needed = info.drifted or (info.flush and self._exchange.looks_ahead)

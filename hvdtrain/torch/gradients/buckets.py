@@ -15,7 +15,7 @@ from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
-from hvdtrain.core.gradients.communicators import Communicators, open_communicators
+from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
@@ -86,9 +86,11 @@ class ParameterBuckets:
             numbers=usage_length(len(parameters)),
             streams=[streams[bucket.device] for bucket in plan.buckets],
             counted=True,
-            communicators=_communicators(channel, exchange, name),
             placed=placed_of(staying, plan, buffers),
         )
+        if exchange.hierarchical:
+            node = context.current().topology.node
+            note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
         views = BucketViews(parameters, reducer, settings.compressor, staying)
         dtypes = [parameter.dtype for parameter in parameters]
         kept = memory, streams, halves, reducer, views, staying, dtypes
@@ -167,17 +169,6 @@ def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:
         for (name, parameter), kept in zip(named, dtypes, strict=True)
         if parameter.dtype != kept
     )
-
-
-@collective
-def _communicators(channel: Channel, exchange: Exchange, name: str) -> Communicators:
-    """Return the communicators of an exchange (collective if it is hierarchical)."""
-    if not exchange.hierarchical:
-        return Communicators.flat(channel.communicator)
-    node = context.current().topology.node
-    communicators = open_communicators(channel, exchange.spec, node, name)
-    note_one_node(exchange, communicators)
-    return communicators
 
 
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:

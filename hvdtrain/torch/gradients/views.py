@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -23,6 +24,7 @@ from hvdtrain.core.allocators import (
     suitable_slices,
 )
 from hvdtrain.core.arguments import GradientSettings
+from hvdtrain.core.bucket_plans import placed_buckets
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
@@ -121,19 +123,9 @@ def placed_of(
     staying: StayingGradients | None, plan: BucketPlan, buffers: Sequence[Buffer]
 ) -> list[PlacedBucket | None]:
     """Return each bucket of a plan of which some gradients may stay; None for the others."""
-    return [
-        None
-        if staying is None or all(plan.specs[i].nbytes < LEAST_BYTES for i in layout.parameters)
-        else PlacedBucket(
-            staying.places,
-            {
-                index: (start, plan.specs[index].count)
-                for index, start in zip(layout.parameters, layout.starts, strict=True)
-            },
-            buffer,
-        )
-        for layout, buffer in zip(plan.buckets, buffers, strict=True)
-    ]
+    if staying is None:
+        return [None] * len(buffers)
+    return list(placed_buckets(plan, buffers, partial(PlacedBucket, staying.places)))
 
 
 def _wanted() -> Allocator | None:
