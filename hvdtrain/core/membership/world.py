@@ -312,18 +312,17 @@ def open_context(
     config = replace(config, min_ranks=least, max_ranks=most)
     chosen = OrderedCommunicator(communicator) if in_order else communicator
     channel = make_channel(chosen, range(topology.size), topology, "world", failed, failures)
-    return Context(
+    here = Context(
         config, world.engine, world.library, topology, channel, failed, bool(in_order), failures
     )
+    if config.flight_record:
+        here.flight = FlightRecord(config.flight_record, topology, world.engine)
+    return here
 
 
 @collective
 def start_watches(here: Context, communicator: Communicator, abort: Callable[[int], None]) -> None:
     """Start the watches of a world whose channel is not in use yet."""
-    if here.config.flight_record:
-        here.flight = FlightRecord(here.config.flight_record, here.topology, here.engine_name)
-        for channel in here.channels():
-            here._track(channel)
     if here.failures is not None and here.topology.size > 1:
         here.failure_watch = FailureWatch(here.failures)
     here.watch = watch_stalls(

@@ -186,8 +186,10 @@ def test_the_environment_starts_it_and_the_end_of_the_job_writes_it(
     mpi: str, tmp_path: Path
 ) -> None:
     env = {"HOROVOD_TIMELINE": "it.json", "HOROVOD_TIMELINE_MARK_CYCLES": "1"}
+    env["HVDTRAIN_FLIGHT_RECORD"] = "records"  # beside it
     run_ranks(["-c", BARRIERS], 2, mpi=mpi, env=env, cwd=tmp_path)
     trace = Trace(tmp_path / "it.json", 2)
+    assert {slice_.rank for slice_ in trace.slices if slice_.phase == "blocked"} == {0, 1}
     assert set(trace.of("barrier", "moving")) == {0, 1}
     assert {e["name"] for e in trace.events if e["ph"] == "i"} == {"round"}
 
