@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,21 @@ def rounded(values: Array) -> Array:
     single: Any = values.astype(np.float32)
     bits = round_to_half(single, DType.BFLOAT16)
     return np.asarray(widen_half(bits, DType.BFLOAT16))
+
+
+def a_rank_begins_without_dense_gradients() -> None:
+    """In the first step of the process with an exchange that sums nodes first, on TensorFlow."""
+    tf = importlib.import_module("tensorflow")
+    rank, size = hvd.rank(), hvd.size()
+    table = keras.Variable(np.zeros((4, 2)))
+    gradient = tf.fill([4, 2], tf.constant(2.0, table.value.dtype))
+    if rank:
+        gradient = tf.IndexedSlices(gradient[:1], tf.constant([rank]), tf.constant([4, 2]))
+    with nodes_of_their_own():
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), exchange="half:type=bf16")
+        optimizer.apply([gradient], [table])
+    rows = [[2.0 + 2.0 * (0 < row < size)] * 2 for row in range(4)]
+    assert_close([table.numpy()], [-np.array(rows) / size], rtol=2.0**-7)
 
 
 def half_types_by_name() -> str:
@@ -99,6 +115,8 @@ def an_exchange_goes_with_one_list_of_gradients() -> None:
 
 
 CASES = [
+    # First, since it is about what is settled once.
+    *([a_rank_begins_without_dense_gradients] if keras.backend.backend() == "tensorflow" else []),
     half_types_by_name,
     compressed_gradients_by_name,
     residuals_are_not_in_units_of_the_loss_scale,
