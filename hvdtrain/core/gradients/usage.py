@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 
 def unused_names(names: Sequence[str], sums: Sequence[int]) -> frozenset[str]:
-    """Return the names of the parameters for which no rank had a gradient, if ranks know."""
-    if len(sums) < usage_length(len(names)):
+    """Return the names of the parameters for which no rank had a gradient, if ranks told."""
+    if len(sums) != usage_length(len(names)) or not sums[-2]:  # none has called write_usage()
         return frozenset()
     return frozenset(name for name, count in zip(names, sums, strict=False) if not count)
 

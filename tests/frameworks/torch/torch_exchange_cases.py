@@ -228,3 +228,18 @@ def what_codes_cannot_hold_does_not_stay() -> None:
         optimizer.step()
         assert weight.grad is not None
         assert bool(weight.grad.isfinite().all()) == (scale == 1.0 or hvd.size() == 1), scale
+
+
+@case
+def codes_of_weights_keep_what_they_lose() -> None:
+    """It is added to what ranks send in the next exchange."""
+    exchange = make_exchange("diloco:steps=1,type=int8")
+    exchange.hierarchical = False  # each rank counts as a node
+    weight = torch.nn.Parameter(torch.zeros(1024))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1), exchange=exchange)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight * torch.arange(1024).sin() * (1 + hvd.rank())).sum().backward()
+        optimizer.step()
+    kept = [array for name, array in exchange.state().own.items() if "residual" in name]
+    assert any(array.any() for array in kept) == (hvd.size() > 1), kept

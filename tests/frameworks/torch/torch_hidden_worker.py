@@ -38,7 +38,7 @@ LEFT_OUT = {
     "alltoall",
     "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
     "a_gradient_that_finds_no_room_is_taken_at_the_step",
-    "what_codes_cannot_hold_does_not_stay",
+    *("what_codes_cannot_hold_does_not_stay", "codes_of_weights_keep_what_they_lose"),
     *("the_loop_of_train_shares_its_steps", "the_state_of_all_ranks_needs_all_of_them"),
 }
 
