@@ -87,6 +87,12 @@ MISTAKES: list[tuple[str, str, str]] = [
         "if rank == 0:\n    a.step()  # here\n",
     ),
     (
+        "HVD104",
+        DDP,
+        "from torch.optim import SGD\nclass SGD(SGD):\n    pass\na = SGD(model.parameters())\n"
+        "if rank == 0:\n    a.step()  # here\n",
+    ),
+    (
         "HVD105",
         "import horovod.tensorflow as hvd\nhvd.init()\n",
         "mine = data.shard(hvd.size(), hvd.rank()).batch(8)\n"

@@ -105,13 +105,14 @@ class Values(Tree):
         calls = [each.func if isinstance(each, ast.Call) else None for each in origins]
         return [name for func in calls for name in (self._kinds(func) if func else [""])]
 
-    def _kinds(self, func: ast.expr) -> list[str]:
+    def _kinds(self, func: ast.expr, below: tuple[ast.ClassDef, ...] = ()) -> list[str]:
+        """Return the full name of a function or class, or those of its bases if it is here."""
         own = [each for each in self._definitions(func) if isinstance(each, ast.ClassDef)]
-        if not own:
+        if not own or set(own) & set(below):  # a class may have the name of its imported base
             return [self.full(func)]
-        return [name for each in own for base in each.bases for name in self._kinds(base)] or [
-            "object"
-        ]
+        pairs = [(base, each) for each in own for base in each.bases]
+        names = [name for base, each in pairs for name in self._kinds(base, (*below, each))]
+        return names or ["object"]
 
     def made_by(self, node: ast.expr, *names: str) -> list[ast.Call]:
         """Return the calls with one of these last words whose results an expression may be."""
