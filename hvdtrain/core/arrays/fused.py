@@ -193,7 +193,8 @@ def fill(
                 np.copyto(view, array, casting="unsafe")
             results[index] = view
             reducer.ready(index)
-        reducer.launch(own)
+        if reducer.launch():
+            reducer.submit(own)
     return results
 
 
@@ -299,11 +300,14 @@ def _plan_for(
 
 @collective
 def _settle(channel: Channel, exchange: Exchange) -> int | None:
-    """Open what all plans share, and return the bucket size; None if a rank has joined."""
+    """Open what all plans share, and return the bucket size; None if ranks differ.
+
+    The step itself then says why, or a rank that has joined answers it, which it does only there.
+    """
     try:
         nbytes = agree_on_bucket_size(channel).nbytes
         _open_communicators(channel, exchange)
-    except MismatchError:  # it answers steps only
+    except MismatchError:
         return None
     return nbytes
 

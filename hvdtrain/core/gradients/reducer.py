@@ -147,14 +147,15 @@ class Reducer:
         """Mark a gradient as copied into its bucket."""
         self.step.ready(index)
 
-    def launch(self, own: OwnStep) -> None:
-        """Launch the buckets whose gradients are all ready, in the order of the plan."""
+    def launch(self) -> bool:
+        """Launch the buckets whose gradients are all ready; return whether to submit the step."""
         if self._exchange.at_once and not self.step.all_ready:
-            return
-        self.step.launch_ready()
+            return False
+        self.step.launch_ready()  # in the order of the plan
+        if self.step.own is not None or not self.step.launched:
+            return False
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
-        if self.step.launched and (self._channel.has_thread or self.step.complete):
-            self.submit(own)
+        return self._channel.has_thread or self.step.complete
 
     def submit(self, own: OwnStep) -> None:
         """Submit this step to the channel, unless that is done."""

@@ -20,8 +20,10 @@ class OwnStep:
     Attributes:
         weight: weight of this rank in the average; None if it was given none.
         number: number of steps that the program has completed before, if it counts them.
-        rate, scale, flush, local_steps: as in StepInfo.
-        variant: what else ranks compare, with the plan.
+        flush: whether this rank asks for equal weights now.
+        local_steps: number of steps that it has taken since the weights of all were equal.
+        rate, scale: as in StepInfo.
+        variant: text that ranks compare with the plan, such as the gradients that were removed.
         joined: whether this rank has joined, and answers the others.
     """
 

@@ -239,7 +239,8 @@ class Gradients:
             self._write_usage(())
         elif in_compiled_backward():  # its end is not reported if a gradient is missing
             return
-        self._reducer.launch(self._own)
+        if self._reducer.launch():
+            self._reducer.submit(self._own)
 
     def _write_usage(self, absent: Sequence[int]) -> None:
         step = self._reducer.step

@@ -184,13 +184,20 @@ class Weights:
         exchange, reducer = self._buckets.exchange, self._buckets.reducer
         some, in_warm_up = exchange.partial, exchange.in_warm_up
         rate = rate_of(self._optimizer) if exchange.uses_rate else None
-        own = OwnStep(weight, self.counter.steps, flush, self.counter.local_steps, rate)
+        own = OwnStep(
+            weight,
+            self.counter.steps,
+            flush=flush,
+            local_steps=self.counter.local_steps,
+            rate=rate,
+        )
         step = reducer.step
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
                     reducer.ready(index)
-                reducer.launch(own)
+                if reducer.launch():
+                    reducer.submit(own)
             reducer.finish(own)
             self._read()
         finally:
