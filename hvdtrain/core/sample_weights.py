@@ -33,7 +33,8 @@ def sample_weight_of(parameters: Set[int]) -> Any:
     """Return what this rank counts with in a step of the last optimizer of these, by id.
 
     For parameters that no optimizer is known to have it is the weight of the last one that has a
-    weight, unless different numbers were set.
+    weight; None if different numbers were set. Values of tensors are not compared, since they may
+    be known in a graph or on a device only.
     """
     found = [(each, each.has(parameters)) for _, each in sorted(_live.items(), reverse=True)]
     certain = any(has for _, has in found)

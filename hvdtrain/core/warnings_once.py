@@ -1,4 +1,4 @@
-"""Warnings that are logged once, by rank 0."""
+"""Warnings that are logged once, by rank 0 or the first rank of a process set."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _logger = logging.getLogger("hvdtrain")
 
 def note_staging(what: str, device: str) -> None:
     """Log that data on a type of device is copied through the host."""
-    kind = device.partition(":")[0]
-    if _is_first(kind):
-        here = context.current()
+    here, kind = context.current(), device.partition(":")[0]
+    if not here.topology.rank and _is_first(kind):
         _logger.warning(
             f"{what} on {device} are copied through host memory: "
             f"{_reason(kind, here.engine_name, here.world.communicator.capabilities.devices)}"
@@ -25,18 +24,18 @@ def note_staging(what: str, device: str) -> None:
 
 def note_one_node(exchange: Exchange, communicators: Communicators) -> None:
     """Log that an exchange does not do what its name says on a single node."""
-    alone = communicators.all_ranks.size == 1
-    if exchange.on_one_node and communicators.one_node and not alone and _is_first(exchange.spec):
+    ranks = communicators.all_ranks
+    told = exchange.on_one_node and communicators.one_node and ranks.size > 1 and not ranks.rank
+    if told and _is_first(exchange.spec):
         _logger.warning(f"exchange {exchange.spec} {exchange.on_one_node}")
 
 
 def _is_first(subject: str) -> bool:
     here = context.current()
     said: set[str] = here.kept.setdefault(here.world, {}).setdefault(_is_first, set())
-    if here.topology.rank or subject in said:
-        return False
+    is_first = subject not in said
     said.add(subject)
-    return True
+    return is_first
 
 
 def _reason(kind: str, engine: str, devices: Container[str]) -> str:

@@ -277,8 +277,9 @@ class ElasticJob:
             _say(f"{what}: it is not started again, after {self._in_vain} starts without progress")
             return failure
         self._restarts += 1
-        where = " from the beginning" if self._listener.checkpoints else ""
-        where = f" from {self._checkpoint}" if self._checkpoint else where
+        where = ""  # no rank has told it
+        if self._listener.checkpoints:
+            where = f" from {self._checkpoint or 'the beginning'}"
         many = "" if ranks is None else f" with {_counted(ranks)}"
         _say(f"{what}: starting again{many}{where}")
         return None
