@@ -16,6 +16,7 @@ from tensorflow.python.ops import control_flow_util
 from tensorflow.python.saved_model import save_context
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core.gradients.weight_check import MOST_ELEMENTS, WeightSums, sum_weights
 from hvdtrain.errors import HvdtrainError, MismatchError, UnsupportedError
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -50,6 +51,21 @@ def _order_resource() -> tf.Tensor:
         handle = tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name="hvdtrain_order")
         tf.raw_ops.AssignVariableOp(resource=handle, value=0)
     return handle
+
+
+def weight_sums(variables: Sequence[Any]) -> WeightSums | None:
+    """Return what ranks compare of variables; None for those of a session, and for tensors."""
+    rows = []
+    for variable in variables:
+        handle = getattr(variable, "handle", None)
+        if not isinstance(handle, tf.__internal__.EagerTensor):
+            return None
+        # By the operation alone: a tape would note that the variable itself was used.
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(variable.dtype))
+        part = tf.reshape(value, [-1])[:MOST_ELEMENTS]
+        values = tf.bitcast(part, part.dtype.real_dtype) if part.dtype.is_complex else part
+        rows.append((variable.name, values.numpy(), part.dtype.size))
+    return sum_weights(rows)
 
 
 def as_array(tensor: tf.Tensor) -> HostArray:

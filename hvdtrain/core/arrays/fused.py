@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeAlias
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -41,9 +42,10 @@ from hvdtrain.core.gradients.plan import (
 )
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step_info import OwnStep
+from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
-from hvdtrain.core.warnings_once import note_one_node
+from hvdtrain.core.warnings_once import note_differences, note_one_node
 from hvdtrain.errors import MismatchError
 from hvdtrain.types import DType
 
@@ -52,6 +54,8 @@ _LARGE_BYTES = 256 << 10
 # TensorFlow computes momenta in the memory of the last results, which they keep for a step.
 _LENDING_BLOCKS = 2
 _STRIDE = 4096
+# Returns what ranks compare of the weights to which gradients belong.
+Weights: TypeAlias = Callable[[], WeightSums | None]
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class FusedPlan:
         self._exchange = exchange
         self._exchange.prepare(self._plan)
         self._steps = 0
+        self._told = False  # that weights differ
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
         self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
         known: _Memory | None = context.current().first_use.find(channel, self._memory_key)
@@ -121,6 +126,7 @@ class FusedPlan:
         name: str,
         channel: Channel,
         own: OwnStep,
+        weights: Weights | None = None,
     ) -> tuple[list[HostArray], StepInfo]:
         memory = self._memory
         block = memory.pool.allocate()
@@ -140,6 +146,9 @@ class FusedPlan:
         )
         if own.number is None:
             own = replace(own, number=self._steps)
+        number = own.number or 0
+        if weights is not None and not self._told and is_due(number):
+            own = replace(own, weights=weights())
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit(own)
         try:
@@ -151,6 +160,8 @@ class FusedPlan:
         reducer.finish(own)
         self._steps += 1
         assert reducer.step.info is not None
+        if reducer.step.info.suspect and own.weights is not None:
+            self._told = note_differences(name, own.weights, number, channel)
         return [
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
         ], reducer.step.info
@@ -213,10 +224,11 @@ def reduce_fused(
     settings: GradientSettings,
     weight: float | None = None,
     layout: Layout | None = None,
+    weights: Weights | None = None,
 ) -> list[HostArray]:
     """Reduce dense gradients as one operation."""
     own = OwnStep(weight)
-    return exchange_fused(arrays, parameters, name, settings, own, layout)[0]
+    return exchange_fused(arrays, parameters, name, settings, own, layout, weights)[0]
 
 
 @collective
@@ -235,8 +247,9 @@ def exchange_fused(
     settings: GradientSettings,
     own: OwnStep,
     layout: Layout | None = None,
+    weights: Weights | None = None,
 ) -> tuple[list[HostArray], StepInfo]:
-    """Exchange gradients or weights as one operation."""
+    """Exchange gradients or weights as one operation; ranks compare `weights` now and then."""
     if not arrays:  # other ranks may have some, and are to learn that this one has none
         _settle(settings.process_set.channel(), settings.make_exchange())
         plain = replace(settings, exchange=None, groups=None)
@@ -246,7 +259,7 @@ def exchange_fused(
     plan = _plan_for(specs, parameters, settings)
     own = replace(own, variant=layout.variant if layout else "")
     try:
-        results = plan.reduce(arrays, name, channel, own)
+        results = plan.reduce(arrays, name, channel, own, weights)
     except MismatchError:
         _raise_difference(specs, layout, name, channel)  # if that is the reason
         raise

@@ -9,6 +9,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import AgreedError
+from hvdtrain.core.gradients.weight_check import WeightSums, may_differ
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -25,6 +26,7 @@ class OwnStep:
         rate, scale: as in StepInfo.
         variant: text that ranks compare with the plan, such as the gradients that were removed.
         joined: whether this rank has joined, and answers the others.
+        weights: what ranks are to compare of their weights; None if that is not due.
     """
 
     weight: float | None = None
@@ -35,6 +37,7 @@ class OwnStep:
     scale: float = 1.0
     variant: str = ""
     joined: bool = False
+    weights: WeightSums | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class StepInfo:
             used; known at the end of the step, only for an exchange with `checks_finite`.
         whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
         placed: whether every rank says where its gradients lie, and none has joined.
+        suspect: whether all ranks compare their weights, and these seem to differ.
     """
 
     step: int
@@ -74,6 +78,7 @@ class StepInfo:
     unused: frozenset[str] = frozenset()
     whole: bool = True
     placed: bool = False
+    suspect: bool = False
 
     @property
     def drifted(self) -> bool:
@@ -125,10 +130,14 @@ class LocalSteps:
 def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> StepInfo:
     """Return what the ranks know together about a step."""
     weight, given = 1.0 if own.weight is None else own.weight, own.weight is not None
-    known = (weight, given, not own.flush, own.local_steps, True, own.number or 0, placed)
+    compared = (False, 0.0, 0.0) if own.weights is None else (True, *own.weights.direction)
+    known = (
+        *(weight, given, not own.flush, own.local_steps, True, own.number or 0, placed),
+        *compared,
+    )
     sums = np.array(known, np.float64) * (not own.joined)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
-    total, weighted, others, steps, present, done, all_placed = sums.tolist()
+    total, weighted, others, steps, present, done, all_placed, all_compared, x, y = sums.tolist()
     size = communicator.size
     return StepInfo(
         step=round(done / max(1, present)),
@@ -142,6 +151,7 @@ def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> Ste
         scale=own.scale,
         whole=others == size,
         placed=all_placed == size,
+        suspect=all_compared == size and may_differ(size, x, y),
     )
 
 

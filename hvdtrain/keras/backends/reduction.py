@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import keras
@@ -17,6 +18,7 @@ from hvdtrain.core.arrays.fused import exchange_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradients.step_info import OwnStep
+from hvdtrain.core.gradients.weight_check import WeightSums
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.keras.backends.sharding import ArrayBackend, KerasSharedUpdate
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
@@ -63,6 +65,10 @@ class ReductionBackend(WeightBackend, ArrayBackend, Protocol):
 
     def is_tracing(self) -> bool:
         """Return whether this function is called by one that is being traced."""
+
+    def weight_sums(self, variables: Sequence[KerasVariable]) -> WeightSums | None:
+        """Return what ranks compare of variables in a step, if they have their values then."""
+        return None
 
     def retrace(self, model: KerasModel) -> None:
         """Make a model trace its step again if dense gradients may become sparse."""
@@ -278,8 +284,9 @@ class GradientReduction:
     ) -> tuple[list[HostArray], float]:
         """Reduce the dense gradients of a layout as one operation."""
         own, owners = OwnStep(samples, self.steps), [variables[i] for i in layout.dense]
+        weights = partial(self._backend.weight_sums, owners)
         results, info = exchange_fused(
-            arrays, owners, name or self.name, self.settings, own, layout
+            arrays, owners, name or self.name, self.settings, own, layout, weights
         )
         self.steps += 1
         return results, info.weigh()

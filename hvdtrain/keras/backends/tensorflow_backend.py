@@ -11,12 +11,13 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arrays.layouts import Layout
+from hvdtrain.core.gradients.weight_check import WeightSums
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
-from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert
+from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert, weight_sums
 from hvdtrain.tensorflow.operations import reductions
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.types import ReduceOp
@@ -103,6 +104,9 @@ class TensorFlowBackend(ReductionBackend):
             value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
         )
         return reduced
+
+    def weight_sums(self, variables: Sequence[KerasVariable]) -> WeightSums | None:
+        return weight_sums(variables)
 
     def is_tracing(self) -> bool:
         inside: bool = tf.inside_function()

@@ -8,9 +8,11 @@ from typing import Any, cast
 import torch
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.core.gradients.weight_check import WeightSums
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
+from hvdtrain.torch.tensors.parts import weight_sums
 from hvdtrain.types import ReduceOp
 
 _HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -81,6 +83,9 @@ class TorchBackend(ReductionBackend):
 
     def is_tracing(self) -> bool:
         return False
+
+    def weight_sums(self, variables: Sequence[KerasVariable]) -> WeightSums:
+        return weight_sums((each.path, cast(Any, each).value) for each in variables)
 
     def do_not_compile(self, function: F) -> F:
         # A user may compile the step with torch.compile.

@@ -10,13 +10,18 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, objects, operations
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.gradients.weight_check import (
+    MOST_ELEMENTS,
+    sum_weights,
+)
 from hvdtrain.core.process_set import global_process_set
+from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.distributed import distributed_optimizers, training_state
 from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
-from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs
+from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
 from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
 from hvdtrain.keras.callbacks.learning_rate import LearningRateScheduleCallback
 from hvdtrain.keras.callbacks.metrics import MetricAverageCallback
@@ -228,7 +233,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
         self._callbacks = callbacks
-        self._restores = False
+        self._restores = self._told = False
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
@@ -253,12 +258,28 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Stop if any rank stops, and use rank 0's learning rates."""
         model: KerasModel = self.model
         optimizers = distributed_optimizers(model)
+        if keras.backend.backend() == "jax" and not self._told:
+            self._compare_weights(optimizers)
         rates = [float(optimizer.learning_rate) for optimizer in optimizers]
         gathered = objects.allgather_object((bool(model.stop_training), rates), "end of an epoch")
         model.stop_training = any(stop for stop, _ in gathered)
         if any(theirs != gathered[0][1] for _, theirs in gathered):
             for optimizer, rate in zip(optimizers, gathered[0][1], strict=True):
                 optimizer.learning_rate = rate
+
+    @collective
+    def _compare_weights(self, optimizers: Sequence[DistributedMixin]) -> None:
+        """Warn of weights that differ; other backends do in the step, which has them there."""
+        reductions = [optimizer.hvdtrain_reduction for optimizer in optimizers]
+        if any(each.weights is not None or each.has_local for each in reductions):
+            return
+        self.model.jax_state_sync()
+        rows = []
+        for variable in self.model.trainable_variables:
+            array = to_array(variable)
+            rows.append((variable.path, array.reshape(-1)[:MOST_ELEMENTS], array.itemsize))
+        steps, world = reductions[0].steps, context.current().world
+        self._told = note_differences("fit", sum_weights(rows), steps, world)
 
     @collective
     def on_train_end(self, logs: Logs | None = None) -> None:

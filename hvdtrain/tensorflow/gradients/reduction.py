@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tensorflow as tf
 
@@ -18,7 +19,7 @@ from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
-from hvdtrain.tensorflow.graph import Gradient, Variable
+from hvdtrain.tensorflow.graph import Gradient, Variable, weight_sums
 from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
 from hvdtrain.types import ReduceOp
@@ -234,7 +235,9 @@ def _reduce_fused(
         arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
     ) -> tuple[list[HostArray], float]:
         owners = [variables[i] for i in layout.dense]
-        return reduce_fused(arrays, owners, key or name, settings, layout=layout), 1.0
+        weights = partial(weight_sums, owners)
+        reduced = reduce_fused(arrays, owners, key or name, settings, None, layout, weights)
+        return reduced, 1.0
 
     def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
         process_set, slices_name = settings.process_set, f"{name}_slices"

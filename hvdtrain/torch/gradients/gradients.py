@@ -17,6 +17,8 @@ from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
 from hvdtrain.core.gradients.usage import StepUsage
+from hvdtrain.core.gradients.weight_check import WeightSums, is_due
+from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import (
     ParameterBuckets,
@@ -31,6 +33,7 @@ from hvdtrain.torch.gradients.hooks import (
 from hvdtrain.torch.gradients.views import GradientChanges, ParameterSettings
 from hvdtrain.torch.operations.allgather import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
+from hvdtrain.torch.tensors.parts import weight_sums
 from hvdtrain.types import ReduceOp
 
 
@@ -97,6 +100,7 @@ class Gradients:
         self.before_new_buckets: Callable[[], object] = bool
         self.weight: float | None = None
         self.steps = 0
+        self._told = False  # that weights differ
         self._make_plan()
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
@@ -141,7 +145,13 @@ class Gradients:
             rate=self._rate() if exchange.uses_rate else None,
             scale=self._scale() if exchange.uses_scale else 1.0,
             variant=self._removed_before,
+            weights=self._weights_to_compare(),
         )
+
+    def _weights_to_compare(self) -> WeightSums | None:
+        if self._told or not is_due(self.steps):
+            return None
+        return weight_sums(self._named)
 
     @property
     def sent_weight(self) -> float | None:
@@ -504,10 +514,19 @@ class Gradients:
                 self._reducer.ready(index)
         usage = StepUsage.from_sums(self._reducer.finish(self._own))
         self.info = step.info
+        self._warn_of_differences()
         self.whole = self.buckets.whole
         self._deliver(len(self.plan.buckets))
         self._give(usage, absent, step.sparse)
         return usage
+
+    @collective
+    def _warn_of_differences(self) -> None:
+        own = self._own
+        assert self.info is not None
+        if self.info.suspect and own.weights is not None:
+            name, channel = "DistributedOptimizer", self.buckets.channel
+            self._told = note_differences(name, own.weights, self.steps, channel)
 
     @collective
     def _give(

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hvdtrain.core import objects
+from hvdtrain.core.gradients.weight_check import MOST_ELEMENTS, WeightSums, sum_weights
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.tensors.routes import is_communicated
 
@@ -35,6 +36,18 @@ def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.P
                 "frozen when DistributedOptimizer was created, and is not frozen now: wrap "
                 "the optimizer again after changing requires_grad"
             )
+
+
+@torch.no_grad()
+def weight_sums(named: Iterable[tuple[str, torch.nn.Parameter]]) -> WeightSums:
+    """Return what ranks compare of parameters; those that are not plain tensors are left out."""
+    rows = []
+    for name, parameter in named:
+        if parameter.layout is torch.strided and not is_traceable_wrapper_subclass(parameter):
+            part = parameter.detach().flatten()[:MOST_ELEMENTS]
+            values = torch.view_as_real(part).flatten() if part.is_complex() else part
+            rows.append((name, values.float().cpu().numpy(), part.dtype.itemsize))
+    return sum_weights(rows)
 
 
 def name_parameters(

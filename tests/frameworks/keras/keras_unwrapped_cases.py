@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 from keras_fit_cases import dense_model
+from logged import WEIGHTS_DIFFER, logged
 
 import hvdtrain.keras as hvd
 from hvdtrain.keras import fitting
@@ -104,7 +107,19 @@ def layers_of_another_distribution_are_warned_of() -> None:
         assert said.getvalue().count("hvdtrain.tensorflow.SyncBatchNormalization()") == expected
 
 
+def weights_that_differ_are_told() -> None:
+    """Once, on rank 0."""
+    x = np.ones([8, 3], np.float32)
+    for seed, expected in ((0, 0), (hvd.rank(), hvd.size() > 1 and hvd.rank() == 0)):
+        model = dense_model(seed)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        fit = partial(model.fit, x, x[:, :2], batch_size=2, epochs=2, verbose=0)
+        said = [line for line in logged(fit) if WEIGHTS_DIFFER in line]
+        assert len(said) == expected, said
+
+
 CASES = [
+    weights_that_differ_are_told,
     plain_optimizers_are_warned_of,
     what_may_be_right_is_not_warned_of,
     layers_of_another_distribution_are_warned_of,

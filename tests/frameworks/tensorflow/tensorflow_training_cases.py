@@ -7,12 +7,14 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from data_page import check_keras_loop
+from logged import WEIGHTS_DIFFER, logged
 from raising import raising
 
 import hvdtrain.tensorflow as hvd
@@ -126,6 +128,26 @@ def keras_optimizers_give_what_one_rank_gives() -> str:
         with raising(ValueError, text="already"):
             hvd.DistributedOptimizer(optimizer)
     return "-".join(map(digest, ends))
+
+
+def weights_that_differ_are_told() -> None:
+    others = hvd.size() > 1 and hvd.rank() == 0
+    for columns, (compiled, seed) in enumerate(itertools.product((True, False), (0, hvd.rank()))):
+        values = np.random.default_rng(seed).normal(size=(5, 1 + columns))
+        said = logged(partial(steps_of_a_tape, tf.Variable(values), compiled))
+        assert len(said) == (others and columns % 2), said
+        assert all(f"{WEIGHTS_DIFFER} 2" in line for line in said), said
+
+
+def steps_of_a_tape(variable: Any, compiled: bool) -> None:
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable**2)
+        variable.assign_sub(0.1 * hvd.DistributedGradientTape(tape).gradient(loss, variable))
+
+    step = tf.function(step) if compiled else step
+    for _ in range(4):
+        step()
 
 
 def gradients_of_some_passes_are_refused() -> None:
@@ -359,6 +381,7 @@ def the_loop_of_the_data_page() -> str:
 CASES = [
     tapes_give_what_one_rank_gives,
     keras_optimizers_give_what_one_rank_gives,
+    weights_that_differ_are_told,
     gradients_of_some_passes_are_refused,
     variables_are_kept_local,
     options_of_the_tape,

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from logged import logged
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch_training import (
@@ -78,18 +79,9 @@ def plans_follow_the_order_in_which_gradients_come() -> None:
 
 @case
 def buckets_are_as_set_or_as_measured() -> None:
-    heard: list[str] = []
-    listener = logging.Handler()
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("hvdtrain")
-    level = logger.level
-    logger.addHandler(listener)
-    logger.setLevel(logging.INFO)
-    try:
-        _, optimizer = together(momentum)
-    finally:
-        logger.removeHandler(listener)
-        logger.setLevel(level)
+    found: list[Any] = []
+    heard = logged(lambda: found.append(together(momentum)[1]), logging.INFO)
+    (optimizer,) = found
     plan = plan_of(optimizer)
     assert {other.digest for other in hvd.allgather_object(plan)} == {plan.digest}
     buckets = context.current().buckets

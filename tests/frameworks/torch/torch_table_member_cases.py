@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 
 import torch
+from logged import logged
 from torch_exchange_checks import Checked, check_replicas, exchange_of, new_optimizer
 from torch_table_cases import YES, Feature, Small, loss_of
 from torch_training import difference
@@ -63,7 +62,7 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
         smaller = Small()
         smaller.load_state_dict(model.state_dict())
         fewer = new_optimizer(smaller, exchange_of(name, 6, 2), members=members)
-        told = listened(lambda: fewer.load_exchange_state(saved))
+        told = logged(lambda: fewer.load_exchange_state(saved))
         after = fewer.exchange_state()
         assert not after["own"]
         for key, array in saved["shared"].items():
@@ -87,17 +86,3 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
     else:
         assert not told
     return ANEW
-
-
-def listened(call: Callable[[], None]) -> list[str]:
-    """Return what is logged meanwhile."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("hvdtrain")
-    logger.addHandler(handler)
-    try:
-        call()
-    finally:
-        logger.removeHandler(handler)
-    return lines

@@ -1,9 +1,12 @@
-"""Loops that train equal parameters on each rank alone are warned of, and no others."""
+"""Loops in which each rank trains a model of its own are warned of, and no others."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from torch_training import case, warned
+from logged import WEIGHTS_DIFFER, logged
+from torch_training import build, case, momentum, train_together, warned
 
 import hvdtrain.torch as hvd
 
@@ -67,3 +70,20 @@ def loops_that_wrap_nothing() -> None:
     else:
         _alone()
     _alone(broadcast=False)
+
+
+def _train_wrapped(seed: int = 0, faster: int = 0) -> None:
+    model = build(seed)
+    optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
+    optimizer.param_groups[0]["lr"] *= 1 + faster
+    train_together(model, optimizer, steps=5)
+
+
+@case
+def weights_that_differ_in_wrapped_loops() -> None:
+    others = hvd.size() > 1 and hvd.rank() == 0
+    assert logged(_train_wrapped) == []
+    for train in (partial(_train_wrapped, hvd.rank()), partial(_train_wrapped, 0, hvd.rank())):
+        said = logged(train)
+        assert len(said) == others, said  # once, not in steps 2, 3 and 5
+        assert all(f"{WEIGHTS_DIFFER} 2" in line and "of rank" in line for line in said), said

@@ -1,0 +1,65 @@
+"""Whether ranks that average gradients have equal weights, which they compare now and then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hvdtrain.arrays import HostArray
+
+# Of each parameter so many elements are looked at: weights that differ do so nearly everywhere.
+MOST_ELEMENTS = 1 << 14
+_PERIOD = 1000
+# Relative to the norm: processors of several kinds may round each step differently.
+_TOLERANCE, _TOLERANCE_OF_HALF_TYPES = 1e-3, 0.1
+# The angle of a difference that is just allowed; more than half of the circle is unlikely.
+_ANGLE = 2 * math.pi / 1024
+
+
+def is_due(steps: int) -> bool:
+    """Return whether weights are compared after 1, 2, 4, 8 ... steps, and each thousand."""
+    # Not before the first one: programs may broadcast weights after it, as TensorFlow's do.
+    return steps > 0 and (steps & (steps - 1) == 0 or steps % _PERIOD == 0)
+
+
+@dataclass(frozen=True)
+class WeightSums:
+    """The sum of the elements of each parameter of a rank, and by how much it may differ."""
+
+    names: Sequence[str]
+    sums: Sequence[float]
+    allowed: Sequence[float]
+
+    @property
+    def direction(self) -> tuple[float, float]:
+        """A point on the unit circle, the same on ranks with equal weights."""
+        pairs = zip(self.sums, self.allowed, strict=True)
+        numbers = [(own, most) for own, most in pairs if most and math.isfinite(most)]
+        # Divided by powers of two, which seldom differ where weights differ by rounding.
+        total = sum(own / 2.0 ** round(math.log2(most)) for own, most in numbers)
+        return math.cos(_ANGLE * total), math.sin(_ANGLE * total)
+
+    def differing(self, other: WeightSums) -> list[str]:
+        """Return the names of the parameters that differ from another rank's."""
+        rows = zip(self.names, self.sums, other.sums, self.allowed, strict=True)
+        return [name for name, own, theirs, most in rows if abs(own - theirs) > most]
+
+
+def sum_weights(rows: Iterable[tuple[str, HostArray, int]]) -> WeightSums:
+    """Return the sums of parameters: names, first elements, and bytes of an element."""
+    names, sums, allowed = [], [], []
+    for name, elements, itemsize in rows:
+        values = elements.astype(np.float64)
+        names.append(name)
+        sums.append(float(values.sum()))
+        tolerance = _TOLERANCE if itemsize > 2 else _TOLERANCE_OF_HALF_TYPES
+        allowed.append(tolerance * float(np.linalg.norm(values)))
+    return WeightSums(names, sums, allowed)
+
+
+def may_differ(ranks: int, x: float, y: float) -> bool:
+    """Return whether some rank's direction is another one, from the sums over ranks."""
+    return ranks - math.hypot(x, y) > _ANGLE**2 / 8
