@@ -94,6 +94,11 @@ _REASONS = {
 def refuse_weights(settings: GradientSettings, optimizer: keras.optimizers.Optimizer) -> None:
     """Refuse what does not go with an exchange of weights in Keras."""
     exchange = settings.exchange
+    if settings.weights and hasattr(optimizer, "optimizers"):
+        raise ValueError(
+            f"exchange {settings.make_exchange().spec!r} needs one learning rate, and "
+            f"{type(optimizer).__name__} has several: use average or half"
+        )
     if exchange is None or exchange.inner_state is not InnerState.RESET:
         return
     for name, reason in _REASONS.items():

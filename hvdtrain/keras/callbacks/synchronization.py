@@ -260,11 +260,12 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         optimizers = distributed_optimizers(model)
         if keras.backend.backend() == "jax" and not self._told:
             self._compare_weights(optimizers)
-        rates = [float(optimizer.learning_rate) for optimizer in optimizers]
+        rated = [each for own in optimizers for each in getattr(own, "optimizers", [own])]
+        rates = [float(optimizer.learning_rate) for optimizer in rated]
         gathered = objects.allgather_object((bool(model.stop_training), rates), "end of an epoch")
         model.stop_training = any(stop for stop, _ in gathered)
         if any(theirs != gathered[0][1] for _, theirs in gathered):
-            for optimizer, rate in zip(optimizers, gathered[0][1], strict=True):
+            for optimizer, rate in zip(rated, gathered[0][1], strict=True):
                 optimizer.learning_rate = rate
 
     @collective

@@ -99,6 +99,14 @@ OPTIMIZERS = [
 ]
 
 
+def for_biases_and_kernels(variable: Any) -> Any:
+    return OPTIMIZERS["bias" in variable.path]()
+
+
+if hasattr(keras.optimizers, "MultiOptimizer"):
+    OPTIMIZERS.append(lambda: keras.optimizers.MultiOptimizer(for_biases_and_kernels))
+
+
 def ranks_together_give_what_one_gives() -> str:
     """What SGD gives is known by a formula, what Adam gives by Keras on one rank."""
     ends = []

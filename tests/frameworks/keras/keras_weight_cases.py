@@ -166,6 +166,9 @@ def what_does_not_go_with_weights_is_refused() -> None:
     free, scaling = keras.optimizers.ScheduleFreeAdamW, keras.optimizers.LossScaleOptimizer
     refused("local:steps=2,state=reset", free(), "whose state begins with the weights")
     refused("blockmomentum:steps=2", scaling(sgd()), "LossScaleOptimizer, whose inner optimizer")
+    if hasattr(keras.optimizers, "MultiOptimizer"):
+        several = keras.optimizers.MultiOptimizer(lambda _: sgd())
+        refused("local:steps=2", several, "needs one learning rate, and MultiOptimizer has several")
     optimizer = hvd.DistributedOptimizer(sgd(), exchange="local:steps=2,state=average")
     with raising(ValueError, text="cannot leave one out: give state=keep"):
         optimizer.register_local_var(keras.Variable(np.zeros(2)))
