@@ -59,6 +59,8 @@ def draw(seed: int) -> Spec:
     if d.maybe(0.1) and not sharded and "members" not in program and "passes" not in program:
         program["join"] = d.choice([[1, 0], [0, 2], [2, 0, 1]])
     _settle(d, program)
+    if _Draw(f"compiled {seed}").maybe(0.08):  # so that other programs stay what they were
+        _compile(program)
     if "average" in program and d.maybe(0.5):
         program["average"] = "exponential"
     return program
@@ -112,6 +114,16 @@ def _steps(d: _Draw, program: Spec) -> None:
         if number and d.maybe(0.4):
             step["before"] = [{"kind": d.choice(kinds), "layer": d.randrange(5)}]
         program["steps"].append(step)
+
+
+def _compile(program: Spec) -> None:
+    """Compile what can be, unless a graph is used twice, which is refused."""
+    again = ("penalty", "graph", "retain", "peek")
+    if any(key in step for step in program["steps"] for key in again):
+        return
+    for layer in program["layers"]:
+        if layer["kind"] in ("linear", "layernorm", "conv") and "checkpoint" not in layer:
+            layer["compiled"] = True
 
 
 def _partial(program: Spec) -> bool:

@@ -77,6 +77,9 @@ class Layer(nn.Module):
                     break
         if kind == "frozen":
             self.inner.weight.requires_grad_(False)
+        self.call: Any = self.inner.forward
+        if spec.get("compiled"):
+            self.call = torch.compile(self.call, backend="aot_eager", dynamic=True)
 
     def forward(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return what the layer adds."""
@@ -92,13 +95,13 @@ class Layer(nn.Module):
             if kind == "embedding":
                 y = inner(tokens)
             elif kind == "conv":
-                y = inner(x.view(-1, 2, 2, 2).contiguous(memory_format=torch.channels_last))
+                y = self.call(x.view(-1, 2, 2, 2).contiguous(memory_format=torch.channels_last))
             elif kind == "scalar":
                 y = x * inner[0] + inner[1].sum()
             elif kind == "gru":
                 y = inner(x.view(-1, 2, WIDTH // 2))[1][0]
             else:
-                y = inner(x)
+                y = self.call(x)
             rows = torch.tanh((y.real if kind == "complex" else y).double().reshape(-1, WIDTH))
         return rows
 
