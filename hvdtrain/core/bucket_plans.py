@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
-from hvdtrain.core import allocators, context, operations
-from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core import allocators, context
+from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.gradients.bucket_size import (
@@ -28,7 +28,6 @@ from hvdtrain.core.gradients.plan import (
     plan_of_layout,
 )
 from hvdtrain.core.objects import allgather_object, broadcast_object
-from hvdtrain.core.operations import Submission
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import MismatchError
@@ -60,7 +59,7 @@ def _agree_on_bucket_size(channel: Channel) -> BucketSize:
     elif len(channel.ranks) == 1:
         size = BucketSize(DEFAULT_BUCKET_BYTES, "the default for one rank")
     else:
-        size = choose_bucket_size(operations.Submission(channel, MeasureAllreduce()).run())
+        size = choose_bucket_size(Submission(channel, MeasureAllreduce()).run())
     here.bucket_sizes[channel] = size
     return size
 

@@ -17,6 +17,7 @@ from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.votes import exchange
+from hvdtrain.core.collectives.allreduce import PLANS
 from hvdtrain.core.exits import (
     ExitGuard,
     flush_output,
@@ -153,6 +154,7 @@ _process_id = os.getpid()
 def _note_fork() -> None:
     global _process_id
     _process_id = os.getpid()
+    PLANS.clear()  # a child must ask for a context, and gets none
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -274,10 +276,12 @@ def alone_if_newcomer() -> Iterator[None]:
         return
     world = open_engine("local", here.config, os.environ)
     _context = open_context(here.config, world, here.ordered, here.failed)
+    PLANS.clear()
     try:
         yield
     finally:
         _context = here
+        PLANS.clear()
 
 
 def accept_newcomers() -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.decision import JoinOrder, last_to_join
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.votes import Prepared
-from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.allreduce import AllreducePlan, PlannedAllreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast, ReduceScatter
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.streams import Streams
 from hvdtrain.types import DType, ReduceOp
 
 _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
@@ -25,54 +20,20 @@ _ADASUM_TYPES = (DType.FLOAT32, DType.FLOAT64)
 _ENGINE_OPS = {ReduceOp.AVERAGE: ReduceOp.SUM, ReduceOp.ADASUM: None}
 
 
-@dataclass(slots=True)
-class Submission:
-    """An operation that is prepared for a channel, and may have been submitted."""
-
-    channel: Channel
-    operation: Operation
-
-    def after(self, streams: Streams) -> Submission:
-        """Order it after the work on the current stream of a device."""
-        self.operation.streams, self.operation.mark = streams, streams.mark()
-        return self
-
-    @collective
-    def start(self) -> Submission:
-        """Submit the operation (in any order)."""
-        self.channel.submit(self.operation)
-        return self
-
-    def done(self) -> bool:
-        """Return whether the operation is complete, including its work on a device."""
-        operation = self.operation
-        return self.channel.poll(operation) and operation.streams.done(operation.finished)
-
-    def wait(self) -> Any:
-        """Wait for the result or the error, even after shutdown(); on a device, its stream does."""
-        operation = self.operation
-        if not operation.done:
-            with context.current().blocked.running():
-                self.channel.wait(operation)
-        operation.streams.wait(operation.finished)
-        return operation.outcome()
-
-    @collective
-    def run(self) -> Any:
-        operation = self.operation
-        with context.current().blocked.running():
-            result = self.channel.run(operation)
-        operation.streams.wait(operation.finished)
-        return result
-
-
-@collective
-def run_prepared(channel: Channel, prepared: Prepared, data: object) -> bool:
-    """Run a prepared operation if nothing else is pending, and no timeline is recorded."""
-    if channel.queue.timed:
-        return False
-    with context.current().blocked.running():
-        return channel.run_prepared(prepared, data)
+def plan_allreduce(
+    channel: Channel,
+    buffers: Sequence[Buffer],
+    shapes: Sequence[Sequence[int]],
+    op: ReduceOp,
+    name: str,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    kinds: Sequence[str] | None = None,
+) -> AllreducePlan:
+    """Check a reduction, of which the addresses are not used, and plan it."""
+    for buffer in buffers:
+        _check(channel, buffer, f"allreduce {name!r}", op)
+    return AllreducePlan(buffers, shapes, op, name, prescale, postscale, kinds)
 
 
 def allreduce(
@@ -81,17 +42,11 @@ def allreduce(
     shapes: Sequence[Sequence[int]],
     op: ReduceOp,
     name: str | None = None,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    kinds: Sequence[str] | None = None,
-    sources: Sequence[Buffer] | None = None,
 ) -> Submission:
-    """Prepare a reduction of buffers, in place or from `sources`."""
+    """Prepare a reduction of buffers in place."""
     name = channel.name("allreduce", name)
-    for buffer in buffers:
-        _check(channel, buffer, f"allreduce {name!r}", op)
-    operation = Allreduce(buffers, shapes, op, name, prescale, postscale, kinds, sources)
-    return Submission(channel, operation)
+    plan = plan_allreduce(channel, buffers, shapes, op, name)
+    return Submission(channel, PlannedAllreduce(plan, name, buffers, buffers))
 
 
 def broadcast(

@@ -23,11 +23,10 @@ import numpy as np
 
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.channel import Channel, Stopwatch
 from hvdtrain.core.agreement.request import JOIN, LEAVE
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import drain_output, write_message
-from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import EXIT_CRASH, HvdtrainError
 from hvdtrain.topology import Topology, format_ranks

@@ -8,11 +8,11 @@ from functools import partial
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Submission
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.objects import call_on_root
-from hvdtrain.core.operations import Submission
 from hvdtrain.core.timeline.file import TimelineError, usable_path
 from hvdtrain.core.timeline.start_stop import begin, write_timeline
 from hvdtrain.engines.communicator import Communicator

@@ -139,32 +139,13 @@ class Communicator(ABC):
         return False
 
     def voted_reduction(
-        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+        self, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
         """Return an allreduce that is voted on and run in one call, or None (local).
 
-        `count` is at least 1, and `dtype` one that `capabilities` lists for `op`.
+        `dtype` is one that `capabilities` lists for `op`.
         """
         return None
-
-    @collective
-    def vote_on_many(
-        self,
-        votes: npt.NDArray[np.uint64],
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        """Vote on `allreduce_many`, and do it at once if all vote in this way for the same.
-
-        Return whether it is done. The vote is the maximum that `start_max` computes, which other
-        members may call meanwhile. `votes` are 6 numbers, overwritten with the maxima otherwise;
-        the last two are a hash of what this member votes on, and its complement.
-        """
-        self.start_max(votes).wait()
-        return False
 
     @abstractmethod
     @collective

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,27 +74,17 @@ class Slices(ABC):
         """Wait until all ranks of the node are here; see what they have written."""
 
 
-class Verdict(Enum):
-    """The result of a vote on one operation, the same on all members.
-
-    AGREED: all members propose it. DONE: it is also complete. DIFFERENT: not all propose it.
-    """
-
-    AGREED = auto()
-    DONE = auto()
-    DIFFERENT = auto()
-
-
 class VotedReduction(ABC):
-    """An allreduce of a few elements that is voted on and run in one call."""
+    """Allreduces of one type, reduction and factors that are voted on and run in one call."""
 
     @abstractmethod
     @collective
-    def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
-        """Vote, and reduce if all members vote in this way for the same.
+    def __call__(self, votes: bytes, pieces: Sequence[int]) -> bytes:
+        """Vote, and reduce tensors in host memory if all members vote in this way for the same.
 
-        The ballot is 16 bytes, equal on all that propose the same: a hash and its complement. Other
-        members may call `start_max` with it three times. Then none has reduced.
+        Return b"" if that is done, else the maxima of all votes: those of `start_max`, which other
+        members may call meanwhile. The votes are three hashes of 8 bytes, each followed by its
+        complement; all are equal for one tensor. The last one is of what this member votes on.
         """
 
 

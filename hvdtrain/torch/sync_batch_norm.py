@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.core.sample_weights import sample_weight_of
 from hvdtrain.torch.operations.allgather import allgather_handle
-from hvdtrain.torch.operations.handle import allreduce_handle
+from hvdtrain.torch.operations.allreduce import allreduce_handle
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
@@ -120,7 +120,7 @@ def _statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     # The counts are sent again from the host: reading them from a GPU would wait for its work.
     own = torch.cat([mean.new_full((1,), count), mean, squares]).double()
     number = torch.tensor([count], device="cpu")
-    every, numbers = allgather_handle([own[None], number]).wait()
+    every, numbers = allgather_handle([own[None], number]).run()
     counts = every[:, :1]
     means, squares = every[:, 1:].chunk(2, dim=1)
     total = int(numbers.sum())
@@ -143,7 +143,7 @@ class _SumOfRanks(torch.autograd.Function):
         sent = own * counts if gradients else own
         arguments = (ReduceOp.SUM, None, 1.0, 1.0, global_process_set)
         total: torch.Tensor
-        (total,) = allreduce_handle([sent], *arguments).wait()
+        (total,) = allreduce_handle([sent], *arguments).run()
         if not gradients:
             return total
         return total / counts if counts else torch.zeros_like(total)  # of what will not count

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self, TypeVar
 from weakref import WeakKeyDictionary
 
+from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.driver import Driver, Driving
+from hvdtrain.core.agreement.driver import Driver
 from hvdtrain.core.agreement.operation import Marker, Operation
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
-from hvdtrain.core.agreement.votes import Prepared
+from hvdtrain.core.agreement.votes import HASHES
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.errors import RanksLostError
+from hvdtrain.errors import HvdtrainError, RanksLostError
+from hvdtrain.streams import HOST, Streams
+
+
+class Stopwatch:
+    """The sum of the time that a rank's program waits for others."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.since: float | None = None
+        self.note: Callable[[tuple[float, float]], None] | None = None  # each interval
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Return a context manager that adds the time of a `with` block."""
+        start = self.since = time.perf_counter()
+        try:
+            yield
+        finally:
+            end, self.since = time.perf_counter(), None
+            self.seconds += end - start
+            if self.note is not None:
+                self.note((start, end))
 
 
 class Channel:
@@ -43,6 +69,7 @@ class Channel:
         self.unused = False
         self.label = label
         self.number = 0
+        self.blocked = Stopwatch()
         self.has_thread = communicator.capabilities.concurrent
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
@@ -51,8 +78,15 @@ class Channel:
         self.queue = queue = Queue(communicator.size, title)
         self.waiting, self.call_listeners = queue.waiting, queue.call_listeners
         self.listen, self.unlisten = queue.listen, queue.unlisten
-        driver = Driver(communicator, queue, ranks, title, answer, self._counts.clear)
-        self._driving = Driving(driver, queue, title, failed, lost, self.has_thread)
+        self._driver = Driver(communicator, queue, ranks, title, answer, self._counts.clear)
+        self._title, self._failed, self._lost = title, failed, lost
+        self.turn = threading.Lock()  # of the thread that drives
+        self._thread: threading.Thread | None = None
+        if self.has_thread:
+            self._thread = threading.Thread(
+                target=self._serve, name="hvdtrain-channel", daemon=True
+            )
+            self._thread.start()
 
     @collective
     def submit(self, operation: Operation, at_once: bool = False) -> None:
@@ -66,25 +100,100 @@ class Channel:
 
     @collective
     def run(self, operation: Operation) -> Any:
-        operation.waiters = 1
+        queue, operation.waiters = self.queue, 1
+        admitted = False
+        if self.turn.acquire(False):
+            try:
+                if admitted := queue.admit(operation):
+                    # The usual case: it is all that a round is about, and done by the vote.
+                    self._driver.doing, request = (operation,), operation.request
+                    highest = operation.vote((), self.communicator, request.ballot * HASHES)
+                    if not highest:
+                        with queue.lock:
+                            del queue.pending[request.key]
+                        queue.progressed, operation.done = time.perf_counter(), True
+                        if queue.track is not None:
+                            queue.track.ended(operation)
+                        return None
+                    self._driver.follow(operation, highest)
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                self.turn.release()
+                if queue.pending or queue.listeners:
+                    queue.wake_drivers()
         try:
-            self.queue.add(operation)
-            self._driving.wait(operation)
+            if not admitted:
+                queue.add(operation)
+            self._drive(operation)
         except BaseException:
-            self.queue.wake_drivers()  # a signal's handler may raise before this thread drives
+            queue.wake_drivers()  # a signal's handler may raise before this thread drives
             raise
         return operation.outcome()
 
     @collective
-    def run_prepared(self, prepared: Prepared, data: object) -> bool:
-        """Run a prepared operation, which others may have submitted, if nothing else is pending."""
-        return self._driving.run_prepared(prepared, data)
-
-    @collective
     def wait(self, operation: Operation) -> Any:
         with self.queue.waiting(operation):
-            self._driving.wait(operation)
+            self._drive(operation)
         return operation.outcome()
+
+    @in_default_arithmetic
+    @collective
+    def _drive(self, operation: Operation) -> None:
+        """Take part in rounds until an operation has ended, or wait while another thread does."""
+        while not self._is_over(operation):
+            if self.turn.acquire(blocking=False):
+                try:
+                    while not self._is_over(operation):
+                        self._driver.round()
+                except BaseException as error:
+                    self._fail(error)
+                finally:
+                    self.turn.release()
+                    self.queue.wake_drivers()
+            else:
+                self.queue.wait(operation, lambda: not self.turn.locked())
+        if not operation.done:
+            self.queue.wait(operation, lambda: False)  # close() ends it
+
+    def _is_over(self, operation: Operation) -> bool:
+        return operation.done or self.queue.closed
+
+    @in_default_arithmetic
+    def _serve(self) -> None:
+        while self.queue.wait_for_work():
+            with self.turn:
+                try:
+                    while self.queue.busy:
+                        self._driver.round()
+                except Exception as error:
+                    self._give_up(error)
+            self.queue.wake_drivers()
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """Close the channel after an error, and raise what it means."""
+        explained = self._give_up(error)
+        if explained is error:
+            raise error
+        raise explained from error
+
+    def _give_up(self, error: BaseException) -> BaseException:
+        """Close the channel after an error: a rank cannot withdraw from a round."""
+        subject = self._driver.subject
+        error = self.communicator.explained(error)
+        if isinstance(error, RanksLostError):
+            if self._lost is not None:
+                self._lost()
+            self.queue.give_up(error)
+        elif isinstance(error, Exception):
+            error.add_note(f"This happened in {subject}.")
+            self.queue.give_up(error)
+            if self._failed is not None:
+                self._failed(f"{subject}: {type(error).__name__}: {error}")
+        else:  # a signal's handler raised, in the thread that waits
+            reason = f"{self._title}: {type(error).__name__} in the middle of an operation"
+            self.queue.give_up(HvdtrainError(f"{reason}; end this rank"))
+        return error
 
     def poll(self, operation: Operation) -> bool:
         """Return whether an operation is done; wait for it if the channel has no thread."""
@@ -112,7 +221,11 @@ class Channel:
 
     def name(self, operation: str, name: str | None) -> str:
         """Return the name of an operation, numbered if it has none."""
-        return str(name) if name else f"{UNNAMED}{self.count(operation)}"
+        if name:
+            return str(name)
+        with self._counting:
+            self._counts[operation] += 1
+            return f"{UNNAMED}{self._counts[operation]}"
 
     def pending(self) -> list[tuple[Request, float | None]]:
         """Return the pending requests, each with its operation's `awaited_since`."""
@@ -154,13 +267,73 @@ class Channel:
         self._end(lambda: self.queue.end_pending(error))
 
     def _end(self, fail: Callable[[], None]) -> None:
-        self._driving.end_thread()
+        if self._thread is not None:
+            self._thread.join()
         self.queue.release()
-        with self._driving.turn:
+        with self.turn:
             fail()
             for release in self._closers:
                 release()
             self.communicator.close()
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Submission:
+    """An operation that is prepared for a channel, and may have been submitted.
+
+    Its output is that of `finish`, called with the result, or what was given, or else the result.
+    """
+
+    channel: Channel
+    operation: Operation
+    finish: Callable[[Any], Any] | None = None
+    output: Any = None
+
+    def after(self, streams: Streams) -> Submission:
+        """Order it after the work on the current stream of a device."""
+        self.operation.streams, self.operation.mark = streams, streams.mark()
+        return self
+
+    @collective
+    def start(self) -> Self:
+        """Submit the operation (in any order)."""
+        self.channel.submit(self.operation)
+        return self
+
+    def done(self) -> bool:
+        """Return whether the operation is complete, including its work on a device."""
+        operation = self.operation
+        return self.channel.poll(operation) and operation.streams.done(operation.finished)
+
+    def wait(self) -> Any:
+        """Wait for the output or the error, even after shutdown(); on a device, its stream does."""
+        operation = self.operation
+        if not operation.done:
+            with self.channel.blocked.running():
+                self.channel.wait(operation)
+        if operation.streams is not HOST:
+            operation.streams.wait(operation.finished)
+        return self._finished(operation.outcome())
+
+    @collective
+    def run(self) -> Any:
+        operation, watch = self.operation, self.channel.blocked
+        start = watch.since = time.perf_counter()
+        try:
+            result = self.channel.run(operation)
+        finally:  # as in `Stopwatch.running`, which takes longer
+            end, watch.since = time.perf_counter(), None
+            watch.seconds += end - start
+            if watch.note is not None:
+                watch.note((start, end))
+        if operation.streams is not HOST:
+            operation.streams.wait(operation.finished)
+        return self._finished(result) if self.finish or self.output is None else self.output
+
+    def _finished(self, result: object) -> Any:
+        if self.finish is not None:
+            self.output, self.finish = self.finish(result), None
+        return result if self.output is None else self.output
 
 
 T = TypeVar("T")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import pickle
-import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from struct import Struct
-from typing import Any, NoReturn
+from typing import Any
 
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.buffer import Buffer
@@ -31,17 +30,15 @@ from hvdtrain.core.agreement.decision import (
     Vote,
     Voted,
 )
-from hvdtrain.core.agreement.operation import AgreedError, Operation
+from hvdtrain.core.agreement.operation import AgreedError, Marker, Operation
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, unpacked
-from hvdtrain.core.agreement.votes import Prepared, gather_bytes, unanimous, vote_on_batch
+from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request, unpacked
+from hvdtrain.core.agreement.votes import HASHES, common, gather_bytes, vote
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.features import Verdict
 from hvdtrain.errors import (
     HvdtrainError,
     MismatchError,
     PeerFailureError,
-    RanksLostError,
     SystemLimitError,
     UnsupportedError,
 )
@@ -109,6 +106,9 @@ _logger = logging.getLogger("hvdtrain")
 # Size of the memory in which small operations are run as a batch.
 _BATCH_BYTES = 4 << 20
 
+# What a member votes with that has no request.
+_LISTENER = Marker(LISTEN)
+
 
 class Driver:
     """Calls the primitives of a communicator, from one thread at a time."""
@@ -127,7 +127,7 @@ class Driver:
         self._answer, self._joined = answer, joined
         self._reports = ReportExchange(communicator)
         self._own: dict[str, Operation] = {}  # those that this rank has reported to the others
-        self._doing: Sequence[Operation] = ()
+        self.doing: Sequence[Operation] = ()
         self._run_by_vote: Sequence[Operation] = ()  # and not ended yet
         self._memory: Buffer | None = None
         self._handlers: dict[type[Action], Callable[[Any], Event | None]] = {
@@ -147,32 +147,26 @@ class Driver:
     @property
     def subject(self) -> str:
         """The first three of the operations that were run or proposed last, for messages."""
-        subjects = [operation.request.subject for operation in self._doing[:3]]
+        subjects = [operation.request.subject for operation in self.doing[:3]]
         return ", ".join(subjects) or "a vote"
 
     @collective
     def round(self) -> None:
         """Take part in one round and perform its actions."""
         self._own, actions = self._queue.begin_round()
-        self._doing = list(self._own.values())
-        if self._doing and (track := self._queue.track) is not None:
-            track.proposed(self._doing[0])
+        self.doing = list(self._own.values())
+        if self.doing and (track := self._queue.track) is not None:
+            track.proposed(self.doing[0])
         self._perform(actions)
-
-    @collective
-    def vote_prepared(self, prepared: Prepared, data: object) -> Verdict:
-        """Take part in a round with a prepared operation alone."""
-        self._doing = (prepared,)
-        return prepared.vote(self.communicator, data)
 
     @in_default_arithmetic
     @collective
-    def follow(self, operation: Operation, verdict: Verdict) -> None:
-        """Perform the actions of a round whose prepared operation is not done."""
-        self._doing, self._own = (operation,), {operation.request.key: operation}
-        proposed = (operation.request,)
-        agreed = proposed if verdict is Verdict.AGREED else ()
-        self._perform(self._queue.apply(Voted(proposed, agreed)))
+    def follow(self, operation: Operation, highest: bytes) -> None:
+        """Perform the actions of a round with one operation, given the maxima of all votes."""
+        self.doing, self._own = (operation,), {operation.request.key: operation}
+        requests = (operation.request,)
+        agreed = common(operation.request.ballot * HASHES, [0], highest)
+        self._perform(self._queue.apply(Voted(requests, requests if agreed else ())))
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -182,12 +176,9 @@ class Driver:
 
     @collective
     def _vote(self, action: Vote) -> Voted:
-        requests, operations = action.requests, list(self._own.values())
-        if not self._queue.timed and _is_batch(operations):
-            positions, done = vote_on_batch(self.communicator, operations)
-            self._run_by_vote = [operations[position] for position in positions] if done else ()
-        else:
-            positions = unanimous(self.communicator, requests)
+        requests, operations = action.requests, list(self._own.values()) or [_LISTENER]
+        positions, done = vote(self.communicator, operations, not self._queue.timed)
+        self._run_by_vote = [operations[position] for position in positions] if done else ()
         if len(positions) == len(requests) == 1:
             return Voted(requests, requests)
         return Voted(requests, tuple(requests[position] for position in positions))
@@ -233,7 +224,7 @@ class Driver:
             return
         own, answer = self._own, self._answer
         operations = [own.get(request.key) or answer(request) for request in action.requests]
-        keys = [operation.batch_key() for operation in operations]
+        keys = [operation.batch_key for operation in operations]
         start = 0
         for key, equal in groupby(keys):
             end = start + len(list(equal))
@@ -271,122 +262,7 @@ class Driver:
             self._queue.end(operation, result=result)
 
     def _began(self, operations: Sequence[Operation]) -> None:
-        self._doing = operations
+        self.doing = operations
         if (track := self._queue.track) is not None:
             for operation in operations:
                 track.began(operation)
-
-
-def _is_batch(operations: Sequence[Operation]) -> bool:
-    """Return whether these operations, in host memory, can run as one."""
-    key = operations[0].batch_key() if operations else None
-    return key is not None and all(o.batch_key() == key and o.streams is HOST for o in operations)
-
-
-class Driving:
-    """Has one thread at a time take part in rounds: the channel's own or one that waits anyway."""
-
-    def __init__(
-        self,
-        driver: Driver,
-        queue: Queue,
-        title: str,
-        failed: Callable[[str], None] | None,
-        lost: Callable[[], None] | None,
-        with_thread: bool,
-    ) -> None:
-        self._driver, self._queue = driver, queue
-        self._title, self._failed, self._lost = title, failed, lost
-        self.turn = threading.Lock()  # of the thread that drives
-        self._thread: threading.Thread | None = None
-        if with_thread:
-            self._thread = threading.Thread(
-                target=self._serve, name="hvdtrain-channel", daemon=True
-            )
-            self._thread.start()
-
-    @collective
-    def run_prepared(self, prepared: Prepared, data: object) -> bool:
-        if not self.turn.acquire(blocking=False):
-            return False
-        try:
-            if not self._queue.admit(prepared):
-                return False
-            verdict = self._driver.vote_prepared(prepared, data)
-            if verdict is Verdict.DONE:
-                self._queue.settle(prepared)
-                return True
-            operation = prepared.operation(data)
-            self._queue.replace(prepared, operation)
-            self._driver.follow(operation, verdict)
-        except BaseException as error:
-            self._fail(error)
-        finally:
-            self.turn.release()
-            self._queue.wake_drivers()
-        self.wait(operation)
-        operation.outcome()
-        return True
-
-    @in_default_arithmetic
-    @collective
-    def wait(self, operation: Operation) -> None:
-        """Drive until an operation has ended, or wait while another thread drives."""
-        while not self._is_over(operation):
-            if self.turn.acquire(blocking=False):
-                try:
-                    while not self._is_over(operation):
-                        self._driver.round()
-                except BaseException as error:
-                    self._fail(error)
-                finally:
-                    self.turn.release()
-                    self._queue.wake_drivers()
-            else:
-                self._queue.wait(operation, lambda: not self.turn.locked())
-        if not operation.done:
-            self._queue.wait(operation, lambda: False)  # close() ends it
-
-    def end_thread(self) -> None:
-        """Wait for the end of the thread, after the queue was closed."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _is_over(self, operation: Operation) -> bool:
-        return operation.done or self._queue.closed
-
-    @in_default_arithmetic
-    def _serve(self) -> None:
-        while self._queue.wait_for_work():
-            with self.turn:
-                try:
-                    while self._queue.busy:
-                        self._driver.round()
-                except Exception as error:
-                    self._give_up(error)
-            self._queue.wake_drivers()
-
-    def _fail(self, error: BaseException) -> NoReturn:
-        """Close the channel after an error, and raise what it means."""
-        explained = self._give_up(error)
-        if explained is error:
-            raise error
-        raise explained from error
-
-    def _give_up(self, error: BaseException) -> BaseException:
-        """Close the channel after an error: a rank cannot withdraw from a round."""
-        subject = self._driver.subject
-        error = self._driver.communicator.explained(error)
-        if isinstance(error, RanksLostError):
-            if self._lost is not None:
-                self._lost()
-            self._queue.give_up(error)
-        elif isinstance(error, Exception):
-            error.add_note(f"This happened in {subject}.")
-            self._queue.give_up(error)
-            if self._failed is not None:
-                self._failed(f"{subject}: {type(error).__name__}: {error}")
-        else:  # a signal's handler raised, in the thread that waits
-            reason = f"{self._title}: {type(error).__name__} in the middle of an operation"
-            self._queue.give_up(HvdtrainError(f"{reason}; end this rank"))
-        return error

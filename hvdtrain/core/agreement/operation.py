@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
@@ -30,6 +29,14 @@ class AgreedError(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+@collective
+def maxima(communicator: Communicator, votes: bytes) -> bytes:
+    """Return the maxima of all members' votes, 8 bytes each."""
+    values = np.frombuffer(bytearray(votes), np.uint64)
+    communicator.start_max(values).wait()
+    return values.tobytes()
 
 
 class BucketTimes(NamedTuple):
@@ -61,6 +68,7 @@ class Operation(ABC):
     _result: object = None
     _error: BaseException | None = None
     _buffers: Sequence[Buffer] = ()
+    batch_key: Hashable = None  # equal for operations that can run as one batch
 
     def end(self, result: object = None, error: BaseException | None = None) -> None:
         self._result, self._error = result, error
@@ -120,10 +128,6 @@ class Operation(ABC):
     def execute(self, communicator: Communicator) -> Any:
         """Run the operation and return its result (collective; all members have agreed on it)."""
 
-    def batch_key(self) -> Hashable:
-        """Return a key that is equal for operations that can run as one batch; None for none."""
-        return None
-
     @collective
     def execute_batch(
         self,
@@ -135,15 +139,12 @@ class Operation(ABC):
         raise NotImplementedError
 
     @collective
-    def vote_on_batch(
-        self,
-        others: Sequence[Operation],
-        communicator: Communicator,
-        votes: npt.NDArray[np.uint64],
-    ) -> bool:
-        """Vote on all, of equal `batch_key`, and maybe run them; others may call start_max."""
-        communicator.start_max(votes).wait()
-        return False
+    def vote(self, others: Sequence[Operation], communicator: Communicator, votes: bytes) -> bytes:
+        """Vote on this and others of equal `batch_key`; return the maxima of all members' votes.
+
+        The result is b"" if all vote in this way for the same, and the operations are complete.
+        """
+        return maxima(communicator, votes)
 
 
 class Marker(Operation):

@@ -25,7 +25,6 @@ from hvdtrain.core.agreement.decision import (
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import JOIN, LEAVE
-from hvdtrain.core.agreement.votes import Prepared
 from hvdtrain.errors import HvdtrainError, PeerFailureError, RanksLostError
 
 # A struct itimerspec: the interval and the first time, each in seconds and nanoseconds.
@@ -146,10 +145,10 @@ class Queue:
         self.progressed = 0.0
         self._title = title
         self._state = ChannelState(size)
-        self._operations: dict[str, Operation] = {}
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._ended = threading.Condition(self._lock)
+        self.pending: dict[str, Operation] = {}
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._ended = threading.Condition(self.lock)
         self._alarm = Alarm()  # for the channel's thread; not set if another one drives
         # Submissions: all of them, those when the alarm was set, and those before the last round.
         self._count = self._count_when_set = self._seen = 0
@@ -158,7 +157,7 @@ class Queue:
         self._hurry = False  # a thread waits, or will not submit more
 
     def __len__(self) -> int:
-        return len(self._operations)
+        return len(self.pending)
 
     @property
     def closed(self) -> bool:
@@ -167,14 +166,14 @@ class Queue:
     @property
     def busy(self) -> bool:
         """Whether there is a reason to take part in rounds."""
-        return not self.closed and bool(self._operations or self.listeners)
+        return not self.closed and bool(self.pending or self.listeners)
 
     def add(self, operation: Operation) -> None:
         """Add an operation, which the channel's thread begins soon if no other one does."""
         request = operation.request
         key = request.key
-        with self._lock:
-            if key in self._operations:
+        with self.lock:
+            if key in self.pending:
                 raise ValueError(
                     f"{self._title} {request.subject}: an operation of this name is still "
                     "pending; wait for it, or use another name"
@@ -194,55 +193,41 @@ class Queue:
                 self._changed.notify_all()
             # Before the operation is added: a signal's handler may raise between any two lines. A
             # thread that waits from the beginning drives itself.
-            if not self._operations and not operation.waiters:
+            if not self.pending and not operation.waiters:
                 self._expect()
-            self._operations[key] = operation
+            self.pending[key] = operation
             if (track := self.track) is not None:
                 track.submitted(operation)
 
-    def admit(self, prepared: Prepared) -> bool:
-        """Begin a round with a prepared operation if nothing is pending (driver)."""
-        with self._lock:
-            if self._operations or self._state.phase is not _OPEN:
+    def admit(self, operation: Operation) -> bool:
+        """Add an operation and begin a round if nothing else is pending or timed (driver)."""
+        with self.lock:
+            if self.pending or self.timed or self._state.phase is not _OPEN:
                 return False
             if self._state.deserted:
                 return False
-            prepared.renew()
-            self._operations[prepared.request.key] = prepared
+            operation.submitted = time.perf_counter()
+            self.pending[operation.request.key] = operation
+            self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
         return True
-
-    def settle(self, prepared: Prepared) -> None:
-        """Remove a prepared operation that is done (driver)."""
-        if (track := self.track) is not None:
-            track.ended(prepared)
-        with self._lock:
-            self.reset_back_off()
-            del self._operations[prepared.request.key]
-            self.progressed = time.perf_counter()
-
-    def replace(self, prepared: Prepared, operation: Operation) -> None:
-        """Put an operation in the place of the prepared one (driver)."""
-        operation.submitted, operation.waiters = prepared.submitted, prepared.waiters
-        with self._lock:
-            self._operations[operation.request.key] = operation
 
     def apply(self, event: Event) -> tuple[Action, ...]:
         """Apply an event to the state (driver, or close()); return the actions to perform."""
-        with self._lock:
+        with self.lock:
             self._state, actions = transition(self._state, event)
             if self.closed:
                 self._interrupt()
         return actions
 
     def operations(self) -> list[Operation]:
-        with self._lock:
-            return list(self._operations.values())
+        with self.lock:
+            return list(self.pending.values())
 
     def begin_round(self) -> tuple[dict[str, Operation], tuple[Action, ...]]:
         """Begin a round (driver); return the pending operations and the actions to perform."""
-        with self._lock:
+        with self.lock:
             self._note_round()
-            pending = self._operations.copy()
+            pending = self.pending.copy()
             requests = tuple([operation.request for operation in pending.values()])
             event = RoundBegan(requests, bool(self.listeners))
             self._state, actions = transition(self._state, event)
@@ -256,10 +241,10 @@ class Queue:
     def report(self) -> tuple[list[Operation], Report]:
         """Return the pending operations, and the report of them for other members (driver)."""
         now = time.perf_counter()
-        with self._lock:
+        with self.lock:
             self._note_round()
-            operations = list(self._operations.values())
-            joined = self._operations.get(JOIN.key)
+            operations = list(self.pending.values())
+            joined = self.pending.get(JOIN.key)
             # With the lock: a program that waits after it has left must not seem not to have left.
             awaited = frozenset(o.request.key for o in operations if o.is_awaited(now))
         return operations, Report(
@@ -274,7 +259,7 @@ class Queue:
         """Set the outcome of an operation, and wake the threads that wait for it."""
         if (track := self.track) is not None:
             track.ended(operation, error)
-        with self._lock:
+        with self.lock:
             self._remove(operation)
             operation.end(result, error)
             self.progressed = time.perf_counter()
@@ -286,8 +271,8 @@ class Queue:
         if (track := self.track) is not None:
             for operation in operations:
                 track.ended(operation)
-        with self._lock:
-            pending = self._operations
+        with self.lock:
+            pending = self.pending
             for operation in operations:
                 key = operation.request.key
                 if pending.get(key) is operation:
@@ -299,8 +284,8 @@ class Queue:
     def _remove(self, operation: Operation) -> None:
         key = operation.request.key
         # A joined rank's answer has the key of an operation that it may have submitted since.
-        if self._operations.get(key) is operation:
-            del self._operations[key]
+        if self.pending.get(key) is operation:
+            del self.pending[key]
 
     def give_up(self, error: BaseException) -> None:
         """Close the queue and fail all operations: an engine call failed or was interrupted."""
@@ -335,27 +320,27 @@ class Queue:
 
     def wait(self, operation: Operation, may_drive: Callable[[], bool]) -> None:
         """Block until an operation has ended, or until this thread may drive."""
-        with self._lock:
+        with self.lock:
             self._ended.wait_for(lambda: operation.done or may_drive())
 
     def wake_drivers(self) -> None:
-        if self._operations or self.listeners:
-            with self._lock:
+        if self.pending or self.listeners:
+            with self.lock:
                 self._expect()
                 self._ended.notify_all()
 
     def waiting(self, operation: Operation) -> Waiting:
         """Return a context in which this rank counts as blocked in an operation."""
-        return Waiting(operation, self._lock)
+        return Waiting(operation, self.lock)
 
     def listen(self, listener: Callable[[Sequence[int]], None]) -> None:
         """Take part in rounds even if nothing is pending, until `unlisten`."""
-        with self._lock:
+        with self.lock:
             self.listeners.append(listener)
             self._interrupt()
 
     def unlisten(self, listener: Callable[[Sequence[int]], None]) -> None:
-        with self._lock:
+        with self.lock:
             if listener in self.listeners:
                 self.listeners.remove(listener)
 
@@ -366,19 +351,19 @@ class Queue:
 
     def hurry(self) -> None:
         """Let the channel's thread begin a round without waiting for more operations."""
-        with self._lock:
+        with self.lock:
             self._hurry = True
             self._interrupt()
 
     def release(self) -> None:
-        with self._lock:
+        with self.lock:
             self._alarm.close()
 
     def wait_for_work(self) -> bool:
         """Block until operations are pending; return False if the channel is closed."""
         while not self.closed:
             self._alarm.wait()
-            with self._lock:
+            with self.lock:
                 if self.busy:
                     self._gather()
                 if self.busy:
@@ -387,7 +372,7 @@ class Queue:
 
     def back_off(self) -> None:
         """Wait for a submission on this rank, or on another rank in the meantime (driver)."""
-        with self._lock:
+        with self.lock:
             self._backing_off = True
             arrived = self._changed.wait_for(
                 lambda: self.closed or self._count > self._seen, self._back_off_seconds

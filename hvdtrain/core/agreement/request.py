@@ -65,6 +65,9 @@ class Request:
 
     def renamed(self, name: str) -> Request:
         made = object.__new__(Request)
+        hasher = self._beginning.copy()
+        hasher.update(name.encode())
+        hashed = hasher.digest()
         # A frozen dataclass sets its attributes one by one, which takes longer.
         made.__dict__.update(
             operation=self.operation,
@@ -73,6 +76,8 @@ class Request:
             zeros=self.zeros,
             instead=self.instead,
             _beginning=self._beginning,
+            key=f"{self.operation}.{name}",
+            ballot=hashed + hashed.translate(_COMPLEMENT),
         )
         return made
 

@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core import context, operations
-from hvdtrain.core.agreement.request import UNNAMED
+from hvdtrain.core import operations
+from hvdtrain.core.agreement.channel import Submission
 from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.arrays.memory import as_buffer, empty, from_buffer, to_wire
-from hvdtrain.core.collectives.allreduce import PreparedAllreduce
+from hvdtrain.core.collectives.allreduce import (
+    MOST_PLANS,
+    PLANS,
+    AllreducePlan,
+    PlannedAllreduce,
+)
 from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
 from hvdtrain.types import ReduceOp
-
-# Programs that give each call another name must not fill the memory.
-_MOST_PLANS = 2048
-
-# Name, reduction, factors, process set, dtype and shape; marked, because torch keeps others.
-Key: TypeAlias = tuple[
-    str, str | None, ReduceOp, float, float, ProcessSet, np.dtype[Any], tuple[int, ...]
-]
-
-
-def _keep_plan(key: Key, sent: HostArray, wire_op: ReduceOp, kind: str) -> None:
-    _, name, _, prescale, postscale, process_set, *_ = key
-    plans, channel = context.current().plans, channel_of(process_set)
-    if len(plans) >= _MOST_PLANS or not sent.size:
-        return
-    prepared = PreparedAllreduce(
-        channel.communicator,
-        sent,
-        sent.shape,
-        wire_op,
-        str(name) if name else f"{UNNAMED}0",
-        prescale,
-        postscale,
-        as_buffer,
-        _address,
-        None if name else partial(channel.name, "allreduce", None),
-        kind,
-    )
-    plans[key] = channel, prepared
-
-
-def _address(array: HostArray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 @collective
@@ -71,32 +40,25 @@ def allreduce(
         empty(sent.shape, sent.dtype) if np.may_share_memory(sent, array) else sent
         for array, sent in zip(arrays, wire, strict=True)
     ]
-    plan = key = None
-    if len(arrays) == 1:
-        members = require_process_set(process_set)
-        key = ("array", name, op, *factors, members, arrays[0].dtype, arrays[0].shape)
-        plan = context.current().plans.get(key)
-        if plan is not None:
-            channel, prepared = plan
-            if operations.run_prepared(channel, prepared, (wire[0], results[0])):
-                return [_from_wire(results[0], arrays[0])]
-    wire_op, kinds = op_on_wire([array.dtype.name for array in arrays], op, *factors)
-    sources, buffers = [as_buffer(a) for a in wire], [as_buffer(a) for a in results]
-    operations.allreduce(
-        channel_of(process_set),
-        buffers,
-        [array.shape for array in arrays],
-        wire_op,
-        name,
-        *factors,
-        kinds,
-        [
-            buffer if sent is result else source
-            for sent, result, source, buffer in zip(wire, results, sources, buffers, strict=True)
-        ],
-    ).run()
-    if key is not None and plan is None:
-        _keep_plan(key, wire[0], wire_op, kinds[0])
+    buffers = [as_buffer(result) for result in results]
+    sources = [
+        buffer if sent is result else as_buffer(sent)
+        for sent, result, buffer in zip(wire, results, buffers, strict=True)
+    ]
+    members, channel = require_process_set(process_set), channel_of(process_set)
+    # Marked, because torch keeps others.
+    kinds = tuple((array.dtype, array.shape) for array in arrays)
+    key = ("arrays", name, op, *factors, members, kinds)
+    plan: AllreducePlan | None = PLANS.get(key)
+    if plan is None:
+        wire_op, types = op_on_wire([array.dtype.name for array in arrays], op, *factors)
+        full, shapes = channel.name("allreduce", name), [array.shape for array in arrays]
+        plan = operations.plan_allreduce(channel, buffers, shapes, wire_op, full, *factors, types)
+        if len(arrays) == 1 and len(PLANS) < MOST_PLANS:
+            PLANS[key] = plan
+    else:
+        full = channel.name("allreduce", name)
+    Submission(channel, PlannedAllreduce(plan, full, sources, buffers)).run()
     return [_from_wire(result, array) for result, array in zip(results, arrays, strict=True)]
 
 

@@ -7,9 +7,10 @@ import sys
 from array import array
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from ctypes import memmove
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias, cast
+from operator import attrgetter
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,10 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
-from hvdtrain.core.agreement.votes import Prepared
 from hvdtrain.core.collectives.memory import device_details, device_types
-from hvdtrain.engines.communicator import Communicator, Pieces
-from hvdtrain.engines.features import Verdict, VotedReduction
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import VotedReduction
+from hvdtrain.streams import HOST
 from hvdtrain.types import DType, ReduceOp
 
 _NEGLIGIBLE = math.sqrt(sys.float_info.min)
@@ -87,15 +88,6 @@ def _elements(buffer: Buffer) -> Array:
 _TOGETHER_BYTES = 128 << 10
 
 
-class Terms(NamedTuple):
-    """What all-reduces have in common that differ only in their tensors."""
-
-    op: ReduceOp
-    prescale: float
-    postscale: float
-    batch_key: Hashable
-
-
 def batch_key_of(
     buffers: Sequence[Buffer], op: ReduceOp, prescale: float, postscale: float
 ) -> Hashable:
@@ -157,18 +149,15 @@ def _divide_bits(bits: Any, divisor: int) -> None:
     bits.copy_(quotient + (rest >= divisor))
 
 
-# Elements to reduce, and the memory for the result.
+# Elements to reduce, and the memory for the result; they may be one.
 BufferPair: TypeAlias = tuple[Buffer, Buffer]
 
 
-class Allreduce(Operation):
-    """Reduce buffers of all members in place.
+class AllreducePlan:
+    """What all-reduces of one communicator have in common that differ in their data.
 
-    AVERAGE is postscale * sum_r(prescale * buffer_r) / size; for integers the quotient is
-    truncated towards zero. ADASUM combines each buffer separately (see `adasum`).
+    The request has no name if they are numbered.
     """
-
-    terms: Terms
 
     def __init__(
         self,
@@ -176,51 +165,124 @@ class Allreduce(Operation):
         shapes: Sequence[Sequence[int]],
         op: ReduceOp,
         name: str,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
+        prescale: float,
+        postscale: float,
         kinds: Sequence[str] | None = None,
-        sources: Sequence[Buffer] | None = None,
     ) -> None:
-        numbered = name.startswith(UNNAMED)
-        request = _request(
-            "" if numbered else name,
+        self.op, self.prescale, self.postscale = op, prescale, postscale
+        self.dtype = buffers[0].dtype
+        self.counts = [buffer.count for buffer in buffers]
+        self.kinds = tuple((buffer.count, buffer.dtype) for buffer in buffers)
+        self.batch_key = batch_key_of(buffers, op, prescale, postscale)
+        self.request = _request(
+            "" if name.startswith(UNNAMED) else name,
             op,
             tuple(shapes),
-            tuple((buffer.count, buffer.dtype) for buffer in buffers),
+            self.kinds,
             tuple(kinds or [buffer.dtype.value for buffer in buffers]),
             prescale,
             postscale,
             device_types(buffers),
         )
-        self.request = request.renamed(name) if numbered else request
-        self.terms = Terms(op, prescale, postscale, batch_key_of(buffers, op, prescale, postscale))
-        self._buffers, self._sources = buffers, sources or buffers
+        on_host = all(buffer.device == "cpu" for buffer in buffers)
+        alone = len(buffers) == 1 and on_host and op is not ReduceOp.ADASUM
+        self._may_be_voted = alone or self.batch_key is not None
+        self.voted: VotedReduction | None = None
+        self.divides = op is ReduceOp.AVERAGE and self.dtype.is_integer
+
+    def find_voted(self, communicator: Communicator) -> VotedReduction | None:
+        """Return the engine's call that votes on these operations and runs them, if it has one."""
+        if self._may_be_voted:
+            op, factor = self.of_engine(communicator.size)
+            self.voted = communicator.voted_reduction(self.dtype, op, self.prescale, factor)
+            self._may_be_voted = self.voted is not None
+        return self.voted
+
+    def of_engine(self, size: int) -> tuple[ReduceOp, float]:
+        return engine_reduction(self.op, self.dtype, self.postscale, size)[:2]
+
+
+# What frameworks keep of their calls, by keys of their own, as long as a context and its channels.
+PLANS: dict[Hashable, Any] = {}
+
+# Programs that give each call another name must not fill the memory.
+MOST_PLANS = 2048
+
+
+_POINTER = attrgetter("pointer")
+
+
+class PlannedAllreduce(Operation):
+    """Reduce buffers of all members, in place or from others.
+
+    AVERAGE is postscale * sum_r(prescale * buffer_r) / size; for integers the quotient is
+    truncated towards zero. ADASUM combines each buffer separately (see `adasum`).
+    """
+
+    def __init__(
+        self,
+        plan: AllreducePlan,
+        name: str,
+        sources: Sequence[Any],
+        targets: Sequence[Any],
+        address_of: Callable[[Any], int] | None = None,
+    ) -> None:
+        """Both are buffers, or with `address_of` what keeps such memory on the host alive."""
+        request = plan.request
+        self.request = request if request.name else request.renamed(name)
+        self.plan, self.batch_key = plan, plan.batch_key
+        self._sources, self._targets, self._address_of = sources, targets, address_of
+
+    @property
+    def nbytes(self) -> int:
+        return sum(count * dtype.itemsize for count, dtype in self.plan.kinds)
+
+    def pairs(self) -> list[BufferPair]:
+        """Return the source and the result of each tensor."""
+        pairs, address_of = zip(self._sources, self._targets, strict=True), self._address_of
+        if address_of is None:
+            return list(pairs)
+        made = []
+        for (source, target), (count, dtype) in zip(pairs, self.plan.kinds, strict=True):
+            buffer = read = Buffer(address_of(target), dtype, count, "cpu", target)
+            if source is not target:
+                read = Buffer(address_of(source), dtype, count, "cpu", source)
+            made.append((read, buffer))
+        return made
+
+    def pieces(self) -> list[int]:
+        """Return, as in `Pieces`, the tensors, which are in host memory."""
+        address_of, number, pieces = self._address_of or _POINTER, 0, []
+        for count in self.plan.counts:
+            pieces += (address_of(self._sources[number]), address_of(self._targets[number]), count)
+            number += 1  # noqa: SIM113 - enumerate() takes longer
+        return pieces
+
+    @collective
+    def vote(self, others: Sequence[Operation], communicator: Communicator, votes: bytes) -> bytes:
+        plan = self.plan
+        voted = plan.voted or plan.find_voted(communicator)
+        if voted is None or self.streams is not HOST:
+            return super().vote(others, communicator, votes)
+        pieces = _pieces((self, *others)) if others else self.pieces()
+        highest = voted(votes, pieces)
+        if not highest and plan.divides:
+            _divide((self, *others), communicator.size)
+        return highest
 
     @collective
     def execute(self, communicator: Communicator) -> None:
-        terms = self.terms
-        grouped = len(self._buffers) > 1 and terms.batch_key is not None
-        if grouped and self._reduce_all((self,), communicator.size, communicator.allreduce_many):
+        plan = self.plan
+        grouped = len(self._targets) > 1 and plan.batch_key is not None
+        if grouped and self._reduce_all((), communicator):
             return
         for source, buffer in self.pairs():
-            if terms.op is ReduceOp.ADASUM:
+            if plan.op is ReduceOp.ADASUM:
                 if source is not buffer:
                     buffer.copy_from(source)
-                adasum(communicator, buffer, terms.prescale, terms.postscale)
+                adasum(communicator, buffer, plan.prescale, plan.postscale)
             else:
                 self._reduce(communicator, source, buffer)
-
-    def pairs(self) -> Sequence[BufferPair]:
-        """Return pairs of the source and the result of each tensor."""
-        return list(zip(self._sources, self._buffers, strict=True))
-
-    def add_pieces(self, pieces: list[int]) -> None:
-        """Append, as in `Pieces`, where source and result of each tensor are in host memory."""
-        for source, buffer in self.pairs():
-            pieces.extend((source.pointer, buffer.pointer, buffer.count))
-
-    def batch_key(self) -> Hashable:
-        return self.terms.batch_key
 
     def execute_batch(
         self,
@@ -228,47 +290,24 @@ class Allreduce(Operation):
         communicator: Communicator,
         allocate: Callable[[], Buffer],
     ) -> None:
-        operations = (self, *cast("Sequence[Allreduce]", others))
-        if self._reduce_all(operations, communicator.size, communicator.allreduce_many):
+        if self._reduce_all(others, communicator):
             return
         memory = allocate()
+        operations = (self, *cast("Sequence[PlannedAllreduce]", others))
         pairs = [pair for operation in operations for pair in operation.pairs()]
         for part in _fitting(pairs, memory.nbytes):
             self._reduce_together(communicator, part, memory)
 
-    def vote_on_batch(
-        self,
-        others: Sequence[Operation],
-        communicator: Communicator,
-        votes: npt.NDArray[np.uint64],
-    ) -> bool:
-        operations = (self, *cast("Sequence[Allreduce]", others))
-        vote = partial(communicator.vote_on_many, votes)
-        return self._reduce_all(operations, communicator.size, vote)
-
-    def _reduce_all(
-        self,
-        operations: Sequence[Allreduce],
-        size: int,
-        reduce: Callable[[Pieces, DType, ReduceOp, float, float], bool],
-    ) -> bool:
+    def _reduce_all(self, others: Sequence[Operation], communicator: Communicator) -> bool:
         """Reduce operations in one call of the engine; return whether it has done so."""
-        terms, dtype = self.terms, self.dtype
-        op, factor, divides = engine_reduction(terms.op, dtype, terms.postscale, size)
-        numbers: list[int] = []
-        for operation in operations:
-            operation.add_pieces(numbers)
-        if not reduce(array("q", numbers), dtype, op, terms.prescale, factor):
+        plan = self.plan
+        op, factor = plan.of_engine(communicator.size)
+        pieces = array("q", _pieces((self, *others)))
+        if not communicator.allreduce_many(pieces, plan.dtype, op, plan.prescale, factor):
             return False
-        if divides:
-            for operation in operations:
-                for _, buffer in operation.pairs():
-                    divide_truncating(buffer, size)
+        if plan.divides:
+            _divide((self, *others), communicator.size)
         return True
-
-    @property
-    def dtype(self) -> DType:
-        return self._buffers[0].dtype
 
     def _reduce_together(
         self,
@@ -280,19 +319,46 @@ class Allreduce(Operation):
         base = memory.pointer
         for (source, buffer), start in zip(pairs, starts, strict=False):
             memmove(base + start, source.pointer, buffer.nbytes)
-        whole = memory.slice(0, starts[-1]).view(self.dtype)
+        whole = memory.slice(0, starts[-1]).view(self.plan.dtype)
         self._reduce(communicator, whole, whole)
         for (_, buffer), start in zip(pairs, starts, strict=False):
             memmove(buffer.pointer, base + start, buffer.nbytes)
 
     def _reduce(self, communicator: Communicator, source: Buffer, buffer: Buffer) -> None:
-        size, terms = communicator.size, self.terms
-        op, factor, whole = engine_reduction(terms.op, buffer.dtype, terms.postscale, size)
+        size, plan = communicator.size, self.plan
+        op, factor, whole = engine_reduction(plan.op, buffer.dtype, plan.postscale, size)
         if source is buffer:
-            communicator.allreduce(buffer, op, terms.prescale, factor)
+            communicator.allreduce(buffer, op, plan.prescale, factor)
         else:
-            communicator.allreduce_from(source, buffer, op, terms.prescale, factor)
+            communicator.allreduce_from(source, buffer, op, plan.prescale, factor)
         if whole:
+            divide_truncating(buffer, size)
+
+
+class Allreduce(PlannedAllreduce):
+    """Such an operation with a plan of its own."""
+
+    def __init__(
+        self,
+        buffers: Sequence[Buffer],
+        shapes: Sequence[Sequence[int]],
+        op: ReduceOp,
+        name: str,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        plan = AllreducePlan(buffers, shapes, op, name, prescale, postscale)
+        super().__init__(plan, name, buffers, buffers)
+
+
+def _pieces(operations: Sequence[Operation]) -> list[int]:
+    own = cast("Sequence[PlannedAllreduce]", operations)
+    return [number for operation in own for number in operation.pieces()]
+
+
+def _divide(operations: Sequence[Operation], size: int) -> None:
+    for operation in cast("Sequence[PlannedAllreduce]", operations):
+        for _, buffer in operation.pairs():
             divide_truncating(buffer, size)
 
 
@@ -334,88 +400,3 @@ def _request(
         ),
         Zeros(zeros, op, prescale, postscale, devices),
     )
-
-
-# A framework's tensor or array.
-_Tensor: TypeAlias = Any
-
-# Source and result; they may be one.
-Tensors: TypeAlias = tuple[_Tensor, _Tensor]
-
-
-class PreparedAllreduce(Prepared):
-    """The reduction of one tensor, prepared; its data are a pair of source and result."""
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        example: _Tensor,
-        shape: Sequence[int],
-        op: ReduceOp,
-        name: str,
-        prescale: float,
-        postscale: float,
-        buffer_of: Callable[[_Tensor], Buffer],
-        address_of: Callable[[_Tensor], int],
-        next_name: Callable[[], str] | None,
-        kind: str | None = None,
-    ) -> None:
-        self.buffer_of, self.address_of = buffer_of, address_of
-        buffer = buffer_of(example)
-        kinds = None if kind is None else [kind]
-        first = Allreduce([buffer], [shape], op, name, prescale, postscale, kinds)
-        super().__init__(first.request, next_name)
-        self.terms, self.dtype, self.count = first.terms, buffer.dtype, buffer.count
-        self._voted = _voted_reduction(communicator, buffer, op, prescale, postscale)
-
-    def vote(self, communicator: Communicator, data: Tensors) -> Verdict:
-        if self._voted is None:
-            return super().vote(communicator, data)
-        source, target = data
-        return self._voted(self.ballot, self.address_of(source), self.address_of(target))
-
-    def operation(self, data: Tensors) -> Allreduce:
-        return _Repeated(self, self.request, data)
-
-    def new_operation(self, data: Tensors) -> Allreduce:
-        """Return the operation of a call of its own (in any thread)."""
-        return _Repeated(self, self.next_request(), data)
-
-
-class _Repeated(Allreduce):
-    """The reduction of one tensor, which makes buffers of it only where they are needed."""
-
-    def __init__(self, prepared: PreparedAllreduce, request: Request, data: Tensors) -> None:
-        self.request, self.terms = request, prepared.terms
-        self._prepared, self._data = prepared, data
-
-    def pairs(self) -> Sequence[BufferPair]:
-        (source, target), buffer_of = self._data, self._prepared.buffer_of
-        buffer = buffer_of(target)
-        return [(buffer if source is target else buffer_of(source), buffer)]
-
-    def add_pieces(self, pieces: list[int]) -> None:
-        (source, target), prepared = self._data, self._prepared
-        address = prepared.address_of(target)
-        read = address if source is target else prepared.address_of(source)
-        pieces += (read, address, prepared.count)
-
-    @property
-    def dtype(self) -> DType:
-        return self._prepared.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self._prepared.count * self._prepared.dtype.itemsize
-
-
-def _voted_reduction(
-    communicator: Communicator, like: Buffer, op: ReduceOp, prescale: float, postscale: float
-) -> VotedReduction | None:
-    if op is ReduceOp.ADASUM or like.device != "cpu":
-        return None
-    dtype = like.dtype
-    op, factor, divides = engine_reduction(op, dtype, postscale, communicator.size)
-    if divides:
-        return None
-    return communicator.voted_reduction(like.count, dtype, op, prescale, factor)

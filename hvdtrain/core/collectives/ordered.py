@@ -103,24 +103,12 @@ class OrderedCommunicator(Communicator):
             pieces, dtype, op, prescale, postscale
         )
 
-    def vote_on_many(
-        self,
-        votes: npt.NDArray[np.uint64],
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        way = self._inner.vote_on_many if self._tree_sums else super().vote_on_many
-        return way(votes, pieces, dtype, op, prescale, postscale)
-
     def voted_reduction(
-        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+        self, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
         if not self._tree_sums:
             return None
-        return self._inner.voted_reduction(count, dtype, op, prescale, postscale)
+        return self._inner.voted_reduction(dtype, op, prescale, postscale)
 
     def reduce_scatter(
         self,

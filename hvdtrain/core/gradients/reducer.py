@@ -14,7 +14,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.channel import Channel, Stopwatch
 from hvdtrain.core.agreement.request import STEPS, Request
 from hvdtrain.core.collectives.memory import device_details, device_types
 from hvdtrain.core.gradients.exchange import Exchange, Kind
@@ -22,7 +22,6 @@ from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep
 from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.places import PlacedBucket
-from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import HOST, Mark, Streams
 from hvdtrain.types import DType, ReduceOp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,10 +15,10 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
-from hvdtrain.core.agreement.channel import Channel, FirstUse
+from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import Request, Zeros
-from hvdtrain.core.collectives.allreduce import Allreduce
+from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
 from hvdtrain.core.collectives.gathers import Split
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.exchanges.adasum import AdasumExchange
@@ -34,7 +34,6 @@ from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
 from hvdtrain.core.timeline.flight import FlightRecord
 from hvdtrain.core.timeline.recorder import History, Recorder
 from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
-from hvdtrain.core.timeline.times import Stopwatch
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures
 from hvdtrain.errors import RanksLostError
@@ -135,7 +134,6 @@ class Context:
     failed: Callable[[str], None]
     ordered: bool = False
     failures: Failures | None = None
-    blocked: Stopwatch = field(default_factory=Stopwatch)
     recording: Recording | None = None
     flight: FlightRecord | None = None
     process_id: int = field(default_factory=os.getpid)
@@ -152,7 +150,6 @@ class Context:
     first_use: FirstUse = field(default_factory=FirstUse)
     buckets: str = ""
     kept: WeakKeyDictionary[Channel, dict[object, Any]] = field(default_factory=WeakKeyDictionary)
-    plans: dict[Hashable, Any] = field(default_factory=dict)
     followers: Followers = field(default_factory=Followers)
     keeps_states: bool = False
     changed: bool = False
@@ -165,6 +162,11 @@ class Context:
     def __post_init__(self) -> None:
         self.process_set_channels[0] = self.world
         self.next_number(self.world)
+
+    @property
+    def blocked(self) -> Stopwatch:
+        """The time that this rank's program has waited for others."""
+        return self.world.blocked
 
     @collective
     def open_channel(
@@ -179,7 +181,7 @@ class Context:
         channel = make_channel(
             communicator, members, self.topology, label, self.failed, self.failures
         )
-        channel.parent = parent
+        channel.parent, channel.blocked = parent, self.blocked
         self._track(channel)
         channel.number = self.next_number(channel) - 1
         self._channels.append(channel)
@@ -195,7 +197,6 @@ class Context:
     @collective
     def close_channel(self, channel: Channel) -> None:
         channel.wait(channel.leave())
-        self.plans.clear()  # those of this channel would keep its memory
         self._channels.remove(channel)
         self._recorders.pop(channel, None)
         channel.close()
@@ -270,7 +271,6 @@ class Context:
             self.watch.abandon()
         for channel in self.channels():
             channel.abandon(error)
-        self.plans.clear()
         self.followers.interrupt()
 
 
@@ -283,7 +283,10 @@ def make_channel(
     failures: Failures | None,
 ) -> Channel:
     lost = None if failures is None else failures.revoke
-    return Channel(communicator, ranks, topology.title, answer_with_zeros, label, failed, lost)
+    title = topology.title
+    channel = Channel(communicator, ranks, title, answer_with_zeros, label, failed, lost)
+    channel.before_closing(PLANS.clear)  # which would keep its memory
+    return channel
 
 
 def _all_done(channels: list[Channel], markers: list[Operation]) -> bool:

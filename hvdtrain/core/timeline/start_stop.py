@@ -12,6 +12,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
+from hvdtrain.core.agreement.channel import Stopwatch
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import write_message
 from hvdtrain.core.timeline.file import TimelineError, usable_path, write
@@ -28,7 +29,6 @@ from hvdtrain.core.timeline.times import (
     RankRecords,
     Reading,
     Records,
-    Stopwatch,
     read_clock,
 )
 from hvdtrain.engines.communicator import Communicator
@@ -49,7 +49,7 @@ class Recording:
     def follow(self, blocked: Stopwatch) -> None:
         """Record the intervals of a stopwatch until finish()."""
         self._blocked = blocked
-        blocked.intervals = self.times.blocked
+        blocked.note = self.times.blocked.append
 
     def recorder(self, label: str, process_set: str, history: History | None) -> Recorder:
         times = ChannelTimes(label, process_set)
@@ -60,7 +60,7 @@ class Recording:
     def finish(self) -> None:
         """End the recording, including operations that have not ended."""
         if self._blocked is not None:
-            self._blocked.intervals = None
+            self._blocked.note = None
         for recorder in self._recorders:
             recorder.finish()
         if self.piece is not None:

@@ -173,31 +173,3 @@ class RankRecords:
         """The number of records beyond the limits."""
         channels = ((c.operations, c.buckets, c.rounds) for c in self.channels)
         return self.blocked.dropped + sum(r.dropped for records in channels for r in records)
-
-
-class Stopwatch:
-    """A sum of wall-clock time."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.intervals: Records[tuple[float, float]] | None = None
-        self.since: float | None = None
-
-    def running(self) -> _Lap:
-        """Return a context manager that adds the time of a `with` block."""
-        return _Lap(self)
-
-
-class _Lap:
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch = watch
-
-    def __enter__(self) -> None:
-        self._start = self._watch.since = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        end = time.perf_counter()
-        self._watch.since = None
-        self._watch.seconds += end - self._start
-        if self._watch.intervals is not None:
-            self._watch.intervals.append((self._start, end))

@@ -23,7 +23,7 @@ from hvdtrain.engines.mpi.failures import (
 from hvdtrain.engines.mpi.flat import MPI_TYPES, FlatMpi, memory
 from hvdtrain.engines.mpi.gpu import GpuMpi
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, NodeSlices, open_hierarchy
-from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
+from hvdtrain.engines.shared_memory.node_group import NodeGroup, NodeVotedReduction, open_node_group
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.types import DType, ReduceOp
 
@@ -189,26 +189,12 @@ class MpiCommunicator(Communicator):
         group.allreduce_many(pieces, dtype, op, prescale, postscale)
         return True
 
-    def vote_on_many(
-        self,
-        votes: npt.NDArray[np.uint64],
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        group = self._node_group
-        if group is None or _is_separate(dtype, prescale, postscale):
-            return super().vote_on_many(votes, pieces, dtype, op, prescale, postscale)
-        return group.vote_on_many(votes, pieces, dtype, op, prescale, postscale)
-
     def voted_reduction(
-        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+        self, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction | None:
         if self._node_group is None or _is_separate(dtype, prescale, postscale):
             return None
-        return self._node_group.voted_reduction(count, dtype, op, prescale, postscale)
+        return NodeVotedReduction(self._node_group, dtype, op, prescale, postscale)
 
     def _mpi_for(self, buffer: Buffer) -> FlatMpi:
         return self._host if buffer.device == "cpu" else self._gpu

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,8 +14,8 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Pieces
-from hvdtrain.engines.features import GatherBytes, Pending, Verdict, VotedReduction
-from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, KernelCalls, Task, Team, load_calls
+from hvdtrain.engines.features import GatherBytes, Pending, VotedReduction
+from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
 from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
 from hvdtrain.engines.shared_memory.peers import CHECK_SECONDS, Peers, PeerWatch
 from hvdtrain.engines.shared_memory.system_errors import (
@@ -47,42 +49,6 @@ class NodeMaximum(Pending):
     def _finish(self, nanoseconds: int) -> bool:
         numbers = self._numbers
         return bool(self._kernel.hvd_finish_max(self._team, numbers, len(numbers), nanoseconds))
-
-
-# In the order of the verdicts in node/task.h; the first one stands for a timeout.
-VERDICTS = (Verdict.DIFFERENT, Verdict.DONE, Verdict.AGREED, Verdict.DIFFERENT)
-
-
-class NodeVotedReduction(VotedReduction):
-    """An allreduce in the slots and staging areas of a node group."""
-
-    def __init__(
-        self,
-        calls: KernelCalls,
-        task: Task,
-        arena: NodeArena | None,
-        peers: Peers,
-    ) -> None:
-        self._calls, self._task, self._address = calls, task, ctypes.addressof(task)
-        self._arena, self._peers = arena, peers
-
-    def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
-        self._peers.check_now_and_then()
-        if self._arena is not None:
-            self._locate(self._arena, source, target)
-        nanoseconds = self._peers.check_nanoseconds
-        verdict = self._calls.vote(self._address, ballot, source, target, nanoseconds)
-        while not verdict:
-            self._peers.check()
-            verdict = self._calls.resume(self._address, nanoseconds)
-        return VERDICTS[verdict]
-
-    def _locate(self, arena: NodeArena, source: int, target: int) -> None:
-        location = arena.location_of(target) if source == target else 0
-        self._task.location = location
-        if location:
-            addresses = arena.addresses(location)
-            self._task.copies = (ctypes.c_uint64 * len(addresses))(*addresses)
 
 
 # Bytes that a rank stages at a time: small enough for the caches, large enough to amortize the
@@ -156,22 +122,20 @@ class NodeGroup:
     @collective
     def vote_on_many(
         self,
-        votes: npt.NDArray[np.uint64],
-        pieces: Pieces,
+        votes: bytes,
+        pieces: Sequence[int],
         dtype: DType,
         op: ReduceOp,
         prescale: float,
         postscale: float,
-    ) -> bool:
+    ) -> bytes:
         self.peers.check_now_and_then()
-        self._prepare_many(pieces, dtype, op, prescale, postscale)
+        numbers = array("q", pieces)  # which the task refers to until it is done
+        self._prepare_many(numbers, dtype, op, prescale, postscale)
         task = self._task
-        task.ballot[:] = votes.tolist()
-        verdict = self._finish(self._kernel.hvd_vote)
-        if VERDICTS[verdict] is Verdict.DONE:
-            return True
-        votes[:] = task.ballot[:]
-        return False
+        task.ballot = type(task.ballot).from_buffer_copy(votes)
+        done = self._finish(self._kernel.hvd_vote) == _DONE
+        return b"" if done else bytes(task.ballot)
 
     @collective
     def add(
@@ -249,32 +213,62 @@ class NodeGroup:
             self.peers.check()
         return result
 
-    def voted_reduction(
-        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
-    ) -> NodeVotedReduction | None:
-        calls = load_calls()
-        if calls is None:
-            return None
-        task = Task(
+    def task(self, dtype: DType, op: ReduceOp, prescale: float, postscale: float) -> Task:
+        """Return a task of its own, of one tensor."""
+        return Task(
             team=ctypes.pointer(self._state),
-            count=count,
             type=_TYPE_NUMBERS[dtype],
             op=_OP_NUMBERS[op],
             prescale=prescale,
             postscale=postscale,
             owners=self._size,
         )
-        return NodeVotedReduction(
-            calls,
-            task,
-            self.arena if count * dtype.itemsize > CHUNK_BYTES // _SMALL_PARTS else None,
-            self.peers,
-        )
 
     def close(self) -> None:
         """Release the memory, which stays mapped while arrays refer to it."""
         self.peers.close()
         self.arena.close()
+
+
+# As in node/task.h.
+_DONE = 1
+
+
+class NodeVotedReduction(VotedReduction):
+    """An allreduce in the slots and staging areas of a node group."""
+
+    def __init__(
+        self, group: NodeGroup, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+    ) -> None:
+        self._group, self._calls = group, load_calls()
+        self._terms = dtype, op, prescale, postscale
+        self._task = group.task(*self._terms)
+        self._address, self._count = ctypes.addressof(self._task), 0
+        self._least_shared = CHUNK_BYTES // _SMALL_PARTS // dtype.itemsize + 1
+
+    def __call__(self, votes: bytes, pieces: Sequence[int]) -> bytes:
+        if len(pieces) > 3 or self._calls is None:
+            return self._group.vote_on_many(votes, pieces, *self._terms)
+        peers, task = self._group.peers, self._task
+        if time.monotonic() > peers.due:
+            peers.check()
+        source, target, count = pieces
+        if count != self._count or count >= self._least_shared:
+            task.count = self._count = count
+            self._locate(source, target)
+        nanoseconds = peers.check_nanoseconds
+        verdict = self._calls.vote(self._address, votes[:16], source, target, nanoseconds)
+        while not verdict:
+            peers.check()
+            verdict = self._calls.resume(self._address, nanoseconds)
+        return b"" if verdict == _DONE else bytes(task.ballot)
+
+    def _locate(self, source: int, target: int) -> None:
+        arena, shared = self._group.arena, self._count >= self._least_shared
+        location = arena.location_of(target) if shared and source == target else 0
+        self._task.location = location
+        if location:
+            self._task.copies = _addresses(arena.addresses(location))
 
 
 def _addresses(values: list[int]) -> ctypes.Array[ctypes.c_uint64]:

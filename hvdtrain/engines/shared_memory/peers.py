@@ -86,17 +86,17 @@ class Peers:
         check_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._watch, self._size, self._check_launcher = watch, size, check_launcher
-        self._check_seconds, self._checked = check_seconds, time.monotonic()
+        self._check_seconds, self.due = check_seconds, time.monotonic() + check_seconds
         self.check_nanoseconds = int(check_seconds * 1e9)
 
     def check_now_and_then(self) -> None:
         """Check as `check` does, unless that was done a moment ago."""
-        if time.monotonic() - self._checked > self._check_seconds:
+        if time.monotonic() > self.due:
             self.check()
 
     def check(self) -> None:
         """Check that the launcher and the processes of all peers are running."""
-        self._checked = time.monotonic()
+        self.due = time.monotonic() + self._check_seconds
         self._check_launcher()
         if (number := self._watch.ended()) is not None:
             raise ConnectionLostError(

@@ -11,7 +11,7 @@ import torch
 from hvdtrain.buffer import Elements
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.arguments import group_indices
 from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
@@ -20,7 +20,6 @@ from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.usage import usage_length, write_usage
-from hvdtrain.core.operations import Submission
 from hvdtrain.core.sharding.exchange import OnSlices, ShardedExchange, owned_slices
 from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.engines.communicator import Capabilities

@@ -11,13 +11,12 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.torch.operations.allreduce import average_gradients
 from hvdtrain.torch.operations.divergence import note_exchanged
-from hvdtrain.torch.operations.handle import Handle, average_gradients, needs_gradient
+from hvdtrain.torch.operations.handle import Handle, Tensors, Verb
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 from hvdtrain.types import ReduceOp
-
-Tensors = Sequence[torch.Tensor]
 
 
 @disable_compile
@@ -65,10 +64,7 @@ def grouped_allgather(
         name: name of the operation.
         process_set: ranks that take part.
     """
-    tensors = list(tensors)
-    if needs_gradient(tensors):
-        return differentiable_allgather(process_set, tensors, name)
-    return tuple(allgather_handle(tensors, name, process_set).wait())
+    return tuple(ALLGATHER.run(list(tensors), name, process_set))
 
 
 @disable_compile
@@ -128,38 +124,19 @@ def sparse_allreduce_async(
     return handle.then(finish).start()
 
 
-class _Allgather(torch.autograd.Function):
-    """Gathering of a group; a rank's gradient is its part of the average over ranks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, process_set: ProcessSet, name: str | None, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.process_set = process_set
-        ctx.shapes = [tensor.shape for tensor in tensors]
-        return tuple(allgather_handle(tensors, name, process_set).wait())
-
-    @staticmethod
-    @collective
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        averaged = average_gradients(gradients, ctx.process_set)
-        own = [torch.tensor(shape[0] if shape else 1, device="cpu") for shape in ctx.shapes]
-        rows = allgather_handle(own, process_set=ctx.process_set).wait()
-        rank = ctx.process_set.rank()
-        parts = [
-            gradient.narrow(0, int(counts[:rank].sum()), int(counts[rank])).reshape(shape)
-            for gradient, counts, shape in zip(averaged, rows, ctx.shapes, strict=True)
-        ]
-        return (None, None, *parts)
-
-
 @collective
-def differentiable_allgather(
-    process_set: ProcessSet, tensors: Tensors, name: str | None = None
-) -> tuple[torch.Tensor, ...]:
-    """Gather a group of tensors differentiably."""
-    gathered = _Allgather.apply(process_set, name, *tensors)  # type: ignore[no-untyped-call]
-    return tuple(gathered)
+def _gradient(
+    gradients: Tensors, kept: Any, name: str | None, process_set: ProcessSet
+) -> Sequence[torch.Tensor]:
+    """Return this rank's parts of the averages over ranks."""
+    averaged = average_gradients(gradients, process_set)
+    own = [torch.tensor(shape[0] if shape else 1, device="cpu") for shape in kept.shapes]
+    rows = allgather_handle(own, None, process_set).run()
+    rank = process_set.rank()
+    return [
+        gradient.narrow(0, int(counts[:rank].sum()), int(counts[rank])).reshape(shape)
+        for gradient, counts, shape in zip(averaged, rows, kept.shapes, strict=True)
+    ]
 
 
 def allgather_handle(
@@ -185,7 +162,10 @@ def allgather_handle(
             for route, tensor, (buffer, rows) in zip(routes, tensors, gathered, strict=True)
         ]
 
-    return Handle(order(submitted, routes), finish)
+    return Handle(channel, order(submitted, routes).operation, finish)
+
+
+ALLGATHER = Verb(allgather_handle, _gradient)
 
 
 def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,26 +16,244 @@ are differentiable again.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import choose_op
-from hvdtrain.core.compression import Compressor
-from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.torch.compression import Compression
-from hvdtrain.torch.operations.handle import (
-    Handle,
-    allreduce_handle,
-    differentiable_allreduce,
-    needs_gradient,
+from hvdtrain.core import operations
+from hvdtrain.core.agreement.channel import Channel
+from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
+from hvdtrain.core.collectives.allreduce import (
+    MOST_PLANS,
+    PLANS,
+    AllreducePlan,
+    PlannedAllreduce,
 )
-from hvdtrain.torch.operations.planned_allreduce import run_allreduce, start_allreduce
+from hvdtrain.core.compression import Compressor
+from hvdtrain.core.process_set import (
+    ProcessSet,
+    channel_of,
+    global_process_set,
+    require_process_set,
+)
+from hvdtrain.streams import HOST
+from hvdtrain.torch.compression import Compression
+from hvdtrain.torch.operations.divergence import monitor
+from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
 from hvdtrain.torch.tensors.dynamo import disable_compile
+from hvdtrain.torch.tensors.routes import (
+    Route,
+    as_buffer,
+    dtype_of,
+    is_plain,
+    order,
+    require_tensors,
+    route_of,
+)
 from hvdtrain.types import ReduceOp
 
-Tensors = Sequence[torch.Tensor]
+
+@dataclass(slots=True)
+class _Plan:
+    """What calls have in common that differ in their tensors only."""
+
+    channel: Channel
+    routes: list[Route]
+    wires: list[torch.dtype | None]  # in which copies are reduced; None for tensors themselves
+    copies: bool
+    elements: int
+    on_host: bool
+    wire_op: ReduceOp
+    kinds: list[str]
+    reduction: AllreducePlan | None = None
+    # Of one tensor: how calls are known again, and the last one's, which was plain.
+    terms: tuple[Any, ...] = ()
+    dtype: torch.dtype | None = None
+    shape: torch.Size | None = None
+    seen: weakref.ref[torch.Tensor] | None = None
+
+
+def allreduce_handle(
+    tensors: Tensors,
+    op: ReduceOp,
+    name: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    in_place: bool = False,
+) -> Handle:
+    """Prepare the reduction of one tensor or of a group, whose output is a list of tensors."""
+    terms = (name, op, prescale_factor, postscale_factor, process_set)
+    plan = _find(tensors, terms) or _make(tensors, *terms)
+    monitor.exchanged += plan.elements
+    sources, targets = list(tensors), []
+    for number, wire in enumerate(plan.wires):
+        source = target = sources[number]
+        if wire is not None:
+            source = target = plan.routes[number].copied(source, wire)
+        elif source.requires_grad:
+            source = target = source.detach()
+        if wire is None and not in_place:
+            target = torch.empty_like(source)
+        sources[number] = source
+        targets.append(target)
+    channel = plan.channel
+    if name is None or type(name) is not str:
+        name = channel.name("allreduce", name)
+    reduction = plan.reduction or _check(plan, terms, name, tensors, targets)
+    if plan.on_host:
+        operation = PlannedAllreduce(reduction, name, sources, targets, torch.Tensor.data_ptr)
+    else:
+        operation = PlannedAllreduce(reduction, name, *_buffers(plan, sources, targets))
+    handle = Handle(channel, operation, None, tensors if in_place else targets)
+    if plan.copies:
+        each = list(zip(plan.wires, plan.routes, tensors, targets, strict=True))
+        handle.finish = lambda _: [_result(*one, in_place) for one in each]
+    return handle if plan.on_host else order(handle, plan.routes)
+
+
+def _find(tensors: Tensors, terms: tuple[Any, ...]) -> _Plan | None:
+    """Return what was planned for such a call; only for one tensor that needs no preparation."""
+    tensor, name = tensors[0] if len(tensors) == 1 else None, terms[0]
+    if not (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and not tensor.requires_grad
+        and tensor.is_contiguous()
+        and (name is None or type(name) is str)
+    ):
+        return None
+    plan: _Plan | None = PLANS.get(name)  # the last one of this name, usually the right one
+    if (
+        plan is None
+        or plan.dtype is not tensor.dtype
+        or plan.terms != terms
+        or plan.shape != tensor.shape
+    ):
+        require_process_set(terms[-1])
+        plan = PLANS.get((terms, tensor.dtype, tensor.shape))
+        if plan is None:
+            return None
+        PLANS[name] = plan
+    # Of one tensor only shape and strides change. These checks release the GIL, which would wake
+    # the channel's thread.
+    if plan.seen is None or plan.seen() is not tensor:
+        if not is_plain(tensor):
+            return None
+        plan.seen = weakref.ref(tensor)
+    return plan
+
+
+def _make(
+    tensors: Tensors,
+    name: str | None,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> _Plan:
+    """Plan a call, and check what can be checked without its memory."""
+    require_tensors(tensors)
+    kinds = [dtype_of(tensor).value for tensor in tensors]
+    wire_op, kinds = op_on_wire(kinds, op, prescale, postscale)
+    channel = channel_of(process_set)
+    routes = [route_of(channel, tensor) for tensor in tensors]
+    wires = [
+        None if route.reduces(tensor, op) else route.wire_type(tensor.dtype, op)
+        for route, tensor in zip(routes, tensors, strict=True)
+    ]
+    elements = sum(tensor.numel() for tensor in tensors)
+    on_host = all(route.streams is HOST for route in routes)
+    copies = any(wire is not None for wire in wires)
+    return _Plan(channel, routes, wires, copies, elements, on_host, wire_op, kinds)
+
+
+def _check(
+    plan: _Plan, terms: tuple[Any, ...], full_name: str, tensors: Tensors, targets: Tensors
+) -> AllreducePlan:
+    """Check a call that was not planned before, and keep the plan for others like it."""
+    name, _, prescale, postscale, _ = terms
+    plan.reduction = operations.plan_allreduce(
+        plan.channel,
+        [as_buffer(target) for target in targets],
+        [tensor.shape for tensor in tensors],
+        plan.wire_op,
+        full_name,
+        prescale,
+        postscale,
+        plan.kinds,
+    )
+    tensor = tensors[0]
+    if (
+        len(tensors) == 1
+        and type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and not tensor.requires_grad
+        and is_plain(tensor)
+        and (name is None or type(name) is str)
+        and len(PLANS) < MOST_PLANS
+    ):
+        plan.terms, plan.dtype, plan.shape = terms, tensor.dtype, tensor.shape
+        plan.seen = weakref.ref(tensor)
+        PLANS[name] = PLANS[terms, tensor.dtype, tensor.shape] = plan
+    return plan.reduction
+
+
+def _buffers(
+    plan: _Plan, sources: Tensors, targets: Tensors
+) -> tuple[Sequence[Buffer], Sequence[Buffer]]:
+    """Return buffers of tensors of which some are on a device, whose streams keep them."""
+    read, written = [], []
+    for route, wire, source, target in zip(plan.routes, plan.wires, sources, targets, strict=True):
+        if wire is None:
+            for memory in (source, target):
+                route.streams.keep(memory)
+        written.append(as_buffer(target))
+        read.append(written[-1] if source is target else as_buffer(source))
+    return read, written
+
+
+def _result(
+    wire: torch.dtype | None,
+    route: Route,
+    tensor: torch.Tensor,
+    target: torch.Tensor,
+    in_place: bool,
+) -> torch.Tensor:
+    """Return the user's result, given what the engine wrote."""
+    if wire is None:
+        return tensor if in_place else target
+    if not in_place:
+        return route.returned(target, tensor)
+    route.write_back(target, tensor)
+    return tensor
+
+
+@collective
+def _gradient(
+    gradients: Tensors,
+    _: Any,
+    op: ReduceOp,
+    name: str | None,
+    *rest: Any,
+) -> Sequence[torch.Tensor]:
+    """Reduce gradients in the same way."""
+    check_has_gradient("allreduce", op)
+    return ALLREDUCE.run(gradients, op, None, *rest)
+
+
+ALLREDUCE = Verb(allreduce_handle, _gradient)
+
+
+@collective
+def average_gradients(gradients: Tensors, process_set: ProcessSet) -> Sequence[torch.Tensor]:
+    """Return the averages of a group of gradients, differentiably."""
+    return ALLREDUCE.run(gradients, ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
 
 
 @disable_compile
@@ -58,18 +276,8 @@ def grouped_allreduce(
             `allreduce`.
     """
     op = choose_op(op, average)
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    inputs = [tensor for tensor, _ in pairs]
-    factors = (prescale_factor, postscale_factor)
-    if needs_gradient(inputs):
-        outputs = differentiable_allreduce(inputs, op, name, *factors, process_set)
-    else:
-        outputs = allreduce_handle(inputs, op, name, *factors, process_set).wait()
-    contexts = [context for _, context in pairs]
-    return [
-        compression.decompress(output, context)
-        for output, context in zip(outputs, contexts, strict=True)
-    ]
+    arguments = (op, name, prescale_factor, postscale_factor, process_set)
+    return run_compressed(ALLREDUCE, tensors, compression, *arguments)
 
 
 @disable_compile
@@ -134,7 +342,7 @@ def grouped_allreduce_(
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
     handle = allreduce_handle(list(tensors), op, name, *factors, process_set, in_place=True)
-    return tuple(handle.wait())
+    return tuple(handle.run())
 
 
 @disable_compile
@@ -166,12 +374,12 @@ def allreduce(
     Returns:
         A tensor of the input's shape, dtype and device.
     """
-    op = choose_op(op, average)
-    usual = not getattr(tensor, "requires_grad", True)
-    if compression is Compression.none and (usual or not needs_gradient((tensor,))):
-        return run_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
-    factors = (prescale_factor, postscale_factor)
-    return grouped_allreduce([tensor], None, name, compression, op, *factors, process_set)[0]
+    op = ReduceOp.AVERAGE if op is average is None else choose_op(op, average)
+    if compression is not Compression.none or getattr(tensor, "requires_grad", False):
+        arguments = (op, name, prescale_factor, postscale_factor, process_set)
+        return run_compressed(ALLREDUCE, [tensor], compression, *arguments)[0]
+    handle = allreduce_handle((tensor,), op, name, prescale_factor, postscale_factor, process_set)
+    return handle.run()[0]
 
 
 @disable_compile
@@ -192,7 +400,8 @@ def allreduce_async(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    return start_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_handle([tensor], op, name, *factors, process_set).first().start()
 
 
 @disable_compile
@@ -213,7 +422,8 @@ def allreduce_async_(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    return start_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set, True)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_handle([tensor], op, name, *factors, process_set, True).first().start()
 
 
 @disable_compile
@@ -234,4 +444,5 @@ def allreduce_(
         average, name, op, prescale_factor, postscale_factor, process_set: as in `allreduce`.
     """
     op = choose_op(op, average)
-    return run_allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set, True)
+    factors = (prescale_factor, postscale_factor)
+    return allreduce_handle((tensor,), op, name, *factors, process_set, True).run()[0]

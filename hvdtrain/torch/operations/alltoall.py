@@ -9,14 +9,9 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import operations
-from hvdtrain.core.process_set import (
-    ProcessSet,
-    channel_of,
-    global_process_set,
-    require_process_set,
-)
+from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.operations.divergence import note_exchanged
-from hvdtrain.torch.operations.handle import Handle, needs_gradient
+from hvdtrain.torch.operations.handle import Handle, Tensors, Verb
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 
@@ -65,12 +60,7 @@ def alltoall(
         ValueError: the splits sum to more than the first dimension, or, without splits, the first
             dimension is not divisible by the number of ranks.
     """
-    if needs_gradient([tensor]):
-        given = splits if splits is not None else _even_splits(tensor, process_set)
-        arguments = (tensor, given, name, process_set)
-        rows, received = _Alltoall.apply(*arguments)  # type: ignore[no-untyped-call]
-    else:
-        rows, received = _alltoall_handle(tensor, splits, name, process_set).wait()
+    rows, received = ALLTOALL.run([tensor], splits, name, process_set)
     result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     result = rows if splits is None else (rows, received)
     return result
@@ -89,37 +79,24 @@ def alltoall_async(
         tensor: tensor to send; must not change before the operation is complete.
         splits, name, process_set: as in `alltoall`.
     """
-    return _alltoall_handle(tensor, splits, name, process_set).start()
+    return _alltoall_handle([tensor], splits, name, process_set).start()
 
 
-class _Alltoall(torch.autograd.Function):
-    """Exchange of rows; gradients go back to the ranks that the rows came from."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.process_set, ctx.rows = process_set, tensor.shape[0]
-        rows, received = _alltoall_handle(tensor, splits, name, process_set).wait()
-        ctx.received = received
-        ctx.mark_non_differentiable(received)
-        return rows, received
-
-    @staticmethod
-    def backward(
-        ctx: Any, gradient: torch.Tensor, *_: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        arguments = (gradient, ctx.received, None, ctx.process_set)
-        sent, _ = _Alltoall.apply(*arguments)  # type: ignore[no-untyped-call]
-        unsent = sent.new_zeros(ctx.rows - sent.shape[0], *sent.shape[1:])
-        return torch.cat([sent, unsent]), None, None, None
+def _gradient(
+    gradients: Tensors, kept: Any, splits: Splits, name: str | None, process_set: ProcessSet
+) -> Sequence[torch.Tensor]:
+    """Send gradients back to the ranks that the rows came from."""
+    (shape,), (received,) = kept.shapes, kept.counts
+    sent, _ = ALLTOALL.run(gradients[:1], received, None, process_set)
+    return [torch.cat([sent, sent.new_zeros(shape[0] - sent.shape[0], *sent.shape[1:])])]
 
 
 def _alltoall_handle(
-    tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet
+    tensors: Tensors, splits: Splits, name: str | None, process_set: ProcessSet
 ) -> Handle:
-    require_tensors([tensor])
-    note_exchanged([tensor])
+    require_tensors(tensors)
+    note_exchanged(tensors)
+    (tensor,) = tensors
     counts = _counts(splits)
     channel = channel_of(process_set)
     route = route_of(channel, tensor)
@@ -132,7 +109,10 @@ def _alltoall_handle(
         device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
         return rows, torch.tensor(received, dtype=torch.int32, device=device)
 
-    return Handle(order(submitted, [route]), finish)
+    return Handle(channel, order(submitted, [route]).operation, finish)
+
+
+ALLTOALL = Verb(_alltoall_handle, _gradient)
 
 
 def _counts(splits: Splits) -> list[int] | None:
@@ -143,8 +123,3 @@ def _counts(splits: Splits) -> list[int] | None:
             raise ValueError(f"splits must be a 1-d array of integers, got {splits}")
         return [int(count) for count in splits.tolist()]
     return [int(count) for count in splits]
-
-
-def _even_splits(tensor: torch.Tensor, process_set: ProcessSet) -> list[int]:
-    size = require_process_set(process_set).size() or 1
-    return [tensor.shape[0] // size] * size

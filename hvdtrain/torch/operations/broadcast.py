@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.handle import Handle, average_gradients, needs_gradient
+from hvdtrain.torch.operations.allreduce import average_gradients
+from hvdtrain.torch.operations.handle import Handle, Tensors, Verb
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
 
@@ -32,13 +34,7 @@ def broadcast(
     Raises:
         ValueError: `root_rank` is not in the process set.
     """
-    output: torch.Tensor
-    if needs_gradient([tensor]):
-        arguments = (tensor, root_rank, name, process_set)
-        output = _Broadcast.apply(*arguments)  # type: ignore[no-untyped-call]
-    else:
-        output = _broadcast_handle(tensor, root_rank, name, process_set).wait()
-    return output
+    return BROADCAST.run([tensor], root_rank, name, process_set)[0]
 
 
 @disable_compile
@@ -54,7 +50,7 @@ def broadcast_async(
         tensor: tensor to send; must not change before the operation is complete.
         root_rank, name, process_set: as in `broadcast`.
     """
-    return _broadcast_handle(tensor, root_rank, name, process_set).start()
+    return _broadcast_handle([tensor], root_rank, name, process_set).first().start()
 
 
 @disable_compile
@@ -70,7 +66,8 @@ def broadcast_async_(
         tensor: tensor to overwrite.
         root_rank, name, process_set: as in `broadcast`.
     """
-    return _broadcast_handle(tensor, root_rank, name, process_set, in_place=True).start()
+    handle = _broadcast_handle([tensor], root_rank, name, process_set, in_place=True)
+    return handle.first().start()
 
 
 @disable_compile
@@ -86,51 +83,46 @@ def broadcast_(
         tensor: tensor to overwrite.
         root_rank, name, process_set: as in `broadcast`.
     """
-    handle = _broadcast_handle(tensor, root_rank, name, process_set, in_place=True)
-    output: torch.Tensor = handle.wait()
+    handle = _broadcast_handle([tensor], root_rank, name, process_set, in_place=True)
+    output: torch.Tensor = handle.run()[0]
     return output
 
 
-class _Broadcast(torch.autograd.Function):
-    """Broadcast; the root rank's gradient is the average over ranks, the others' is zero."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
-    ) -> torch.Tensor:
-        ctx.root_rank, ctx.process_set = root_rank, process_set
-        output: torch.Tensor = _broadcast_handle(tensor, root_rank, name, process_set).wait()
-        return output
-
-    @staticmethod
-    @collective
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (averaged,) = average_gradients([gradient], ctx.process_set)
-        if context.current().topology.rank != ctx.root_rank:
-            # Part of the graph, so that all ranks reduce when this is differentiated again.
-            averaged = averaged.masked_fill(torch.ones_like(averaged, dtype=torch.bool), 0)
-        return averaged, None, None, None
+@collective
+def _gradient(
+    gradients: Tensors, _: Any, root_rank: int, name: str | None, process_set: ProcessSet
+) -> Sequence[torch.Tensor]:
+    """Return the average over ranks on the root rank, and zero on the others."""
+    (averaged,) = average_gradients(gradients, process_set)
+    if context.current().topology.rank != root_rank:
+        # Part of the graph, so that all ranks reduce when this is differentiated again.
+        averaged = averaged.masked_fill(torch.ones_like(averaged, dtype=torch.bool), 0)
+    return [averaged]
 
 
 def _broadcast_handle(
-    tensor: torch.Tensor,
+    tensors: Tensors,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     in_place: bool = False,
 ) -> Handle:
-    require_tensors([tensor])
+    require_tensors(tensors)
+    (tensor,) = tensors
     channel = channel_of(process_set)
     route = route_of(channel, tensor)
     direct = in_place and route.takes(tensor)
     sent = route.own(tensor) if direct else route.copied(tensor)
     submitted = operations.broadcast(channel, as_buffer(sent), tensor.shape, root_rank, name)
 
-    def finish(_: None) -> torch.Tensor:
+    def finish(_: None) -> list[torch.Tensor]:
         if not in_place:
-            return route.returned(sent, tensor)
+            return [route.returned(sent, tensor)]
         if not direct:
             route.write_back(sent, tensor)
-        return tensor
+        return [tensor]
 
-    return Handle(order(submitted, [route]), finish)
+    return Handle(channel, order(submitted, [route]).operation, finish)
+
+
+BROADCAST = Verb(_broadcast_handle, _gradient)

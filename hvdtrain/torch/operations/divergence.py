@@ -93,26 +93,21 @@ def _in_torch_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-_monitor = _DivergenceMonitor()
+monitor = _DivergenceMonitor()
 
 
 def note_broadcast(tensors: Iterable[torch.Tensor]) -> None:
     """Monitor optimizers of these tensors, which are now equal on all ranks."""
     topology = context.current().topology
     if topology.size > 1 and topology.rank == 0:
-        _monitor.broadcast(tensors)
+        monitor.broadcast(tensors)
 
 
 def note_exchanged(tensors: Iterable[torch.Tensor]) -> None:
     """Count the elements that ranks reduce or gather, which may be gradients or weights."""
-    note_exchanged_elements(sum(tensor.numel() for tensor in tensors))
-
-
-def note_exchanged_elements(count: int) -> None:
-    """Count so many elements that ranks reduce or gather."""
-    _monitor.exchanged += count
+    monitor.exchanged += sum(tensor.numel() for tensor in tensors)
 
 
 def note_wrapped(optimizer: torch.optim.Optimizer) -> None:
     """Stop monitoring an optimizer whose gradients are reduced, and others of its parameters."""
-    _monitor.wrap(optimizer)
+    monitor.wrap(optimizer)

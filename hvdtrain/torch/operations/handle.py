@@ -1,30 +1,22 @@
-"""Handles of operations in progress; barrier and join."""
+"""Handles of operations in progress, the gradients of operations, barrier and join."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
-from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.arguments import check_has_gradient, op_on_wire
-from hvdtrain.core.operations import Submission
+from hvdtrain.core.agreement.channel import Submission
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.divergence import note_exchanged
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.routes import (
-    Route,
-    as_buffer,
-    dtype_of,
-    order,
-    require_tensors,
-    route_of,
-)
-from hvdtrain.types import ReduceOp
+from hvdtrain.torch.tensors.routes import require_tensors
+
+Tensors = Sequence[torch.Tensor]
 
 
 @disable_compile
@@ -48,79 +40,32 @@ def join(device: int = -1) -> int:
     return operations.join()
 
 
-class Handle:
-    """An operation on tensors, which start() submits and wait() completes."""
+class Handle(Submission):
+    """An operation on tensors: start() submits it and wait() completes it, or run() does both."""
 
-    def __init__(
-        self, submitted: Submission, finish: Callable[[Any], Any], started: bool = False
-    ) -> None:
-        self._submitted = submitted
-        self._finish: Callable[[Any], Any] | None = finish
-        self._started = started
-        self._output: Any = None
-
-    @collective
-    def start(self) -> Handle:
-        """Submit the operation and return at once (in any order)."""
-        self._submitted.start()
-        self._started = True
-        return self
+    __slots__ = ()
 
     def then(self, function: Callable[[Any], Any]) -> Handle:
-        """Make wait() return function(result) instead of the result."""
-        finish = self._finish
-        if finish is not None:
-            self._finish = lambda result: function(finish(result))
+        """Make the output function(output) instead."""
+        finish, output = self.finish, self.output
+        self.finish = lambda result: function(finish(result) if finish else output)
         return self
 
     def first(self) -> Handle:
-        """Make wait() return only the first of several results."""
-        return self.then(lambda results: results[0])
-
-    def done(self) -> bool:
-        """Return whether wait() would return at once."""
-        return self._submitted.done()
+        """Make the output only the first of several."""
+        if self.finish is not None:
+            return self.then(lambda outputs: outputs[0])
+        self.output = self.output[0]
+        return self
 
     @disable_compile
     def wait(self) -> Any:
         """Block until the operation is complete; return its result or raise its error."""
-        if self._finish is not None:
-            result = self._submitted.wait() if self._started else self._submitted.run()
-            self._output = self._finish(result)
-            self._finish = None
-        return self._output
+        return super().wait()
 
     def __call__(self) -> Any:
         """Wait, as callers of Horovod's sparse_allreduce_async do."""
         return self.wait()
-
-
-class StartedHandle(Handle):
-    """A submitted operation without a result of its own, which writes into a known tensor."""
-
-    def __init__(self, channel: Channel, operation: Operation, target: torch.Tensor) -> None:
-        self._channel, self._operation, self._target = channel, operation, target
-
-    def start(self) -> Handle:
-        raise NotImplementedError  # it is submitted
-
-    def then(self, function: Callable[[Any], Any]) -> Handle:
-        submitted = Submission(self._channel, self._operation)
-        return Handle(submitted, lambda _: function(self._target), started=True)
-
-    def done(self) -> bool:
-        return self._channel.poll(self._operation)
-
-    @disable_compile
-    def wait(self) -> Any:
-        return self.completed()
-
-    def completed(self) -> torch.Tensor:
-        """Do what wait() does, called by functions that torch.compile leaves alone."""
-        operation = self._operation
-        if not operation.done or operation.failed:
-            Submission(self._channel, operation).wait()
-        return self._target
 
 
 @disable_compile
@@ -142,8 +87,6 @@ def synchronize(handle: Handle | None) -> Any:
     Raises:
         TypeError: `handle` is not a handle.
     """
-    if type(handle) is StartedHandle:
-        return handle.completed()  # the usual case
     return None if handle is None else _checked(handle).wait()
 
 
@@ -161,116 +104,56 @@ def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
 
 
-Tensors = Sequence[torch.Tensor]
-# op, prescale_factor, postscale_factor, process_set
-_Arguments: TypeAlias = tuple[ReduceOp, float, float, ProcessSet]
+@dataclass(frozen=True)
+class Verb:
+    """One of the operations: how it is prepared, and what its gradient is.
 
+    Both take the same arguments. A gradient is made of the verbs themselves, so that it can be
+    differentiated again, and gets what autograd has kept: see `_Recorded`.
+    """
 
-def allreduce_handle(
-    tensors: Tensors,
-    op: ReduceOp,
-    name: str | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    in_place: bool = False,
-) -> Handle:
-    """Prepare the reduction of one tensor or of a group, whose result is a list of tensors."""
-    require_tensors(tensors)
-    note_exchanged(tensors)
-    factors = (prescale_factor, postscale_factor)
-    wire_op, kinds = op_on_wire([dtype_of(tensor).value for tensor in tensors], op, *factors)
-    channel = channel_of(process_set)
-    routes, sent, targets, sources = [], [], [], []
-    all_direct = True
-    for tensor in tensors:
-        route = route_of(channel, tensor)
-        direct = route.reduces(tensor, op)
-        all_direct &= direct
-        source, target = _source_and_target(route, tensor, op, in_place, direct)
-        routes.append(route)
-        sent.append(target)
-        targets.append(as_buffer(target))
-        sources.append(targets[-1] if source is target else as_buffer(source))
-    submitted = operations.allreduce(
-        channel,
-        targets,
-        [tensor.shape for tensor in tensors],
-        wire_op,
-        name,
-        *factors,
-        kinds,
-        sources,
-    )
+    prepare: Callable[..., Handle]
+    gradient: Callable[..., Sequence[torch.Tensor]]
 
-    def finish(_: None) -> list[torch.Tensor]:
-        if all_direct:
-            return list(tensors) if in_place else sent
-        triples = zip(routes, tensors, sent, strict=True)
-        return [_result(route, tensor, target, op, in_place) for route, tensor, target in triples]
-
-    return Handle(order(submitted, routes), finish)
-
-
-def _source_and_target(
-    route: Route, tensor: torch.Tensor, op: ReduceOp, in_place: bool, direct: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tensors that the engine reads and writes."""
-    if not direct:
-        copy = route.copied(tensor, route.wire_type(tensor.dtype, op))
-        return copy, copy
-    source = route.own(tensor)
-    return source, source if in_place else route.empty_like(tensor)
-
-
-def _result(
-    route: Route, tensor: torch.Tensor, target: torch.Tensor, op: ReduceOp, in_place: bool
-) -> torch.Tensor:
-    """Return the user's result, given what the engine wrote."""
-    direct = route.reduces(tensor, op)
-    if not in_place:
-        return target if direct else route.returned(target, tensor)
-    if not direct:
-        route.write_back(target, tensor)
-    return tensor
+    @collective
+    def run(self, tensors: Tensors, *arguments: Any) -> Sequence[torch.Tensor]:
+        """Return the results of a group of tensors, differentiably."""
+        if needs_gradient(tensors):
+            results: tuple[torch.Tensor, ...]
+            results = _Recorded.apply(self, arguments, *tensors)  # type: ignore[no-untyped-call]
+            return results
+        outputs: Sequence[torch.Tensor] = self.prepare(tensors, *arguments).run()
+        return outputs
 
 
 @collective
-def differentiable_allreduce(
-    tensors: Tensors,
-    op: ReduceOp,
-    name: str | None,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-) -> tuple[torch.Tensor, ...]:
-    """Return the reductions of a group of tensors, differentiably."""
-    arguments = (op, prescale_factor, postscale_factor, process_set)
-    reduced: tuple[torch.Tensor, ...]
-    reduced = _Allreduce.apply(arguments, name, *tensors)  # type: ignore[no-untyped-call]
-    return reduced
+def run_compressed(
+    verb: Verb, tensors: Tensors, compression: type[Compressor], *arguments: Any
+) -> list[torch.Tensor]:
+    """Return the results of a group of tensors, which are rounded before, differentiably."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    outputs = verb.run([tensor for tensor, _ in pairs], *arguments)
+    return [
+        compression.decompress(output, context)
+        for output, (_, context) in zip(outputs, pairs, strict=True)
+    ]
 
 
-@collective
-def average_gradients(gradients: Tensors, process_set: ProcessSet) -> tuple[torch.Tensor, ...]:
-    """Return the averages of a group of gradients, differentiably."""
-    return differentiable_allreduce(gradients, ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
-
-
-class _Allreduce(torch.autograd.Function):
-    """Reduction of a group; its gradient is reduced in the same way."""
+class _Recorded(torch.autograd.Function):
+    """An operation that autograd records, with its arguments and the shapes of its tensors."""
 
     @staticmethod
     def forward(
-        ctx: Any, arguments: _Arguments, name: str | None, *tensors: torch.Tensor
+        ctx: Any, verb: Verb, arguments: tuple[Any, ...], *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        ctx.arguments = arguments
-        op, prescale_factor, postscale_factor, process_set = arguments
-        handle = allreduce_handle(tensors, op, name, prescale_factor, postscale_factor, process_set)
-        return tuple(handle.wait())
+        ctx.verb, ctx.arguments = verb, arguments
+        ctx.shapes = [tensor.shape for tensor in tensors]
+        outputs = tuple(verb.prepare(tensors, *arguments).run())
+        ctx.counts = outputs[len(tensors) :]  # what alltoall received from each rank
+        ctx.mark_non_differentiable(*ctx.counts)
+        return outputs
 
     @staticmethod
+    @collective
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        check_has_gradient("allreduce", ctx.arguments[0])
-        reduced = _Allreduce.apply(ctx.arguments, None, *gradients)  # type: ignore[no-untyped-call]
-        return (None, None, *reduced)
+        return None, None, *ctx.verb.gradient(gradients, ctx, *ctx.arguments)

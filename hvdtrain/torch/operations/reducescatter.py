@@ -15,17 +15,16 @@ from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.compression import Compression
-from hvdtrain.torch.operations.allgather import differentiable_allgather
+from hvdtrain.torch.operations.allgather import ALLGATHER
 from hvdtrain.torch.operations.divergence import note_exchanged
-from hvdtrain.torch.operations.handle import Handle, needs_gradient
+from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, dtype_of, order, require_tensors, route_of
 from hvdtrain.types import ReduceOp
 
-Tensors = Sequence[torch.Tensor]
-
 
 @disable_compile
+@collective
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -77,6 +76,7 @@ def reducescatter_async(
 
 
 @disable_compile
+@collective
 def grouped_reducescatter(
     tensors: Tensors,
     name: str | None = None,
@@ -94,19 +94,8 @@ def grouped_reducescatter(
             `reducescatter`.
     """
     op = choose_op(op, None)
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    inputs = [tensor for tensor, _ in pairs]
-    if needs_gradient(inputs):
-        arguments = (op, process_set, prescale_factor, postscale_factor)
-        outputs = _ReduceScatter.apply(arguments, name, *inputs)  # type: ignore[no-untyped-call]
-    else:
-        factors = (prescale_factor, postscale_factor)
-        outputs = _reducescatter_handle(inputs, op, name, process_set, *factors).wait()
-    contexts = [context for _, context in pairs]
-    return [
-        compression.decompress(output, context)
-        for output, context in zip(outputs, contexts, strict=True)
-    ]
+    arguments = (op, name, process_set, prescale_factor, postscale_factor)
+    return run_compressed(REDUCESCATTER, tensors, compression, *arguments)
 
 
 @disable_compile
@@ -130,29 +119,22 @@ def grouped_reducescatter_async(
     return handle.then(tuple).start()
 
 
-class _ReduceScatter(torch.autograd.Function):
-    """Reduce-scatter of a group; the gradients of all parts are gathered."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, arguments: tuple[Any, ...], name: str | None, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        op, process_set, prescale_factor, postscale_factor = arguments
-        ctx.factor = prescale_factor * postscale_factor
-        if op is ReduceOp.SUM:
-            ctx.factor *= process_set.size()
-        ctx.process_set, ctx.op = process_set, op
-        handle = _reducescatter_handle(
-            tensors, op, name, process_set, prescale_factor, postscale_factor
-        )
-        return tuple(handle.wait())
-
-    @staticmethod
-    @collective
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        check_has_gradient("reducescatter", ctx.op)
-        scaled = [gradient * ctx.factor for gradient in gradients]
-        return (None, None, *differentiable_allgather(ctx.process_set, scaled))
+@collective
+def _gradient(
+    gradients: Tensors,
+    _: Any,
+    op: ReduceOp,
+    name: str | None,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> Sequence[torch.Tensor]:
+    """Gather the gradients of all parts."""
+    check_has_gradient("reducescatter", op)
+    factor = prescale_factor * postscale_factor
+    if op is ReduceOp.SUM:
+        factor *= process_set.size() or 1
+    return ALLGATHER.run([gradient * factor for gradient in gradients], None, process_set)
 
 
 def _reducescatter_handle(
@@ -191,4 +173,7 @@ def _reducescatter_handle(
             for (route, tensor), buffer in zip(pairs, buffers, strict=True)
         ]
 
-    return Handle(order(submitted, routes), finish)
+    return Handle(channel, order(submitted, routes).operation, finish)
+
+
+REDUCESCATTER = Verb(_reducescatter_handle, _gradient)

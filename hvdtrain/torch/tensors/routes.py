@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.operations import Submission
+from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.warnings_once import note_staging
 from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType, ReduceOp
+
+Submitted = TypeVar("Submitted", bound=Submission)
 
 _DTYPES = {getattr(torch, dtype.value): dtype for dtype in DType}
 _WIRE_TYPES = {
@@ -118,12 +120,6 @@ class Route:
         self.streams.keep(tensor)
         return tensor.detach() if tensor.requires_grad else tensor
 
-    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an uninitialized tensor of the same shape, dtype and device for the result."""
-        result = torch.empty_like(tensor)
-        self.streams.keep(result)
-        return result
-
     def copied(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a contiguous copy for the engine to read and write."""
         require_dense(tensor)
@@ -204,7 +200,7 @@ def _make(channel: Channel, device: torch.device) -> Route:
     return StagingRoute(streams, pinned=device.type == "cuda")
 
 
-def order(submitted: Submission, routes: Sequence[Route]) -> Submission:
+def order(submitted: Submitted, routes: Sequence[Route]) -> Submitted:
     """Make an operation wait for the work that the calling thread has enqueued on its devices."""
     found = [route.streams for route in routes if route.streams is not HOST]
     if found:

@@ -12,7 +12,7 @@ from channel_program import BARRIER, OTHER, Planned
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.collectives.allreduce import Allreduce, PreparedAllreduce, Tensors
+from hvdtrain.core.collectives.allreduce import Allreduce, AllreducePlan, PlannedAllreduce
 from hvdtrain.core.collectives.gathers import (
     Allgather,
     Barrier,
@@ -24,7 +24,6 @@ from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.gradients.step_info import OwnStep
-from hvdtrain.engines.communicator import Communicator
 
 Array = npt.NDArray[np.generic]
 Value = list[list[float]]
@@ -37,8 +36,7 @@ class Made:
     operation: Operation
     read: Callable[[Any], Value]
     step: GradientStep | None = None
-    prepare: Callable[[Communicator], tuple[PreparedAllreduce, Tensors]] | None = None
-    was_run: bool = False
+    repeat: Callable[[], Operation] | None = None  # makes it as a later call by a plan does
 
 
 def data(planned: Planned, rank: int, part: int, count: int) -> Array:
@@ -69,25 +67,12 @@ def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
     shapes = [array.shape for array in arrays]
     operation = Allreduce(buffers, shapes, planned.op, name, planned.prescale)
 
-    def prepare(communicator: Communicator) -> tuple[PreparedAllreduce, Tensors]:
-        (array,), (shape,) = arrays, shapes
-        prepared = PreparedAllreduce(
-            communicator,
-            array,
-            shape,
-            planned.op,
-            "",
-            planned.prescale,
-            1.0,
-            Buffer.from_array,
-            lambda array: int(array.ctypes.data),
-            lambda: name,
-        )
-        source = array if rank % 2 else array.copy()
-        return prepared, (source, array)
+    def repeat() -> Operation:
+        plan = AllreducePlan(buffers, shapes, planned.op, name, planned.prescale, 1.0)
+        sources = arrays if rank % 2 else [array.copy() for array in arrays]
+        return PlannedAllreduce(plan, name, sources, arrays, lambda array: int(array.ctypes.data))
 
-    alone = prepare if len(arrays) == 1 else None
-    return Made(operation, lambda _: [array.tolist() for array in arrays], prepare=alone)
+    return Made(operation, lambda _: [array.tolist() for array in arrays], repeat=repeat)
 
 
 def _broadcast(planned: Planned, rank: int, size: int, name: str) -> Made:

@@ -125,9 +125,8 @@ class Actor:
         if planned.number not in self._made:
             name: Callable[[str, str | None], str] = self._channel.name
             made = make(planned, self._rank, self._program.size, name)
-            if made.prepare is not None and self._chance.random() < 0.5:
-                prepared, data = made.prepare(self._channel.communicator)
-                made.operation = prepared.new_operation(data)
+            if made.repeat is not None and self._chance.random() < 0.5:
+                made.operation = made.repeat()
             self._made[planned.number] = made
         return self._made[planned.number]
 
@@ -156,22 +155,7 @@ class Actor:
     def _run(self, planned: Planned) -> None:
         made = self._make(planned)
         self._record.submitted.add(planned.number)
-        if made.prepare is not None and self._chance.random() < 0.5:
-            self._note_result(planned, lambda: self._run_prepared(made))
-        else:
-            self._note_result(planned, lambda: self._channel.run(made.operation))
-
-    def _run_prepared(self, made: Made) -> object:
-        """Run an operation by a plan, if the channel takes it now."""
-        assert made.prepare is not None
-        prepared, data = made.prepare(self._channel.communicator)
-        try:
-            if self._channel.run_prepared(prepared, data):
-                return None
-        except BaseException:
-            made.was_run = True
-            raise
-        return self._channel.run(made.operation)
+        self._note_result(planned, lambda: self._channel.run(made.operation))
 
     def _wait(self, planned: Planned) -> None:
         number = planned.number
@@ -208,7 +192,7 @@ class Actor:
             value = self._made[planned.number].read(wait())
         except BaseException as error:
             made = self._made[planned.number]
-            refused = not made.operation.done and not made.was_run
+            refused = not made.operation.done
             if refused:
                 self._record.submitted.discard(planned.number)
             self._note(planned, Outcome(error=error, refused=refused))

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.communicator import Communicator, Pieces
-from hvdtrain.engines.features import Pending, Verdict, VotedReduction
+from hvdtrain.engines.communicator import Communicator
+from hvdtrain.engines.features import Pending, VotedReduction
 from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
@@ -338,38 +338,16 @@ class MeetingCommunicator(Communicator):
         self._call(Call("allreduce", equal, (buffer, prescale)), [buffer])
 
     def voted_reduction(
-        self, count: int, dtype: DType, op: ReduceOp, prescale: float, postscale: float
+        self, dtype: DType, op: ReduceOp, prescale: float, postscale: float
     ) -> VotedReduction:
-        return _MeetingVote(self, count, dtype, (op, postscale), prescale)
+        return _MeetingVote(self, dtype, (op, postscale), prescale)
 
-    def vote(self, ballot: bytes, carried: Carried) -> Verdict:
+    def vote(self, votes: bytes, carried: list[Carried]) -> bytes:
         """Vote as the kernel does: members that only vote see the same numbers."""
-        values = np.frombuffer(bytearray(ballot * 3), np.uint64)
-        if self._vote(values, [carried]):
-            return Verdict.DONE
-        agreed = values.tobytes()[: len(ballot)] == ballot
-        return Verdict.AGREED if agreed else Verdict.DIFFERENT
-
-    def vote_on_many(
-        self,
-        votes: npt.NDArray[np.uint64],
-        pieces: Pieces,
-        dtype: DType,
-        op: ReduceOp,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-    ) -> bool:
-        rows = zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True)
-        carried = [
-            Carried(Buffer(s, dtype, n), Buffer(t, dtype, n), (op, postscale), prescale)
-            for s, t, n in rows
-        ]
-        return self._vote(votes, carried)
-
-    def _vote(self, values: npt.NDArray[np.uint64], carried: list[Carried]) -> bool:
+        values = np.frombuffer(bytearray(votes), np.uint64)
         buffers = [buffer for one in carried for buffer in (one.source, one.target)]
         self._call(Call("start_max", (values.size,), (values, carried)), buffers)
-        return all(one.done for one in carried)
+        return b"" if all(one.done for one in carried) else values.tobytes()
 
     def broadcast(self, buffer: Buffer, root_rank: int) -> None:
         equal = (root_rank, buffer.dtype.value, buffer.count)
@@ -460,15 +438,15 @@ class _MeetingVote(VotedReduction):
     def __init__(
         self,
         communicator: MeetingCommunicator,
-        count: int,
         dtype: DType,
         equal: tuple[ReduceOp, float],
         prescale: float,
     ) -> None:
-        self._communicator, self._count, self._dtype = communicator, count, dtype
+        self._communicator, self._dtype = communicator, dtype
         self._equal, self._prescale = equal, prescale
 
-    def __call__(self, ballot: bytes, source: int, target: int) -> Verdict:
-        read, written = (Buffer(a, self._dtype, self._count) for a in (source, target))
-        carried = Carried(read, written, self._equal, self._prescale)
-        return self._communicator.vote(ballot, carried)
+    def __call__(self, votes: bytes, pieces: Sequence[int]) -> bytes:
+        dtype, rest = self._dtype, (self._equal, self._prescale)
+        rows = zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True)
+        carried = [Carried(Buffer(s, dtype, n), Buffer(t, dtype, n), *rest) for s, t, n in rows]
+        return self._communicator.vote(votes, carried)

@@ -18,6 +18,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.core.agreement import votes
 from hvdtrain.core.agreement.decision import (
     Action,
     ChannelState,
@@ -28,8 +29,8 @@ from hvdtrain.core.agreement.decision import (
     Vote,
     Voted,
 )
+from hvdtrain.core.agreement.operation import Marker
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
-from hvdtrain.core.agreement.votes import agree_on_one, unanimous
 from hvdtrain.core.gradients.step import BucketProgress
 from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import DType, ReduceOp
@@ -332,19 +333,17 @@ def vote(proposed: tuple[tuple[Request, ...], ...]) -> list[tuple[Request, ...]]
     """Return what production's vote tells each member about these proposals."""
     members = [_Ballots() for _ in proposed]
     for member, requests in zip(members, proposed, strict=True):
-        unanimous(member, requests)
+        _vote(member, requests)
     highest = np.maximum.reduce([member.own for member in members])
     results = []
     for member, requests in zip(members, proposed, strict=True):
         member.highest = highest
-        results.append(tuple(requests[place] for place in unanimous(member, requests)))
-        if len(requests) == 1:
-            _compare_with_prepared(member, requests[0], bool(results[-1]))
+        results.append(tuple(requests[place] for place in _vote(member, requests)))
     return results
 
 
-def _compare_with_prepared(member: _Ballots, request: Request, agreed: bool) -> None:
-    """Require of a prepared vote that it sends the same, and comes to the same result."""
-    sent = member.own.copy()
-    if agree_on_one(member, request.ballot) != agreed or not np.array_equal(member.own, sent):
-        raise Fault(f"a prepared vote on {request} differs from the usual one")
+def _vote(member: _Ballots, requests: tuple[Request, ...]) -> list[int]:
+    positions, _ = votes.vote(member, [Marker(request) for request in requests], at_once=True)
+    if len(requests) == 1 and member.own.tobytes() != requests[0].ballot * votes.HASHES:
+        raise Fault(f"a round with {requests[0]} alone sends another vote")
+    return positions

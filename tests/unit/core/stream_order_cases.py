@@ -73,7 +73,7 @@ def operations_beside_others() -> None:
 def operations_done_together() -> None:
     """Small reductions that come at once."""
     channel = context.current().world
-    with channel._driving.turn:  # which no round can begin without
+    with channel.turn:  # which no round can begin without
         handles = [hvd.allreduce_async(filled(), name=f"small {i}", op=hvd.Sum) for i in range(3)]
     for handle in handles:
         used(hvd.synchronize(handle))

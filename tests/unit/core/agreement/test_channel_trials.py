@@ -14,11 +14,11 @@ import channel_trials
 import pytest
 from channel_trials import faulty_trial, sound_trial
 
-from hvdtrain.core.agreement import driver, lifecycle, queue
+from hvdtrain.core.agreement import channel, driver, lifecycle, queue
 from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, decide
+from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import LEAVE
-from hvdtrain.core.agreement.votes import unanimous
-from hvdtrain.engines.features import Verdict
+from hvdtrain.core.agreement.votes import HASHES
 
 Trial = Callable[[int], list[str]]
 
@@ -66,17 +66,25 @@ def _leave_with_leftovers(self: driver.Driver, action: Leave) -> Left:
     return Left()
 
 
-def _agree_on_the_first(communicator: object, requests: object) -> list[int]:
-    agreed = unanimous(communicator, requests)  # type: ignore[arg-type]
-    return list(range(len(requests))) if agreed else []  # type: ignore[arg-type]
+def _agree_on_the_first(*given: object) -> tuple[list[int], bool]:
+    positions, done = VOTE(*given)  # type: ignore[arg-type]
+    everything = list(range(len(given[1])))  # type: ignore[arg-type]
+    return everything if positions else [], done
 
 
-def _go_on(self: driver.Driving, error: BaseException) -> None:
-    for operation in self._queue.operations():
-        self._queue.end(operation, error)
+def _go_on(self: channel.Channel, error: BaseException) -> None:
+    for operation in self.queue.operations():
+        self.queue.end(operation, error)
 
 
-FOLLOW = driver.Driver.follow
+def _admit_twice(self: queue.Queue, operation: Operation) -> bool:
+    admitted = ADMIT(self, operation)
+    if admitted:
+        self.pending["its shadow"] = operation
+    return admitted
+
+
+VOTE, FOLLOW, ADMIT = driver.vote, driver.Driver.follow, queue.Queue.admit
 # What may go wrong: the trials that find it, what is replaced, and by what.
 MUTATIONS: dict[str, tuple[Trial, object, str, object]] = {
     "all leave as soon as one does": (sound_trial, lifecycle, "decide", _leave_early),
@@ -84,23 +92,23 @@ MUTATIONS: dict[str, tuple[Trial, object, str, object]] = {
         *(sound_trial, driver.Driver, "_leave", _leave_with_leftovers),
     ),
     "the hash of the first request stands for all of them": (
-        *(sound_trial, driver, "unanimous", _agree_on_the_first),
+        *(sound_trial, driver, "vote", _agree_on_the_first),
     ),
     "a rank that listens waits for ever": (
         *(sound_trial, queue.Queue, "call_listeners", lambda self, ranks: None),
     ),
-    "a prepared operation runs that not all propose": (
+    "an operation runs that not all propose": (
         *(sound_trial, driver.Driver, "follow"),
-        lambda self, operation, verdict: FOLLOW(self, operation, Verdict.AGREED),
+        lambda self, operation, _: FOLLOW(self, operation, operation.request.ballot * HASHES),
     ),
-    "a prepared operation stays pending that is done": (
-        *(sound_trial, queue.Queue, "settle", lambda self, prepared: None),
+    "an operation stays pending that is done": (
+        *(sound_trial, queue.Queue, "admit", _admit_twice),
     ),
     "a channel closes without failing what is pending": (
         *(faulty_trial, queue.Queue, "fail", lambda self, actions: None),
     ),
     "a rank goes on after an engine call that has failed": (
-        *(faulty_trial, driver.Driving, "_give_up", _go_on),
+        *(faulty_trial, channel.Channel, "_give_up", _go_on),
     ),
 }
 
