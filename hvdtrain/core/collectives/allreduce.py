@@ -252,7 +252,8 @@ class PlannedAllreduce(Operation):
 
     def pieces(self) -> list[int]:
         """Return, as in `Pieces`, the tensors, which are in host memory."""
-        address_of, number, pieces = self._address_of or _POINTER, 0, []
+        address_of, number = self._address_of or _POINTER, 0
+        pieces: list[int] = []
         for count in self.plan.counts:
             pieces += (address_of(self._sources[number]), address_of(self._targets[number]), count)
             number += 1  # noqa: SIM113 - enumerate() takes longer

@@ -14,7 +14,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.channel import Channel, Stopwatch
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.request import STEPS, Request
 from hvdtrain.core.collectives.memory import device_details, device_types
 from hvdtrain.core.gradients.exchange import Exchange, Kind
@@ -66,7 +66,6 @@ _LISTEN_AFTER_SECONDS = 0.02
 class ReducerContext(Protocol):
     """The part of `core.context.Context` that a reducer uses."""
 
-    blocked: Stopwatch
     process_sets: dict[int, list[int]]
 
     def channels(self) -> Sequence[Channel]:
@@ -203,7 +202,7 @@ class Reducer:
         step = self.step
         step.awaited = awaited
         try:
-            with self._context.blocked.running(), self._channel.waiting(step):
+            with self._channel.blocked.running(), self._channel.waiting(step):
                 yield
         finally:
             step.awaited = 0

@@ -374,12 +374,13 @@ def allreduce(
     Returns:
         A tensor of the input's shape, dtype and device.
     """
-    op = ReduceOp.AVERAGE if op is average is None else choose_op(op, average)
+    op = ReduceOp.AVERAGE if op is None and average is None else choose_op(op, average)
     if compression is not Compression.none or getattr(tensor, "requires_grad", False):
         arguments = (op, name, prescale_factor, postscale_factor, process_set)
         return run_compressed(ALLREDUCE, [tensor], compression, *arguments)[0]
     handle = allreduce_handle((tensor,), op, name, prescale_factor, postscale_factor, process_set)
-    return handle.run()[0]
+    reduced: torch.Tensor = handle.run()[0]
+    return reduced
 
 
 @disable_compile
@@ -445,4 +446,5 @@ def allreduce_(
     """
     op = choose_op(op, average)
     factors = (prescale_factor, postscale_factor)
-    return allreduce_handle((tensor,), op, name, *factors, process_set, True).run()[0]
+    allreduce_handle((tensor,), op, name, *factors, process_set, True).run()
+    return tensor

@@ -14,11 +14,10 @@ import channel_trials
 import pytest
 from channel_trials import faulty_trial, sound_trial
 
-from hvdtrain.core.agreement import channel, driver, lifecycle, queue
+from hvdtrain.core.agreement import channel, driver, lifecycle, queue, votes
 from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, decide
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import LEAVE
-from hvdtrain.core.agreement.votes import HASHES
 
 Trial = Callable[[int], list[str]]
 
@@ -84,7 +83,7 @@ def _admit_twice(self: queue.Queue, operation: Operation) -> bool:
     return admitted
 
 
-VOTE, FOLLOW, ADMIT = driver.vote, driver.Driver.follow, queue.Queue.admit
+VOTE, FOLLOW, ADMIT = votes.vote, driver.Driver.follow, queue.Queue.admit
 # What may go wrong: the trials that find it, what is replaced, and by what.
 MUTATIONS: dict[str, tuple[Trial, object, str, object]] = {
     "all leave as soon as one does": (sound_trial, lifecycle, "decide", _leave_early),
@@ -99,7 +98,7 @@ MUTATIONS: dict[str, tuple[Trial, object, str, object]] = {
     ),
     "an operation runs that not all propose": (
         *(sound_trial, driver.Driver, "follow"),
-        lambda self, operation, _: FOLLOW(self, operation, operation.request.ballot * HASHES),
+        lambda self, operation, _: FOLLOW(self, operation, operation.request.ballot * votes.HASHES),
     ),
     "an operation stays pending that is done": (
         *(sound_trial, queue.Queue, "admit", _admit_twice),
