@@ -41,7 +41,6 @@ from hvdtrain.core.process_set import (
     global_process_set,
     require_process_set,
 )
-from hvdtrain.streams import HOST
 from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
@@ -168,7 +167,7 @@ def _make(
         for route, tensor in zip(routes, tensors, strict=True)
     ]
     elements = sum(tensor.numel() for tensor in tensors)
-    on_host = all(route.streams is HOST for route in routes)
+    on_host = all(tensor.is_cpu for tensor in tensors)
     copies = any(wire is not None for wire in wires)
     return _Plan(channel, routes, wires, copies, elements, on_host, wire_op, kinds)
 
