@@ -38,10 +38,15 @@ class Stopwatch:
         try:
             yield
         finally:
-            end, self.since = time.perf_counter(), None
-            self.seconds += end - start
-            if self.note is not None:
-                self.note((start, end))
+            self.stop(start)
+
+    def stop(self, start: float) -> float:
+        """Add the time since `start`, and return the time."""
+        end, self.since = time.perf_counter(), None
+        self.seconds += end - start
+        if self.note is not None:
+            self.note((start, end))
+        return end
 
 
 class Channel:
@@ -100,36 +105,40 @@ class Channel:
 
     @collective
     def run(self, operation: Operation) -> Any:
-        queue, operation.waiters = self.queue, 1
-        admitted = False
-        if self.turn.acquire(False):
-            try:
-                if admitted := queue.admit(operation):
-                    # The usual case: it is all that a round is about, and done by the vote.
-                    self._driver.doing, request = (operation,), operation.request
-                    highest = operation.vote((), self.communicator, request.ballot * HASHES)
-                    if not highest:
-                        with queue.lock:
-                            del queue.pending[request.key]
-                        queue.progressed, operation.done = time.perf_counter(), True
-                        if queue.track is not None:
-                            queue.track.ended(operation)
-                        return None
-                    self._driver.follow(operation, highest)
-            except BaseException as error:
-                self._fail(error)
-            finally:
-                self.turn.release()
-                if queue.pending or queue.listeners:
-                    queue.wake_drivers()
+        queue, watch, admitted = self.queue, self.blocked, False
+        operation.waiters = 1
+        operation.submitted = start = watch.since = time.perf_counter()
         try:
-            if not admitted:
-                queue.add(operation)
-            self._drive(operation)
-        except BaseException:
-            queue.wake_drivers()  # a signal's handler may raise before this thread drives
-            raise
-        return operation.outcome()
+            if self.turn.acquire(False):
+                try:
+                    if admitted := queue.admit(operation):
+                        # The usual case: it is all that a round is about, and done by the vote.
+                        self._driver.doing, request = (operation,), operation.request
+                        highest = operation.vote((), self.communicator, request.ballot * HASHES)
+                        if not highest:
+                            with queue.lock:
+                                del queue.pending[request.key]
+                            operation.done = True
+                            if queue.track is not None:
+                                queue.track.ended(operation)
+                            return None
+                        self._driver.follow(operation, highest)
+                except BaseException as error:
+                    self._fail(error)
+                finally:
+                    self.turn.release()
+                    if queue.pending or queue.listeners:
+                        queue.wake_drivers()
+            try:
+                if not admitted:
+                    queue.add(operation)
+                self._drive(operation)
+            except BaseException:
+                queue.wake_drivers()  # a signal's handler may raise before this thread drives
+                raise
+            return operation.outcome()
+        finally:
+            queue.progressed = watch.stop(start)
 
     @collective
     def wait(self, operation: Operation) -> Any:
@@ -317,15 +326,8 @@ class Submission:
 
     @collective
     def run(self) -> Any:
-        operation, watch = self.operation, self.channel.blocked
-        start = watch.since = time.perf_counter()
-        try:
-            result = self.channel.run(operation)
-        finally:  # as in `Stopwatch.running`, which takes longer
-            end, watch.since = time.perf_counter(), None
-            watch.seconds += end - start
-            if watch.note is not None:
-                watch.note((start, end))
+        operation = self.operation
+        result = self.channel.run(operation)
         if operation.streams is not HOST:
             operation.streams.wait(operation.finished)
         return self._finished(result) if self.finish or self.output is None else self.output

@@ -202,11 +202,9 @@ class Queue:
     def admit(self, operation: Operation) -> bool:
         """Add an operation and begin a round if nothing else is pending or timed (driver)."""
         with self.lock:
-            if self.pending or self.timed or self._state.phase is not _OPEN:
+            state = self._state
+            if self.pending or self.timed or state.phase is not _OPEN or state.deserted:
                 return False
-            if self._state.deserted:
-                return False
-            operation.submitted = time.perf_counter()
             self.pending[operation.request.key] = operation
             self._back_off_seconds = _FIRST_BACK_OFF_SECONDS
         return True

@@ -90,19 +90,14 @@ def allreduce_handle(
     terms = (name, op, prescale_factor, postscale_factor, process_set)
     plan = _find(tensors, terms) or _make(tensors, *terms)
     monitor.exchanged += plan.elements
-    sources, targets = list(tensors), []
-    for number, wire in enumerate(plan.wires):
-        source = target = sources[number]
-        if wire is not None:
-            source = target = plan.routes[number].copied(source, wire)
-        elif source.requires_grad:
-            source = target = source.detach()
-        if wire is None and not in_place:
-            target = torch.empty_like(source)
-        sources[number] = source
-        targets.append(target)
+    targets: Tensors
+    if plan.copies or not plan.on_host:
+        sources = [_read(*one) for one in zip(plan.wires, plan.routes, tensors, strict=True)]
+        targets = sources if in_place else [*map(_written, plan.wires, sources)]
+    else:
+        sources, targets = tensors, tensors if in_place else [*map(torch.empty_like, tensors)]
     channel = plan.channel
-    if name is None or type(name) is not str:
+    if not name or type(name) is not str:
         name = channel.name("allreduce", name)
     reduction = plan.reduction or _check(plan, terms, name, tensors, targets)
     if plan.on_host:
@@ -116,13 +111,22 @@ def allreduce_handle(
     return handle if plan.on_host else order(handle, plan.routes)
 
 
+def _read(wire: torch.dtype | None, route: Route, tensor: torch.Tensor) -> torch.Tensor:
+    """Return what the engine reads."""
+    return route.own(tensor) if wire is None else route.copied(tensor, wire)
+
+
+def _written(wire: torch.dtype | None, source: torch.Tensor) -> torch.Tensor:
+    """Return what it writes if not in place; copies are reduced in place anyway."""
+    return torch.empty_like(source) if wire is None else source
+
+
 def _find(tensors: Tensors, terms: tuple[Any, ...]) -> _Plan | None:
     """Return what was planned for such a call; only for one tensor that needs no preparation."""
     tensor, name = tensors[0] if len(tensors) == 1 else None, terms[0]
     if not (
         type(tensor) is torch.Tensor
         and tensor.is_cpu
-        and not tensor.requires_grad
         and tensor.is_contiguous()
         and (name is None or type(name) is str)
     ):
@@ -192,7 +196,6 @@ def _check(
         len(tensors) == 1
         and type(tensor) is torch.Tensor
         and tensor.is_cpu
-        and not tensor.requires_grad
         and is_plain(tensor)
         and (name is None or type(name) is str)
         and len(PLANS) < MOST_PLANS
