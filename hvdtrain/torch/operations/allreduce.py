@@ -56,6 +56,8 @@ from hvdtrain.torch.tensors.routes import (
 )
 from hvdtrain.types import ReduceOp
 
+_AVERAGE = ReduceOp.AVERAGE  # Python 3.11 looks up members of an Enum in Python
+
 
 @dataclass(slots=True)
 class _Plan:
@@ -376,7 +378,7 @@ def allreduce(
     Returns:
         A tensor of the input's shape, dtype and device.
     """
-    op = ReduceOp.AVERAGE if op is None and average is None else choose_op(op, average)
+    op = _AVERAGE if op is None and average is None else choose_op(op, average)
     if compression is not Compression.none or getattr(tensor, "requires_grad", False):
         arguments = (op, name, prescale_factor, postscale_factor, process_set)
         return run_compressed(ALLREDUCE, [tensor], compression, *arguments)[0]

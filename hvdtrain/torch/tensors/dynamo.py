@@ -54,10 +54,10 @@ def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
     This is torch.compiler.disable without its import of the compiler, which takes more than a
     second and is left to the program.
     """
-    disabled = torch._disable_dynamo(function)
+    disabled, modules = torch._disable_dynamo(function), sys.modules
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if "torch._dynamo" in sys.modules:
+        if "torch._dynamo" in modules:
             return disabled(*args, **kwargs)
         return function(*args, **kwargs)
 
