@@ -54,7 +54,8 @@ def waiting_in_different_orders() -> None:
     first, second = ("a", "b") if hvd.rank() % 2 else ("b", "a")
     one = hvd.allreduce_async(torch.ones(2), name=first, op=hvd.Sum)
     two = hvd.allreduce_async(torch.ones(2), name=second, op=hvd.Sum)
-    for handle in (two, one):
+    numbered = [hvd.allreduce_async(torch.ones(2), name="", op=hvd.Sum) for _ in range(2)]
+    for handle in (*numbered, two, one):
         assert hvd.synchronize(handle).tolist() == [hvd.size()] * 2
     assert hvd.poll(one)
     assert hvd.synchronize(one).tolist() == [hvd.size()] * 2
