@@ -38,15 +38,10 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.stop(start)
-
-    def stop(self, start: float) -> float:
-        """Add the time since `start`, and return the time."""
-        end, self.since = time.perf_counter(), None
-        self.seconds += end - start
-        if self.note is not None:
-            self.note((start, end))
-        return end
+            end, self.since = time.perf_counter(), None
+            self.seconds += end - start
+            if self.note is not None:
+                self.note((start, end))
 
 
 class Channel:
@@ -137,8 +132,12 @@ class Channel:
                 queue.wake_drivers()  # a signal's handler may raise before this thread drives
                 raise
             return operation.outcome()
-        finally:
-            queue.progressed = watch.stop(start)
+        finally:  # as in `Stopwatch.running`, which takes longer
+            queue.progressed = end = time.perf_counter()
+            watch.since = None
+            watch.seconds += end - start
+            if watch.note is not None:
+                watch.note((start, end))
 
     @collective
     def wait(self, operation: Operation) -> Any:
