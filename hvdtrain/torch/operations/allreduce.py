@@ -92,6 +92,7 @@ def allreduce_handle(
     terms = (name, op, prescale_factor, postscale_factor, process_set)
     plan = _find(tensors, terms) or _make(tensors, *terms)
     monitor.exchanged += plan.elements
+    sources: Tensors
     targets: Tensors
     if plan.copies or not plan.on_host:
         sources = [_read(*one) for one in zip(plan.wires, plan.routes, tensors, strict=True)]
