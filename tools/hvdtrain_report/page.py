@@ -9,10 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain import __version__
-from hvdtrain.errors import UsageError
 from hvdtrain_report.curves import Curve, Matrix
-from hvdtrain_report.document import asset, policy, write_document
+from hvdtrain_report.document import asset, own_script, render, require_jinja, write_document
 from hvdtrain_report.failures import COLUMNS, JOIN_COLUMNS, Change
 from hvdtrain_report.ranks import TimeBreakdown
 from hvdtrain_report.run import RunFiles, distinct_names
@@ -41,24 +39,12 @@ _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 def write_page(runs: Sequence[RunFiles], path: Path) -> int:
     """Write the page atomically, and return its size in bytes."""
-    return write_document(path, render(runs))
-
-
-def render(runs: Sequence[RunFiles]) -> str:
-    """Return the page as HTML."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise UsageError("report needs Jinja2: pip install 'hvdtrain[report]'") from error
+    require_jinja("report")
     names = distinct_names([run.path for run in runs])
-    style = "".join(map(asset, _STYLES))
-    library = asset("uplot.min.js")
-    own = "(() => {\n'use strict';\n" + "".join(map(asset, _SCRIPTS)) + "})();\n"
-    template = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(asset("page.html"))
-    return template.render(
+    page = render(
+        asset("page.html"),
+        "".join(map(asset, _STYLES)),
+        [asset("uplot.min.js"), own_script(*_SCRIPTS)],
         names=names,
         runs=runs,
         facts=facts(runs),
@@ -75,13 +61,10 @@ def render(runs: Sequence[RunFiles]) -> str:
             # Results always differ.
             "Summary": side_by_side([run.summary for run in runs], mark=False),
         },
-        style=Markup(style),
-        scripts=[Markup(library), Markup(own)],
-        policy=policy([style], [library, own]),
         data=_embedded({"runs": [_data(n, r) for n, r in zip(names, runs, strict=True)]}),
-        version=__version__,
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
+    return write_document(path, page)
 
 
 def _embedded(data: object) -> Markup:

@@ -90,15 +90,16 @@ def command(
     host: how long steps take, whether weights are those of one process, which samples are really
     used. One process with the whole batch is always included.
     """
+    from hvdtrain_report.document import require_jinja
+
     from hvdtrain_bench.compare.contenders import parse_contenders
-    from hvdtrain_bench.compare.page import require_jinja
     from hvdtrain_bench.compare.turns import CommonSettings
 
     refuse_on_ranks("'compare'")
     options = read_options({name: value for name, value in given.items() if value != ()})
     own = dict(map(_python, pythons))
     contenders = parse_contenders(names or _DEFAULTS[options.framework], own, options.framework)
-    require_jinja()
+    require_jinja("compare")
     folder = results_folder(out, "compare")
     settings = CommonSettings(
         options.with_absolute_paths(), ranks, repeats, check_steps, time_limit, folder

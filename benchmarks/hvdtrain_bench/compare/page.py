@@ -10,10 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hvdtrain_report.document import asset, policy, write_document
+from hvdtrain_report.document import asset, own_script, render, write_document
 
-from hvdtrain import __version__
-from hvdtrain.errors import UsageError
 from hvdtrain_bench.compare.rows import Row
 from hvdtrain_bench.compare.tables import (
     bytes_text,
@@ -118,30 +116,15 @@ def _row(number: int, mark: Mark, place: Callable[[float], float]) -> list[str]:
     return parts
 
 
-def require_jinja() -> None:
-    """Check that the page can be made."""
-    try:
-        import jinja2  # noqa: F401
-    except ImportError as error:
-        raise UsageError("compare needs Jinja2: pip install 'hvdtrain[report]'") from error
-
-
 def write_page(path: Path, about: Mapping[str, Any], rows: Sequence[Row]) -> int:
     """Write the page, and return its size in bytes."""
-    return write_document(path, _render(about, rows))
-
-
-def _render(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
     ran = [row for row in rows if not row.failure]
-    style = asset("page.css") + _own("compare.css")
-    script = "(() => {\n'use strict';\n" + asset("format.js") + asset("theme.js") + "})();\n"
-    template = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).from_string(_own("compare.html"))
-    return template.render(
+    page = render(
+        _own("compare.html"),
+        asset("page.css") + _own("compare.css"),
+        [own_script("format.js", "theme.js")],
         about=about,
         rows=rows,
         ran=ran,
@@ -157,11 +140,8 @@ def _render(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
         },
         notes=[(row.label, note) for row in ran for note in row.notes],
         facts=[(name, str(value)) for name, value in about.items()],
-        style=Markup(style),
-        scripts=[Markup(script)],
-        policy=policy([style], [script]),
-        version=__version__,
     )
+    return write_document(path, page)
 
 
 def _own(name: str) -> str:
