@@ -12,6 +12,7 @@ import hvdtrain
 import hvdtrain.keras as hvd
 from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION
 from hvdtrain_bench.cases.agreement import Agreement
+from hvdtrain_bench.cases.keras_models import CLASSES, INPUTS, FirstWeights, mlp
 from hvdtrain_bench.harness.turns import Bench
 
 _AGAIN = "no communication again"
@@ -26,7 +27,7 @@ def measure(bench: Bench) -> None:
     library = f"Keras {keras.__version__} on {backend}"
     for model, title, build, shape, classes, batch in (
         ("mnist-cnn", "MNIST CNN, 1.2 M", _cnn, (28, 28, 1), 10, 64),
-        ("mlp", "MLP, 25.2 M", _mlp, (1024,), 1024, 16),
+        ("mlp", "MLP, 25.2 M", mlp, (INPUTS,), CLASSES, 16),
     ):
         if model not in settings.models:
             continue
@@ -50,7 +51,7 @@ def measure(bench: Bench) -> None:
         bench.add(name, seconds, NO_COMMUNICATION, _AGAIN, **about)
 
 
-class _Fit:
+class _Fit(FirstWeights):
     def __init__(
         self,
         build: Callable[[], Any],
@@ -58,23 +59,14 @@ class _Fit:
         batch: int,
         wrap: Callable[[Any], Any] | None,
     ) -> None:
+        super().__init__(build)
         self._data, self._batch = data, batch
-        keras.utils.set_random_seed(1)
-        self._model = build()
-        self._first = self._model.get_weights()
         optimizer = keras.optimizers.SGD(0.01)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        self._model.compile(wrap(optimizer) if wrap else optimizer, loss)
-
-    def restart(self) -> None:
-        self._model.set_weights(self._first)
+        self.model.compile(wrap(optimizer) if wrap else optimizer, loss)
 
     def step(self) -> None:
-        self._model.fit(*self._data, batch_size=self._batch, epochs=1, shuffle=False, verbose=0)
-
-    def moved(self) -> float:
-        pairs = zip(self._model.get_weights(), self._first, strict=True)
-        return sum(float(np.abs(now - then).sum(dtype=np.float64)) for now, then in pairs)
+        self.model.fit(*self._data, batch_size=self._batch, epochs=1, shuffle=False, verbose=0)
 
 
 def _cnn() -> Any:
@@ -92,8 +84,3 @@ def _cnn() -> Any:
             layers.Dense(10),
         ]
     )
-
-
-def _mlp() -> Any:
-    hidden = [keras.layers.Dense(2048, activation="relu") for _ in range(6)]
-    return keras.Sequential([keras.Input([1024]), *hidden, keras.layers.Dense(1024)])

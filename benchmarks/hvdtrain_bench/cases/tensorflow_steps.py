@@ -21,10 +21,11 @@ import hvdtrain.tensorflow as hvd
 from hvdtrain_bench.analysis.judge import HVDTRAIN, NO_COMMUNICATION, SHARDED
 from hvdtrain_bench.cases.agreement import Agreement
 from hvdtrain_bench.cases.horovod import find_horovod
+from hvdtrain_bench.cases.keras_models import CLASSES, HIDDEN, INPUTS, FirstWeights, mlp
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, Contender
 
-INPUTS, CLASSES, BATCH = 1024, 1024, 16
+BATCH = 16
 _LR, _MOMENTUM = 0.01, 0.9
 
 
@@ -41,46 +42,18 @@ class StepLibrary:
     replicas: int = 1  # divisor of the loss, if the library sums gradients
 
 
-class TensorFlowTrainer:
+class TensorFlowTrainer(FirstWeights):
     """Trains an MLP with SGD and momentum on one batch of this rank."""
 
     def __init__(self, rank: int, hidden: Sequence[int], library: StepLibrary) -> None:
-        self._widths = (INPUTS, *hidden, CLASSES)
-        self._library = library
         random = np.random.default_rng(rank)
-        self._inputs = random.normal(size=(BATCH, INPUTS)).astype(np.float32)
-        self._targets = random.integers(CLASSES, size=BATCH)
-        self._variables: list[Any] = []
-
-    def restart(self) -> None:
-        """Return to the first weights and to an optimizer without momentum (local)."""
-        if not self._variables:
-            self._build()
-        for variable, array in zip(self._variables, _first_weights(self._widths), strict=True):
-            variable.assign(array)
-        for variable in self._optimizer.variables:
-            if len(variable.shape):  # neither a rate nor a number of steps
-                variable.assign(np.zeros(variable.shape, np.float32))
-
-    def step(self) -> None:
-        """Take a step, and wait for its loss."""
-        self._step(*self._batch).numpy()
-
-    def moved(self) -> float:
-        """Return the sum of the absolute changes of all weights."""
-        return sum(
-            float(np.abs(variable.numpy() - array).sum(dtype=np.float64))
-            for variable, array in zip(self._variables, _first_weights(self._widths), strict=True)
-        )
-
-    def _build(self) -> None:
-        library = self._library
-        self._batch = tf.constant(self._inputs), tf.constant(self._targets)
+        inputs = random.normal(size=(BATCH, INPUTS)).astype(np.float32)
+        self._batch = tf.constant(inputs), tf.constant(random.integers(CLASSES, size=BATCH))
         with library.scope():
-            model = _mlp(self._widths)
+            super().__init__(lambda: mlp(hidden))
             optimizer = library.optimizer(keras.optimizers.SGD(_LR, momentum=_MOMENTUM))
-            optimizer.build(model.trainable_variables)
-        self._variables, self._optimizer = model.trainable_variables, optimizer
+            optimizer.build(self.model.trainable_variables)
+        model, self._optimizer = self.model, optimizer
 
         def step(inputs: Any, targets: Any) -> Any:
             with tf.GradientTape() as tape:
@@ -98,26 +71,20 @@ class TensorFlowTrainer:
 
         self._step = tf.function(run, autograph=False)
 
+    def restart(self) -> None:
+        """Return to the first weights and to an optimizer without momentum (local)."""
+        super().restart()
+        for variable in self._optimizer.variables:
+            if len(variable.shape):  # neither a rate nor a number of steps
+                variable.assign(np.zeros(variable.shape, np.float32))
 
-def _mlp(widths: Sequence[int]) -> Any:
-    layers = keras.layers
-    hidden = [layers.Dense(width, activation="relu") for width in widths[1:-1]]
-    return keras.Sequential([keras.Input([widths[0]]), *hidden, layers.Dense(widths[-1])])
-
-
-def _first_weights(widths: Sequence[int]) -> list[Any]:
-    random = np.random.default_rng(0)
-    arrays: list[Any] = []
-    for width, following in pairwise(widths):
-        spread = np.float32(np.sqrt(2 / width))
-        arrays.append(random.standard_normal((width, following), np.float32) * spread)
-        arrays.append(np.zeros(following, np.float32))
-    return arrays
+    def step(self) -> None:
+        """Take a step, and wait for its loss."""
+        self._step(*self._batch).numpy()
 
 
 _AGAIN, _STRATEGY = "hvdtrain again", "MultiWorkerMirroredStrategy"
-# The MLP of the other benchmarks, and a small one for --quick.
-_HIDDEN, _QUICK_HIDDEN = (2048,) * 6, (64,)
+_QUICK_HIDDEN = (64,)
 
 
 def measure(bench: Bench) -> None:
@@ -128,7 +95,7 @@ def measure(bench: Bench) -> None:
     ranks, settings = bench.ranks, bench.settings
     distributed = bench.result.kind == "tensorflow-strategy"
     strategy = _strategy(ranks) if distributed else None  # must be first in TensorFlow
-    hidden = _HIDDEN if "mlp" in settings.models else _QUICK_HIDDEN
+    hidden = HIDDEN if "mlp" in settings.models else _QUICK_HIDDEN
     pairs = pairwise((INPUTS, *hidden, CLASSES))
     millions = sum((width + 1) * following for width, following in pairs) / 1e6
     name = f"TensorFlow MLP, {millions:.1f} M, {BATCH} samples per rank"
