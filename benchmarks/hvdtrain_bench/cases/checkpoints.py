@@ -4,54 +4,48 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-import torch
-
-import hvdtrain.torch as hvd
 from hvdtrain.train.checkpoint.saver import Saver
 from hvdtrain.train.torch.state import TorchTrainingState
 from hvdtrain_bench.analysis.judge import LONGEST, LONGEST_WITHOUT, MEAN, USUAL
 from hvdtrain_bench.cases.models import MODELS
 from hvdtrain_bench.cases.peers import PeerLibraries
+from hvdtrain_bench.cases.steps import with_hvdtrain
+from hvdtrain_bench.cases.trainer import Trainer, first_weights
 from hvdtrain_bench.harness.ranks import Ranks
 from hvdtrain_bench.harness.turns import Bench, in_turns
 
 _FEWEST_STEPS = 8
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
-    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
-}
+_TITLES = {"sgd": "SGD with momentum", "adam": "Adam"}
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time steps of models while rank 0 writes a checkpoint, and without one (collective)."""
     for key in bench.settings.models:
-        for title in _OPTIMIZERS:
+        for optimizer, title in _TITLES.items():
             name = f"{MODELS[key].title}, {title}"
             bench.say(name)
             with ExitStack() as stack:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 saver = stack.enter_context(Saver(folder, keep=1))
-                _case(bench, _SavedTraining(bench.ranks, key, title, saver), name)
+                _case(bench, _SavedTraining(bench.ranks, key, optimizer, saver), name)
                 bench.note("hvdtrain", peers.library)
 
 
 class _SavedTraining:
     """A model that all ranks train, and rank 0 saves."""
 
-    def __init__(self, ranks: Ranks, key: str, title: str, saver: Saver) -> None:
-        self._ranks, self._saver, self._model = ranks, saver, MODELS[key]
-        torch.manual_seed(1)
-        self._module = self._model.build()
-        self._batch = self._model.make_batch(self._model.batch, seed=ranks.rank)
-        self._optimizer = hvd.DistributedOptimizer(
-            _OPTIMIZERS[title](self._module.parameters()), self._module.named_parameters()
-        )
-        self._state = TorchTrainingState(self._module, self._optimizer)
+    def __init__(self, ranks: Ranks, key: str, optimizer: str, saver: Saver) -> None:
+        self._ranks, self._saver, model = ranks, saver, MODELS[key]
+        batch = model.make_batch(model.batch, seed=ranks.rank)
+        wrap = partial(with_hvdtrain, kind=optimizer)
+        self._trainer = Trainer(model, first_weights(model), batch, wrap, ranks.rank)
+        self._trainer.restart()
+        self._state = TorchTrainingState(self._trainer.module, self._trainer.optimizer)
         self.steps(_FEWEST_STEPS)
         if ranks.rank == 0:
             self._state.reserve()
@@ -75,11 +69,7 @@ class _SavedTraining:
 
     def _step(self, began: float | None = None) -> float:
         began = time.perf_counter() if began is None else began
-        inputs, targets = self._batch
-        self._optimizer.zero_grad()
-        self._model.loss(self._module(inputs), targets).backward()
-        self._state.settle()
-        self._optimizer.step()
+        self._trainer.step(self._state.settle)
         return time.perf_counter() - began
 
     def _slowest(self, times: list[float]) -> list[float]:

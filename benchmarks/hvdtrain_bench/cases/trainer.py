@@ -38,6 +38,7 @@ def bare_optimizer(module: nn.Module, kind: str = "sgd", fused: bool | None = No
 class Trainer:
     """A model with an optimizer, and the batch of every step."""
 
+    module: nn.Module
     optimizer: Optimizer
 
     def __init__(
@@ -58,7 +59,7 @@ class Trainer:
         if not self.parameters:
             module = self._model.build()
             self.parameters = list(module.parameters())
-            self._forward, self.optimizer = self._wrap(module)
+            self.module, self.optimizer = self._wrap(module)
         with torch.no_grad():
             for parameter, weight in zip(self.parameters, self._weights, strict=True):
                 parameter.copy_(weight)
@@ -67,12 +68,13 @@ class Trainer:
 
     def loss(self) -> torch.Tensor:
         """Return the loss of the batch."""
-        return self._model.loss(self._forward(self._inputs), self._targets)
+        return self._model.loss(self.module(self._inputs), self._targets)
 
-    def step(self) -> None:
-        """Train one step."""
+    def step(self, between: Callable[[], object] = int) -> None:
+        """Train one step; call a function before the optimizer takes it."""
         self.optimizer.zero_grad()
         self.loss().backward()
+        between()
         self.optimizer.step()
 
     def moved(self) -> float:
