@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdtrain_report.curves import Curve, Matrix
+from hvdtrain_report.curves import Curve
 from hvdtrain_report.document import asset, own_script, render, require_jinja, write_document
 from hvdtrain_report.failures import COLUMNS, JOIN_COLUMNS, Change
-from hvdtrain_report.ranks import TimeBreakdown
+from hvdtrain_report.ranks import CPU, MEMORY, TimeBreakdown
 from hvdtrain_report.run import RunFiles, distinct_names
 from hvdtrain_report.tables import facts, final_split, side_by_side
 from hvdtrain_report.verdict import confusions, verdict
@@ -82,7 +82,10 @@ def _data(name: str, run: RunFiles) -> dict[str, object]:
         "losses": _places(run.failures),
         "joins": _places(run.joins),
         "ranks": _ranks(run.ranks) if run.ranks else None,
-        "matrices": [_matrix(matrix) for matrix in run.measured.matrices],
+        "matrices": [
+            {"split": found.split, "metric": found.metric, "rows": found.rows}
+            for found in run.measured.matrices
+        ],
     }
 
 
@@ -115,15 +118,9 @@ def _ranks(times: TimeBreakdown) -> dict[str, object]:
         "milliseconds": [[_milli(part) for part in interval.parts] for interval in intervals],
         "totals": [_milli(part) for part in times.totals],
         "system": {
-            "cpu_percent": [interval.system.cpu_percent for interval in intervals],
-            "memory_bytes": [interval.system.memory_bytes for interval in intervals],
-            "gpu_memory_bytes": [interval.system.gpu_memory_bytes for interval in intervals],
+            name: [interval.system[name] for interval in intervals] for name in (CPU, *MEMORY)
         },
     }
-
-
-def _matrix(matrix: Matrix) -> dict[str, object]:
-    return {"split": matrix.split, "metric": matrix.metric, "rows": matrix.rows}
 
 
 def _milli(seconds: Sequence[float]) -> list[int]:

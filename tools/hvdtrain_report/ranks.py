@@ -11,20 +11,12 @@ from pathlib import Path
 from hvdtrain_report.lines import JsonObject, Lines, number
 
 PARTS = ("compute", "waiting", "moving")
+CPU, MEMORY = "cpu_percent", ("memory_bytes", "gpu_memory_bytes")
 # A plot of all ranks over time has at most twice as many cells.
 _CELLS = 100_000
 _INTERVALS = 400
 # More seconds or bytes than any machine has; sums of smaller values cannot overflow.
 _TOO_MUCH = 1e18
-
-
-@dataclass(frozen=True)
-class System:
-    """System metrics of an interval; None if there are none."""
-
-    cpu_percent: float | None
-    memory_bytes: float | None
-    gpu_memory_bytes: float | None
 
 
 @dataclass
@@ -35,13 +27,14 @@ class TimeInterval:
         seconds: time of its end since the start of the run.
         length: length in seconds.
         parts: seconds of each rank for each of PARTS, [3][N].
+        system: CPU usage and MEMORY by name; None if there are none.
     """
 
     step: int
     seconds: float
     length: float
     parts: list[list[float]]
-    system: System
+    system: dict[str, float | None]
 
 
 @dataclass
@@ -119,19 +112,14 @@ def _interval(line: JsonObject) -> TimeInterval | None:
     parts = [_numbers(line.get(part)) for part in PARTS]
     if not parts[0] or any(len(part) != len(parts[0]) for part in parts):
         return None
-    cpu, memory, gpu = (
-        _numbers(line.get(name)) for name in ("cpu_percent", "memory_bytes", "gpu_memory_bytes")
-    )
+    cpu = _numbers(line.get(CPU))
     return TimeInterval(
         step=step,
         seconds=seconds,
         length=length,
         parts=parts,
-        system=System(
-            math.fsum(cpu) / len(cpu) if cpu else None,
-            max(memory, default=None),
-            max(gpu, default=None),
-        ),
+        system={CPU: math.fsum(cpu) / len(cpu) if cpu else None}
+        | {name: max(_numbers(line.get(name)), default=None) for name in MEMORY},
     )
 
 
@@ -173,19 +161,15 @@ def _together(first: TimeInterval, second: TimeInterval) -> TimeInterval:
     parts = [list(map(add, a, b)) for a, b in zip(first.parts, second.parts, strict=True)]
     length = first.length + second.length
     one, two = first.system, second.system
-    cpu = None
-    if one.cpu_percent is not None and two.cpu_percent is not None:
-        cpu = (one.cpu_percent * first.length + two.cpu_percent * second.length) / length
+    cpu, then = one[CPU], two[CPU]
+    if cpu is not None:
+        cpu = None if then is None else (cpu * first.length + then * second.length) / length
     return TimeInterval(
         step=second.step,
         seconds=second.seconds,
         length=length,
         parts=parts,
-        system=System(
-            cpu,
-            _larger(one.memory_bytes, two.memory_bytes),
-            _larger(one.gpu_memory_bytes, two.gpu_memory_bytes),
-        ),
+        system={CPU: cpu} | {name: _larger(one[name], two[name]) for name in MEMORY},
     )
 
 
