@@ -60,11 +60,6 @@ class LossTask:
     # Returns the factor of the learning rate in a step, given its number from 0 and the number of
     # all steps; None if the rate is constant.
     factor: Callable[[int, int], float] | None = None
-    batch: int = _BATCH  # samples per rank and step
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy of scores [n, classes, ...], a scalar."""
-        return F.cross_entropy(outputs, targets)
 
 
 def _digits(size: int) -> tuple[TensorSamples, TensorSamples]:
@@ -179,7 +174,7 @@ class _Training:
         self._optimizer = hvd.DistributedOptimizer(
             task.optimizer(self._module), self._module.named_parameters(), exchange=exchange
         )
-        self._optimizer.sample_weight = float(task.batch)
+        self._optimizer.sample_weight = float(_BATCH)
         torch.manual_seed(seed * ranks.size + ranks.rank)  # of dropout
         self._batches: Iterator[tuple[Tensor, Tensor]] = train.batches(ranks.rank, ranks.size, seed)
 
@@ -208,7 +203,7 @@ class _Training:
     def _step(self) -> None:
         inputs, targets = next(self._batches)
         self._optimizer.zero_grad()
-        self._task.loss(self._module(inputs), targets).backward()
+        F.cross_entropy(self._module(inputs), targets).backward()
         self._optimizer.step()
 
     def _loss(self, test: TensorSamples) -> float:
@@ -217,6 +212,6 @@ class _Training:
         if self._ranks.rank == 0:
             self._module.eval()
             with torch.no_grad():
-                own = float(self._task.loss(self._module(test.inputs), test.targets))
+                own = float(F.cross_entropy(self._module(test.inputs), test.targets))
             self._module.train()
         return self._ranks.of_root(own)
