@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from hvdtrain.world import promised_world
 from hvdtrain_bench.compare.protocol import (
-    ContenderTask,
     ProcessPlace,
-    RankResult,
     read_task,
     result_file,
     write,
@@ -31,20 +30,11 @@ def main(file: str) -> None:
     try:
         for need in strategy.needs:
             need.require()
-        write(result_file(task.folder, place.rank), _train(options.framework)(task, place))
+        ways = import_module(f"hvdtrain_bench.compare.{options.framework}_strategies")
+        write(result_file(task.folder, place.rank), ways.train(task, place))
     except Exception as error:
         write_error(task.folder, place.rank, error)
         raise
-
-
-def _train(framework: str) -> Callable[[ContenderTask, ProcessPlace], RankResult]:
-    if framework == "keras":
-        from hvdtrain_bench.compare.keras_strategies import train
-
-        return train
-    from hvdtrain_bench.compare import torch_strategies
-
-    return torch_strategies.train
 
 
 def _prepare_keras(backend: str | None, dtype: str, place: ProcessPlace) -> None:
