@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
 import torch
 
 import hvdtrain.torch as hvd
+from hvdtrain_bench.cases.horovod import Library
 from hvdtrain_bench.cases.peers import Peer, PeerLibraries
 from hvdtrain_bench.cases.sums import fill, most_calls, require_factor, sum_contender, sum_factor
 from hvdtrain_bench.harness.ranks import Ranks
@@ -21,16 +20,6 @@ _ITEM_BYTES = 4
 _MANY, _MANY_BYTES = 100, 40 << 10
 _BUSY_BYTES = 16 << 20
 _BASE, _AGAIN = "engine mpi", "engine mpi again"
-
-
-@dataclass(frozen=True)
-class _Asynchronous:
-    """A library whose operations return handles: hvdtrain.torch or horovod.torch."""
-
-    name: str
-    library: str
-    module: Any
-    turn: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def size_text(nbytes: int) -> str:
@@ -106,39 +95,39 @@ def _limits(ranks: Ranks, source: torch.Tensor) -> list[Contender]:
 
 
 def _asynchronous(ranks: Ranks, peers: PeerLibraries) -> Iterator[_Planned]:
-    base = _Asynchronous("hvdtrain", peers.library, hvd)
-    ways = [base, _Asynchronous("hvdtrain again", peers.library, hvd)]
+    base, ours = "hvdtrain", Library(hvd, peers.library)
+    ways = {base: ours, f"{base} again": ours}
     if peers.horovod is not None:
-        horovod = peers.horovod
-        ways.append(_Asynchronous("Horovod", horovod.library, horovod.hvd, horovod.turn))
+        ways["Horovod"] = peers.horovod
     tensors = [torch.empty(_MANY_BYTES // _ITEM_BYTES) for _ in range(_MANY)]
     order = Random(ranks.rank).sample(range(_MANY), _MANY)
     about = {"bytes": _MANY * _MANY_BYTES, "tensors": _MANY}
     name = f"{_MANY} x {size_text(_MANY_BYTES)}, each rank in an order of its own"
-    yield name, about, base.name, [_submitted(ranks, way, tensors, order) for way in ways]
+    yield name, about, base, [_submitted(ranks, *way, tensors, order) for way in ways.items()]
 
     tensors = [torch.empty(_BUSY_BYTES // _ITEM_BYTES)]
     about = {"bytes": _BUSY_BYTES}
     name = f"{size_text(_BUSY_BYTES)} beside a main thread that computes in Python"
     contenders = [
-        _submitted(ranks, way, tensors, [0], busy)
-        for way in ways
+        _submitted(ranks, *way, tensors, [0], busy)
+        for way in ways.items()
         for busy in (False, True)
-        if not (busy and way.name == "hvdtrain again")
+        if not (busy and way[0] == f"{base} again")
     ]
-    yield name, about, base.name, contenders
+    yield name, about, base, contenders
 
 
 def _submitted(
     ranks: Ranks,
-    way: _Asynchronous,
+    name: str,
+    way: Library,
     tensors: list[torch.Tensor],
     order: Sequence[int],
     busy: bool = False,
 ) -> Contender:
     """Sum tensors that are submitted in an order, and compute while they are not there."""
-    its = way.module
-    name = f"{way.name}, busy" if busy else way.name
+    its = way.hvd
+    name = f"{name}, busy" if busy else name
 
     def prepare() -> None:
         for tensor in tensors:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hvdtrain_bench.harness.ranks import Ranks
@@ -13,29 +15,30 @@ from hvdtrain_bench.harness.ranks import Ranks
 _BUILD = "python -m hvdtrain build-horovod"
 
 
-class Horovod:
-    """Horovod through one of its modules.
+@dataclass(frozen=True)
+class Library:
+    """A library with Horovod's interface, through one of its modules."""
+
+    hvd: Any
+    library: str  # its name and version
+    # Starts and stops what must not run while others have their turn.
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+@contextmanager
+def _turn(module: Any) -> Iterator[None]:
+    """Initialize Horovod, and shut it down again (collective); an error ends the job anyway.
 
     Its thread polls as long as it is initialized, so it is initialized for its turns only.
     """
-
-    def __init__(self, module: Any) -> None:
-        self.hvd = module
-        cycle = os.environ.get("HOROVOD_CYCLE_TIME", "1")
-        version = importlib.import_module("horovod").__version__
-        self.library = f"Horovod {version} on MPI, cycle {cycle} ms"
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Initialize Horovod, and shut it down again (collective); an error ends the job anyway."""
-        self.hvd.init()
-        yield
-        self.hvd.shutdown()
+    module.init()
+    yield
+    module.shutdown()
 
 
 def find_horovod(
     ranks: Ranks, framework: str, ours: Any, skipped: dict[str, str]
-) -> Horovod | None:
+) -> Library | None:
     """Return Horovod for a framework, or None and why it is skipped (collective)."""
     problem, module = "", None
     try:
@@ -49,4 +52,7 @@ def find_horovod(
     problem = ranks.reason(problem)
     if problem:
         skipped["Horovod"] = problem
-    return None if problem else Horovod(module)
+        return None
+    cycle = os.environ.get("HOROVOD_CYCLE_TIME", "1")
+    version = importlib.import_module("horovod").__version__
+    return Library(module, f"Horovod {version} on MPI, cycle {cycle} ms", partial(_turn, module))

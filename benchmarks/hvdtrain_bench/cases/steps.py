@@ -23,7 +23,7 @@ from hvdtrain_bench.analysis.judge import (
     WHOLE,
 )
 from hvdtrain_bench.cases.agreement import Agreement
-from hvdtrain_bench.cases.horovod import Horovod
+from hvdtrain_bench.cases.horovod import Library
 from hvdtrain_bench.cases.models import MODELS, BenchModel
 from hvdtrain_bench.cases.peers import PeerLibraries
 from hvdtrain_bench.cases.trainer import Trainer, Wrap, bare_optimizer, first_weights
@@ -69,7 +69,7 @@ def with_hvdtrain(
     return module, hvd.DistributedOptimizer(own, named, sharded=sharded, exchange=exchange)
 
 
-def _with_horovod(horovod: Horovod, module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
+def _with_horovod(horovod: Library, module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
     named = module.named_parameters()
     optimizer = bare_optimizer(module, kind)
     return module, horovod.hvd.DistributedOptimizer(optimizer, named_parameters=named)
