@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from hvdtrain_bench.compare.tables import (
 )
 from hvdtrain_bench.harness.text import time_text
 
-_WIDTH, _LEFT, _RIGHT = 720, 190, 110
-_ROW, _TOP, _BOTTOM = 30, 6, 34
 _TICKS = 5
 
 
@@ -40,26 +38,28 @@ class Mark:
     points: tuple[float, ...] = ()
 
 
-def chart(
-    title: str, marks: Sequence[Mark], text: Callable[[float], str], logarithmic: bool = False
-) -> str:
-    """Return a chart as an SVG element."""
-    values = [v for mark in marks for v in (mark.value, mark.high or 0.0, *mark.points)]
-    ticks = log_ticks(values) if logarithmic else linear_ticks(values)
-    height = _TOP + _ROW * len(marks) + _BOTTOM
-    place = _place(ticks, logarithmic)
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="{escape(title)}">'
-    ]
-    for tick in ticks:
-        x, bottom = place(tick), _TOP + _ROW * len(marks)
-        parts.append(f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        label = escape(text(tick))
-        parts.append(f'<text class="scale" x="{x:.1f}" y="{bottom + 18}">{label}</text>')
-    for number, mark in enumerate(marks):
-        parts += _row(number, mark, place)
-    return "".join([*parts, "</svg>"])
+@dataclass(frozen=True)
+class Chart:
+    """Contenders on one scale, as compare.html draws them."""
+
+    title: str
+    marks: Sequence[Mark]
+    text: Callable[[float], str]  # how a value is written
+    logarithmic: bool = False
+
+    @cached_property
+    def ticks(self) -> list[float]:
+        """Round numbers, of which the last is at least the largest value."""
+        values = [v for mark in self.marks for v in (mark.value, mark.high or 0.0, *mark.points)]
+        return log_ticks(values) if self.logarithmic else linear_ticks(values)
+
+    def place(self, value: float) -> float:
+        """Return where a value lies between the first tick and the last, from 0 to 1."""
+        first, last, own = map(self._scaled, (self.ticks[0], self.ticks[-1], value))
+        return (own - first) / (last - first)
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(value if value > 0 else self.ticks[0]) if self.logarithmic else value
 
 
 def linear_ticks(values: Sequence[float]) -> list[float]:
@@ -80,46 +80,8 @@ def log_ticks(values: Sequence[float]) -> list[float]:
     return [10.0**power for power in range(first, last + stride, stride)]
 
 
-def _place(ticks: Sequence[float], logarithmic: bool) -> Callable[[float], float]:
-    """Return where values lie between the first tick and the last."""
-
-    def scaled(value: float) -> float:
-        if not logarithmic:
-            return value
-        return math.log10(value if value > 0 else ticks[0])
-
-    first, last, width = scaled(ticks[0]), scaled(ticks[-1]), _WIDTH - _LEFT - _RIGHT
-    return lambda value: _LEFT + width * (scaled(value) - first) / (last - first)
-
-
-def _row(number: int, mark: Mark, place: Callable[[float], float]) -> list[str]:
-    top, end = _TOP + _ROW * number, place(mark.value)
-    middle = top + _ROW / 2
-    parts = [
-        f'<text class="label" x="{_LEFT - 10}" y="{middle + 4}">{escape(mark.label)}</text>',
-        f'<rect class="bar fill-{number % 6}" x="{_LEFT}" y="{top + 7}" height="{_ROW - 14}" '
-        f'width="{max(0.0, end - _LEFT):.1f}"/>',
-    ]
-    right = end
-    if mark.low is not None and mark.high is not None:
-        low, right = place(mark.low), max(end, place(mark.high))
-        parts.append(
-            f'<line class="interval" x1="{low:.1f}" x2="{place(mark.high):.1f}" '
-            f'y1="{middle}" y2="{middle}"/>'
-        )
-    parts += [
-        f'<circle class="point" cx="{place(p):.1f}" cy="{middle}" r="3"/>' for p in mark.points
-    ]
-    parts.append(
-        f'<text class="value" x="{right + 8:.1f}" y="{middle + 4}">{escape(mark.text)}</text>'
-    )
-    return parts
-
-
 def write_page(path: Path, about: Mapping[str, Any], rows: Sequence[Row]) -> int:
     """Write the page, and return its size in bytes."""
-    from markupsafe import Markup
-
     ran = [row for row in rows if not row.failure]
     page = render(
         _own("compare.html"),
@@ -134,10 +96,7 @@ def write_page(path: Path, about: Mapping[str, Any], rows: Sequence[Row]) -> int
             "time": [time_cells(row, rows[0]) for row in ran],
             "results": map(result_cells, ran),
         },
-        charts={
-            "time": [(title, Markup(svg)) for title, svg in _time_charts(ran)],
-            "results": [(title, Markup(svg)) for title, svg in _result_charts(ran)],
-        },
+        charts={"time": _time_charts(ran), "results": _result_charts(ran)},
         notes=[(row.label, note) for row in ran for note in row.notes],
         facts=[(name, str(value)) for name, value in about.items()],
     )
@@ -148,7 +107,7 @@ def _own(name: str) -> str:
     return files("hvdtrain_bench.compare").joinpath(name).read_text(encoding="utf-8")
 
 
-def _time_charts(ran: Sequence[Row]) -> list[tuple[str, str]]:
+def _time_charts(ran: Sequence[Row]) -> list[Chart]:
     steps = [
         Mark(row.label, step.seconds, time_text(step.seconds), step.low, step.high, step.repeats)
         for row in ran
@@ -157,24 +116,23 @@ def _time_charts(ran: Sequence[Row]) -> list[tuple[str, str]]:
     memory = _marks(((row.label, row.memory_bytes) for row in ran), bytes_text)
     sent = _marks(((row.label, row.socket_bytes) for row in ran), bytes_text)
     return [
-        ("Time of a step, with its interval and each repeat", chart("steps", steps, time_text)),
-        ("Most memory of a process", chart("memory", memory, bytes_text)),
-        ("Sent through sockets in a step", chart("bytes sent", sent, bytes_text)),
+        Chart("Time of a step, with its interval and each repeat", steps, time_text),
+        Chart("Most memory of a process", memory, bytes_text),
+        Chart("Sent through sockets in a step", sent, bytes_text),
     ]
 
 
-def _result_charts(ran: Sequence[Row]) -> list[tuple[str, str]]:
+def _result_charts(ran: Sequence[Row]) -> list[Chart]:
     found = [(row.label, row.difference) for row in ran if row.difference is not None]
     if not found:
         return []
+    title = "Largest difference of a weight from one process"
     checked = _marks(((label, one.checked) for label, one in found), difference_text)
     final = _marks(((label, one.final) for label, one in found), difference_text)
+    when = f"after {found[0][1].steps} steps"
     return [
-        (
-            f"Largest difference of a weight from one process, {when}",
-            chart("differences", marks, difference_text, True),
-        )
-        for when, marks in ((f"after {found[0][1].steps} steps", checked), ("at the end", final))
+        Chart(f"{title}, {when}", checked, difference_text, logarithmic=True),
+        Chart(f"{title}, at the end", final, difference_text, logarithmic=True),
     ]
 
 
