@@ -1,11 +1,11 @@
-"""How each strategy for torch wraps a problem, within a session of its library."""
+"""How each strategy for torch starts its library and wraps a problem."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
 
 from hvdtrain.errors import UsageError
 from hvdtrain_bench.compare.protocol import ContenderTask, ProcessPlace, RankResult
@@ -19,19 +19,12 @@ from hvdtrain_bench.compare.torch_training import (
 )
 
 
-@contextmanager
-def _with_hvdtrain() -> Iterator[None]:
-    import hvdtrain.torch as hvd
-
-    hvd.init()
-    yield
-
-
 def _hvdtrain(problem: TorchProblem) -> TorchTrainer:
     import hvdtrain.torch as hvd
     from hvdtrain import __version__
     from hvdtrain.core import context
 
+    hvd.init()
     sharded = problem.variant == "sharded"
     hvd.broadcast_parameters(problem.model.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(
@@ -44,20 +37,13 @@ def _hvdtrain(problem: TorchProblem) -> TorchTrainer:
     return ExactTrainer(problem, optimizer=optimizer, library=f"hvdtrain {__version__} on {mpi}")
 
 
-@contextmanager
-def _with_horovod() -> Iterator[None]:
+def _horovod(problem: TorchProblem) -> TorchTrainer:
+    import horovod
     import horovod.torch as hvd
 
     if not hvd.mpi_built():
         raise UsageError("Horovod was built without MPI: python -m hvdtrain build-horovod --force")
     hvd.init()
-    yield
-
-
-def _horovod(problem: TorchProblem) -> TorchTrainer:
-    import horovod
-    import horovod.torch as hvd
-
     own = problem.optimizer(problem.model)
     optimizer = hvd.DistributedOptimizer(own, problem.model.named_parameters())
     hvd.broadcast_parameters(problem.model.state_dict(), root_rank=0)
@@ -65,19 +51,10 @@ def _horovod(problem: TorchProblem) -> TorchTrainer:
     return padded_trainer(problem, optimizer=optimizer, library=f"Horovod {horovod.__version__}")
 
 
-@contextmanager
-def _with_gloo() -> Iterator[None]:
-    """Make the default process group from the variables of this process; destroy it at the end."""
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    yield
-    dist.destroy_process_group()
-
-
 def _ddp(problem: TorchProblem) -> TorchTrainer:
     from torch.nn.parallel import DistributedDataParallel
 
+    dist.init_process_group("gloo")
     return padded_trainer(problem, model=DistributedDataParallel(problem.model))
 
 
@@ -85,6 +62,7 @@ def _fsdp2(problem: TorchProblem) -> TorchTrainer:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    dist.init_process_group("gloo")
     fully_shard(problem.model, mesh=init_device_mesh("cpu", (problem.place.size,)))
     optimizer = problem.optimizer(problem.model)
     fused = any(group.get("fused") for group in optimizer.param_groups)
@@ -105,9 +83,10 @@ def _postlocal(problem: TorchProblem) -> TorchTrainer:
     from torch.distributed.optim import PostLocalSGDOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
+    dist.init_process_group("gloo")
     model = DistributedDataParallel(problem.model)
     # By default a subgroup has all ranks of a host, which would then never train on their own.
-    alone, _ = torch.distributed.new_subgroups(group_size=1)
+    alone, _ = dist.new_subgroups(group_size=1)
     state = PostLocalSGDState(None, subgroup=alone, start_localSGD_iter=WARM_UP_STEPS)
     model.register_comm_hook(state, post_localSGD_hook)
     averager = PeriodicModelAverager(period=PERIOD_STEPS, warmup_steps=WARM_UP_STEPS)
@@ -127,34 +106,27 @@ def _dp(problem: TorchProblem) -> TorchTrainer:
     return trainer
 
 
-@contextmanager
-def _with_accelerate() -> Iterator[None]:
-    yield
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
-
-
 def _accelerate(problem: TorchProblem) -> TorchTrainer:
     from hvdtrain_bench.compare.accelerated_training import AcceleratedTrainer
 
     return AcceleratedTrainer(problem)
 
 
-_Session = Callable[[], AbstractContextManager[None]]
-_WAYS: Mapping[str, tuple[Callable[[TorchProblem], TorchTrainer], _Session]] = {
-    "one": (TorchTrainer, nullcontext),
-    "hvdtrain": (_hvdtrain, _with_hvdtrain),
-    "horovod": (_horovod, _with_horovod),
-    "ddp": (_ddp, _with_gloo),
-    "fsdp2": (_fsdp2, _with_gloo),
-    "dp": (_dp, nullcontext),
-    "accelerate": (_accelerate, _with_accelerate),
-    "torch-postlocal": (_postlocal, _with_gloo),
+_WAYS: Mapping[str, Callable[[TorchProblem], TorchTrainer]] = {
+    "one": TorchTrainer,
+    "hvdtrain": _hvdtrain,
+    "horovod": _horovod,
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "dp": _dp,
+    "accelerate": _accelerate,
+    "torch-postlocal": _postlocal,
 }
 
 
 def train(task: ContenderTask, place: ProcessPlace) -> RankResult:
-    """Train as a strategy does, within a session of its library."""
-    wrap, session = _WAYS[task.strategy]
-    with session():
-        return train_torch(task, place, wrap)
+    """Train as a strategy does, and destroy the process group that it has made, if any."""
+    result = train_torch(task, place, _WAYS[task.strategy])
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return result
