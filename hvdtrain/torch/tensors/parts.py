@@ -33,8 +33,8 @@ def check_reduced(optimizer: torch.optim.Optimizer, reduced: Sequence[torch.nn.P
         if parameter.requires_grad and id(parameter) not in hooked:
             raise RuntimeError(
                 f"parameter {number} of the optimizer (shape {tuple(parameter.shape)}) was "
-                "frozen when DistributedOptimizer was created, and is not frozen now: wrap "
-                "the optimizer again after changing requires_grad"
+                "frozen, or not in the optimizer, when DistributedOptimizer was created: add "
+                "parameters with add_param_group(), or wrap the optimizer again"
             )
 
 

@@ -234,13 +234,18 @@ def passes_for_the_class_that_it_wraps() -> None:
 
 
 @case
-def unfrozen_later() -> None:
+def unfrozen_or_added_later() -> None:
     model = build()
     model[0].weight.requires_grad_(False)
     optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
     model[0].weight.requires_grad_(True)
     model(own(batch(0)[0])).sum().backward()
     assert "wrap the optimizer again" in refused(RuntimeError, optimizer.step)
+    first, *others = build().parameters()
+    optimizer = hvd.DistributedOptimizer(momentum([first]))
+    optimizer.param_groups[0]["params"] += others
+    sum(parameter.sum() for parameter in (first, *others)).backward()
+    assert "add_param_group()" in refused(RuntimeError, optimizer.step)
 
 
 @case
