@@ -91,9 +91,8 @@ from held_clock import HeldClock
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
 from hvdtrain.core.horovod_api import init
-from hvdtrain.core.timeline import times
 from hvdtrain.types import ReduceOp
-clock = HeldClock(times)
+clock = HeldClock()
 init()
 here = context.current()
 rank = here.topology.rank
