@@ -22,6 +22,7 @@ from hvdtrain.core.sharding.exchange import ScatteredSlices
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Mark, Several, Streams
 from hvdtrain.torch.gradients import buckets as buckets_of_torch
+from hvdtrain.torch.gradients import gradients
 from hvdtrain.torch.tensors import streams as torch_streams
 from hvdtrain.torch.tensors.streams import CudaStreams, StagingStreams, streams_of
 
@@ -395,6 +396,8 @@ def main() -> None:
     """Print what was found wrong, and how many mutations were tried."""
     stream_record.install()
     stream_engine.install()
+    # The host waits where it looks at weights, which orders what comes after.
+    vars(gradients)["is_due"] = lambda steps: False
     ask_before_it_is_done()
     capture_is_refused()
     staging_is_said_once()
