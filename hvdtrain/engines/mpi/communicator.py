@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -307,6 +308,9 @@ class MpiCommunicator(Communicator):
         if self._failures is not None and self._failures.notice is not None:
             self._failures.notice.give(code)
         MPI.COMM_WORLD.Abort(code)
+        # MPICH may return before its launcher has ended this process, which would then leave the
+        # job as at its usual end, and tell other ranks so.
+        os._exit(code)
 
 
 def _is_separate(dtype: DType, prescale: float, postscale: float) -> bool:
