@@ -244,7 +244,7 @@ def unfrozen_or_added_later() -> None:
     first, *others = build().parameters()
     optimizer = hvd.DistributedOptimizer(momentum([first]))
     optimizer.param_groups[0]["params"] += others
-    sum(parameter.sum() for parameter in (first, *others)).backward()
+    torch.stack([parameter.sum() for parameter in (first, *others)]).sum().backward()
     assert "add_param_group()" in refused(RuntimeError, optimizer.step)
 
 
