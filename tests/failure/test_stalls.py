@@ -90,9 +90,10 @@ import numpy as np
 from held_clock import HeldClock
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
+from hvdtrain.core.agreement import channel
 from hvdtrain.core.horovod_api import init
 from hvdtrain.types import ReduceOp
-clock = HeldClock()
+clock = HeldClock(channel)
 init()
 here = context.current()
 rank = here.topology.rank

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from hvdtrain.core import stall
-from hvdtrain.core.agreement import channel, operation, queue
+from hvdtrain.core.agreement import operation, queue
 from hvdtrain.core.gradients import step
 
 
@@ -17,13 +17,13 @@ class HeldClock:
     Make it before init().
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *more: ModuleType) -> None:
         self.seconds_per_look = 0.0
         # What has passed until it was last held or moved, and since when it goes.
         self._state: tuple[float, float | None] = (0.0, None)
         self._looks = 0
         instead: Any = SimpleNamespace(**{**vars(time), "perf_counter": self._now})
-        for module in (channel, operation, queue, step, stall):
+        for module in (operation, queue, step, stall, *more):
             module.time = instead  # type: ignore[attr-defined]
         look, clock = stall.StallWatch._look, self
 
