@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
-from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange
-from hvdtrain.core.gradients.weight_check import WeightSums
-from hvdtrain.core.objects import allgather_object
-from hvdtrain.topology import format_ranks
+from hvdtrain.core.gradients.weight_check import WeightSums, describe_differences
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -35,22 +32,16 @@ def note_one_node(exchange: Exchange, communicators: Communicators) -> None:
         _logger.warning(f"exchange {exchange.spec} {exchange.on_one_node}")
 
 
-@collective
-def note_differences(name: str, own: WeightSums, steps: int, channel: Channel) -> bool:
-    """Say which weights differ, and where, if any do; return whether."""
-    gathered: list[WeightSums] = allgather_object(own, f"weights of {name}", channel)
-    found = [each.differing(gathered[0]) for each in gathered]
-    names = next(filter(None, found), [])
-    if names and channel.communicator.rank == 0:
-        ranks = [rank for rank, theirs in zip(channel.ranks, found, strict=True) if theirs]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+def note_differences(weights: Sequence[WeightSums], channel: Channel, at: str) -> bool:
+    """Log which weights of the ranks of a channel differ, if any do; return whether."""
+    found = describe_differences(weights, channel.ranks)
+    if found and channel.communicator.rank == 0:
         _logger.warning(
-            f"{name}: weights differ between ranks at step {steps + 1}, so each rank trains a "
-            f"model of its own: {names[0]!r}{more} of {format_ranks(ranks)}, from rank "
-            f"{channel.ranks[0]}'s. Broadcast the initial weights from one rank; load states, "
-            "change weights and set learning rates on all of them"
+            f"weights differ between ranks {at}, so each rank trains a model of its own: {found}. "
+            "Broadcast the initial weights from one rank; load states, change weights and set "
+            "learning rates on all of them"
         )
-    return bool(names)
+    return bool(found)
 
 
 def _is_first(subject: str) -> bool:

@@ -64,7 +64,7 @@ def weight_sums(variables: Sequence[Any]) -> WeightSums | None:
         value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(variable.dtype))
         part = tf.reshape(value, [-1])[:MOST_ELEMENTS]
         values = tf.bitcast(part, part.dtype.real_dtype) if part.dtype.is_complex else part
-        rows.append((variable.name, values.numpy(), part.dtype.size))
+        rows.append((getattr(variable, "path", variable.name), values.numpy(), part.dtype.size))
     return sum_weights(rows)
 
 

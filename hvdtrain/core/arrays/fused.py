@@ -84,6 +84,7 @@ class FusedPlan:
         self._exchange = exchange
         self._exchange.prepare(self._plan)
         self._steps = 0
+        self._info: StepInfo | None = None
         self._told = False  # that weights differ
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
         self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
@@ -146,8 +147,8 @@ class FusedPlan:
         )
         if own.number is None:
             own = replace(own, number=self._steps)
-        number = own.number or 0
-        if weights is not None and not self._told and is_due(number):
+        due = self._info is not None and is_due(self._info.step + 1) and not self._told
+        if due and weights is not None:
             own = replace(own, weights=weights())
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit(own)
@@ -159,12 +160,13 @@ class FusedPlan:
             raise
         reducer.finish(own)
         self._steps += 1
-        assert reducer.step.info is not None
-        if reducer.step.info.suspect and own.weights is not None:
-            self._told = note_differences(name, own.weights, number, channel)
+        self._info = reducer.step.info
+        assert self._info is not None
+        at = f"at step {self._info.step + 1}"
+        self._told |= note_differences(self._info.weights, channel, at)
         return [
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
-        ], reducer.step.info
+        ], self._info
 
     def begin(self, arrays: Sequence[HostArray]) -> None:
         buffers = cut(self._plan.buckets, {"cpu": self._memory.pool.allocate()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.operation import AgreedError
+from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.gradients.weight_check import WeightSums, may_differ
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
@@ -62,7 +64,7 @@ class StepInfo:
             used; known at the end of the step, only for an exchange with `checks_finite`.
         whole: whether every rank takes a step of its own: none has joined, or asks for a flush.
         placed: whether every rank says where its gradients lie, and none has joined.
-        suspect: whether all ranks compare their weights, and these seem to differ.
+        weights: what all ranks compare of their weights, by rank, if it seems to differ.
     """
 
     step: int
@@ -78,7 +80,7 @@ class StepInfo:
     unused: frozenset[str] = frozenset()
     whole: bool = True
     placed: bool = False
-    suspect: bool = False
+    weights: Sequence[WeightSums] = ()
 
     @property
     def drifted(self) -> bool:
@@ -138,7 +140,9 @@ def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> Ste
     sums = np.array(known, np.float64) * (not own.joined)
     communicator.allreduce(Buffer.from_array(sums), ReduceOp.SUM)
     total, weighted, others, steps, present, done, all_placed, all_compared, x, y = sums.tolist()
-    size = communicator.size
+    size, gathered = communicator.size, list[WeightSums]()
+    if own.weights is not None and all_compared == size and may_differ(size, x, y):
+        gathered = [each for (each,) in exchange(communicator, [own.weights])]
     return StepInfo(
         step=round(done / max(1, present)),
         size=size,
@@ -151,7 +155,7 @@ def agree_on_step(own: OwnStep, placed: bool, communicator: Communicator) -> Ste
         scale=own.scale,
         whole=others == size,
         placed=all_placed == size,
-        suspect=all_compared == size and may_differ(size, x, y),
+        weights=gathered,
     )
 
 

@@ -9,18 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdtrain.arrays import HostArray
+from hvdtrain.topology import format_ranks
 
-# Of each parameter so many elements are looked at: weights that differ do so nearly everywhere.
+# Compared of each parameter: weights that differ do so nearly everywhere.
 MOST_ELEMENTS = 1 << 14
 _PERIOD = 1000
 # Relative to the norm: processors of several kinds may round each step differently.
 _TOLERANCE, _TOLERANCE_OF_HALF_TYPES = 1e-3, 0.1
-# The angle of a difference that is just allowed; more than half of the circle is unlikely.
-_ANGLE = 2 * math.pi / 1024
+# Radians of a difference that is just allowed. No fraction of the circle: weights that people set
+# differ by round numbers, which must not be whole turns.
+_ANGLE = 6.17e-3
 
 
 def is_due(steps: int) -> bool:
-    """Return whether weights are compared after 1, 2, 4, 8 ... steps, and each thousand."""
+    """Return whether weights are compared after so many steps: 1, 2, 4, 8 ... and each thousand."""
     # Not before the first one: programs may broadcast weights after it, as TensorFlow's do.
     return steps > 0 and (steps & (steps - 1) == 0 or steps % _PERIOD == 0)
 
@@ -37,9 +39,10 @@ class WeightSums:
     def direction(self) -> tuple[float, float]:
         """A point on the unit circle, the same on ranks with equal weights."""
         pairs = zip(self.sums, self.allowed, strict=True)
-        numbers = [(own, most) for own, most in pairs if most and math.isfinite(most)]
-        # Divided by powers of two, which seldom differ where weights differ by rounding.
-        total = sum(own / 2.0 ** round(math.log2(most)) for own, most in numbers)
+        scaled = [(x, round(math.log2(most))) for x, most in pairs if most and math.isfinite(most)]
+        # In units of powers of two, which seldom differ where weights differ by rounding. The power
+        # itself tells weights from their double.
+        total = sum(x / 2.0**power + 77 * power for x, power in scaled)
         return math.cos(_ANGLE * total), math.sin(_ANGLE * total)
 
     def differing(self, other: WeightSums) -> list[str]:
@@ -58,6 +61,17 @@ def sum_weights(rows: Iterable[tuple[str, HostArray, int]]) -> WeightSums:
         tolerance = _TOLERANCE if itemsize > 2 else _TOLERANCE_OF_HALF_TYPES
         allowed.append(tolerance * float(np.linalg.norm(values)))
     return WeightSums(names, sums, allowed)
+
+
+def describe_differences(gathered: Sequence[WeightSums], ranks: Sequence[int]) -> str:
+    """Return which weights differ from the first rank's, and where; "" for none or no ranks."""
+    found = [each.differing(gathered[0]) for each in gathered]  # of each rank
+    names = next(filter(None, found), [])
+    if not names:
+        return ""
+    others = [rank for rank, theirs in zip(ranks, found, strict=True) if theirs]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{more} of {format_ranks(others)}, from rank {ranks[0]}'s"
 
 
 def may_differ(ranks: int, x: float, y: float) -> bool:

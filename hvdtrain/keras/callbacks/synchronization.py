@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import keras
 
@@ -12,6 +13,8 @@ from hvdtrain.core.arrays import collectives
 from hvdtrain.core.exchanges.saved import SavedExchange
 from hvdtrain.core.gradients.weight_check import (
     MOST_ELEMENTS,
+    WeightSums,
+    is_due,
     sum_weights,
 )
 from hvdtrain.core.process_set import global_process_set
@@ -258,29 +261,22 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Stop if any rank stops, and use rank 0's learning rates."""
         model: KerasModel = self.model
         optimizers = distributed_optimizers(model)
-        if keras.backend.backend() == "jax" and not self._told:
-            self._compare_weights(optimizers)
         rated = [each for own in optimizers for each in getattr(own, "optimizers", [own])]
         rates = [float(optimizer.learning_rate) for optimizer in rated]
-        gathered = objects.allgather_object((bool(model.stop_training), rates), "end of an epoch")
-        model.stop_training = any(stop for stop, _ in gathered)
-        if any(theirs != gathered[0][1] for _, theirs in gathered):
+        # Other backends compare weights in a step, where a step of JAX has not their values.
+        weights = None
+        if keras.backend.backend() == "jax" and is_due(epoch + 1) and not self._told:
+            weights = _weight_sums(model, optimizers)
+        own = (bool(model.stop_training), rates, weights)
+        gathered = objects.allgather_object(own, "end of an epoch")
+        model.stop_training = any(stop for stop, *_ in gathered)
+        if weights is not None:
+            theirs = [each for *_, each in gathered]
+            world, at = context.current().world, f"after epoch {epoch + 1}"
+            self._told = note_differences(theirs, world, at)
+        if any(each != gathered[0][1] for _, each, _ in gathered):
             for optimizer, rate in zip(rated, gathered[0][1], strict=True):
                 optimizer.learning_rate = rate
-
-    @collective
-    def _compare_weights(self, optimizers: Sequence[DistributedMixin]) -> None:
-        """Warn of weights that differ; other backends do in the step, which has them there."""
-        reductions = [optimizer.hvdtrain_reduction for optimizer in optimizers]
-        if any(each.weights is not None or each.has_local for each in reductions):
-            return
-        self.model.jax_state_sync()
-        rows = []
-        for variable in self.model.trainable_variables:
-            array = to_array(variable)
-            rows.append((variable.path, array.reshape(-1)[:MOST_ELEMENTS], array.itemsize))
-        steps, world = reductions[0].steps, context.current().world
-        self._told = note_differences("fit", sum_weights(rows), steps, world)
 
     @collective
     def on_train_end(self, logs: Logs | None = None) -> None:
@@ -303,6 +299,18 @@ def _flushes(optimizer: DistributedMixin) -> bool:
     """Return whether weights of an optimizer may differ between ranks, and fit flushes them."""
     weights = optimizer.hvdtrain_reduction.weights
     return weights is not None and optimizer.exchanges_weights and weights.flush_in_fit
+
+
+def _weight_sums(model: KerasModel, optimizers: Sequence[DistributedMixin]) -> WeightSums:
+    """Return the sums of the weights whose gradients all ranks reduce."""
+    cast(Any, model).jax_state_sync()
+    rows = []
+    for reduction in (optimizer.hvdtrain_reduction for optimizer in optimizers):
+        of_all = reduction.settings.process_set is global_process_set and not reduction.has_local
+        for variable in reduction.variables if of_all and reduction.weights is None else ():
+            part = to_array(keras.ops.reshape(variable, [-1])[:MOST_ELEMENTS])
+            rows.append((variable.path, part, part.itemsize))
+    return sum_weights(rows)
 
 
 @collective

@@ -149,9 +149,9 @@ class Gradients:
         )
 
     def _weights_to_compare(self) -> WeightSums | None:
-        if self._told or not is_due(self.steps):
-            return None
-        return weight_sums(self._named)
+        # By the number that ranks agree on: one that loads a state alone counts otherwise.
+        due = self.info is not None and is_due(self.info.step + 1) and not self._told
+        return weight_sums(self._named) if due else None
 
     @property
     def sent_weight(self) -> float | None:
@@ -513,20 +513,14 @@ class Gradients:
             for index in late:
                 self._reducer.ready(index)
         usage = StepUsage.from_sums(self._reducer.finish(self._own))
-        self.info = step.info
-        self._warn_of_differences()
+        self.info = info = step.info
+        assert info is not None
+        channel, at = self.buckets.channel, f"at step {info.step + 1}"
+        self._told |= note_differences(info.weights, channel, at)
         self.whole = self.buckets.whole
         self._deliver(len(self.plan.buckets))
         self._give(usage, absent, step.sparse)
         return usage
-
-    @collective
-    def _warn_of_differences(self) -> None:
-        own = self._own
-        assert self.info is not None
-        if self.info.suspect and own.weights is not None:
-            name, channel = "DistributedOptimizer", self.buckets.channel
-            self._told = note_differences(name, own.weights, self.steps, channel)
 
     @collective
     def _give(

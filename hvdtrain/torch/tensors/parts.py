@@ -45,6 +45,7 @@ def weight_sums(named: Iterable[tuple[str, torch.nn.Parameter]]) -> WeightSums:
     for name, parameter in named:
         if parameter.layout is torch.strided and not is_traceable_wrapper_subclass(parameter):
             part = parameter.detach().flatten()[:MOST_ELEMENTS]
+            part = part.resolve_conj().resolve_neg()
             values = torch.view_as_real(part).flatten() if part.is_complex() else part
             rows.append((name, values.float().cpu().numpy(), part.dtype.itemsize))
     return sum_weights(rows)

@@ -136,7 +136,7 @@ def weights_that_differ_are_told() -> None:
         values = np.random.default_rng(seed).normal(size=(5, 1 + columns))
         said = logged(partial(steps_of_a_tape, tf.Variable(values), compiled))
         assert len(said) == (others and columns % 2), said
-        assert all(f"{WEIGHTS_DIFFER} 2" in line for line in said), said
+        assert all(f"{WEIGHTS_DIFFER} at step 2" in line for line in said), said
 
 
 def steps_of_a_tape(variable: Any, compiled: bool) -> None:

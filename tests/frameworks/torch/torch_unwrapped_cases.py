@@ -86,4 +86,27 @@ def weights_that_differ_in_wrapped_loops() -> None:
     for train in (partial(_train_wrapped, hvd.rank()), partial(_train_wrapped, 0, hvd.rank())):
         said = logged(train)
         assert len(said) == others, said  # once, not in steps 2, 3 and 5
-        assert all(f"{WEIGHTS_DIFFER} 2" in line and "of rank" in line for line in said), said
+        assert all(f"{WEIGHTS_DIFFER} at step 2" in line and "of rank" in line for line in said), (
+            said
+        )
+
+
+def _train_two() -> None:
+    """Step two optimizers of one backward pass, in an order of each rank's own."""
+    values = torch.full((4,), complex(hvd.rank(), 1.0), dtype=torch.complex128)
+    weights = [torch.nn.Parameter(values.conj()), torch.nn.Parameter(values.real)]
+    optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([each], lr=0.1)) for each in weights]
+    if hvd.rank() == 1:  # counts otherwise than the other ranks
+        state = optimizers[0].exchange_state()
+        optimizers[0].load_exchange_state({**state, "steps": 4})
+    for _ in range(4):
+        (weights[0].abs().sum() + weights[1].sum()).backward()
+        for optimizer in optimizers if hvd.rank() else reversed(optimizers):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@case
+def weights_that_differ_in_optimizers_of_another_order() -> None:
+    said = logged(_train_two)
+    assert len(said) == (2 if hvd.size() > 1 and hvd.rank() == 0 else 0), said

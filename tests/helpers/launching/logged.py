@@ -23,4 +23,4 @@ def logged(call: Callable[[], object], level: int = logging.WARNING) -> list[str
     return lines
 
 
-WEIGHTS_DIFFER = "weights differ between ranks at step"
+WEIGHTS_DIFFER = "weights differ between ranks"

@@ -37,6 +37,14 @@ def test_one_parameter_of_one_rank(ranks: int, scale: float, itemsize: int, foun
     assert changed.differing(plain) == ["p7"] * found
 
 
+def test_differences_of_round_numbers_are_seen() -> None:
+    of_ones = {size: sum_weights([("p", np.ones(size), 4)]).direction for size in (64, 1 << 14)}
+    for size, direction in of_ones.items():
+        for other in (-1, 0, 2, 3, 4, 1024):
+            changed = sum_weights([("p", np.full(size, float(other)), 4)]).direction
+            assert may_differ(2, *np.add(direction, changed)), (size, other)
+
+
 def test_zeros_and_weights_that_are_no_numbers() -> None:
     zeros, ones, nan = (
         sum_weights([("p", np.full(9, value, np.float32), 4)]) for value in (0, 1, np.nan)
