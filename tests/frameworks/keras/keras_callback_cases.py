@@ -263,14 +263,3 @@ def checkpoints_of_all_ranks_in_one_file_leave_it_whole() -> None:
         allgather_object(None, "seen")
     assert Path("latest.keras").is_symlink()
     assert Path("named.keras").is_file()
-
-
-CASES = [
-    checkpoints_of_all_ranks_in_one_file_leave_it_whole,
-    learning_rates_follow_the_formulas,
-    velocities_are_corrected,
-    metrics_of_every_form_are_averaged,
-    metrics_of_different_forms_are_refused_on_all_ranks,
-    state_of_rank_0_is_broadcast,
-    what_cannot_work_is_refused_at_the_start,
-]

@@ -35,6 +35,3 @@ def recipes_build_their_models_and_losses() -> None:
         for loss, expected in ((plain.loss, losses), (recipe.loss, smoothed)):
             got = keras.ops.convert_to_numpy(loss(labels, scores))
             np.testing.assert_allclose(got, expected.sum(), rtol=1e-5)
-
-
-CASES = [the_loop_of_the_data_page, recipes_build_their_models_and_losses]

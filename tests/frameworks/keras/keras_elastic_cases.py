@@ -85,10 +85,3 @@ def commits_are_as_rare_as_asked() -> None:
     assert seen == [(0, 2), (1, 0), (1, 2), (2, 0)], seen
     with raising(ValueError, text="batches_per_commit"):
         hvd.elastic.CommitStateCallback(state, 0)
-
-
-CASES = [
-    weights_and_momenta_go_back,
-    fit_goes_on_in_the_middle_of_an_epoch,
-    commits_are_as_rare_as_asked,
-]

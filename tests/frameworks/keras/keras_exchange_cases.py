@@ -112,13 +112,3 @@ def an_exchange_goes_with_one_list_of_gradients() -> None:
         other.apply([keras.ops.zeros([2])], [keras.Variable(np.zeros(2))])
     with raising(ValueError, text="'onebit' got 3 gradients before, and 3 or different ones now"):
         stepped(other, own)  # on other variables of the same shapes
-
-
-CASES = [
-    # First, since it is about what is settled once.
-    *([a_rank_begins_without_dense_gradients] if keras.backend.backend() == "tensorflow" else []),
-    half_types_by_name,
-    compressed_gradients_by_name,
-    residuals_are_not_in_units_of_the_loss_scale,
-    an_exchange_goes_with_one_list_of_gradients,
-]

@@ -252,14 +252,3 @@ def horovods_names() -> None:
     assert importlib.import_module("horovod.keras.callbacks") is hvd.callbacks
     if keras.backend.backend() == "tensorflow":
         assert importlib.import_module("horovod.tensorflow.keras") is hvd
-
-
-CASES = [
-    ranks_together_give_what_one_gives,
-    ranks_agree_on_what_is_finite,
-    models_that_fit_builds,
-    saved_models,
-    what_xla_is_to_compile,
-    the_documented_fit,
-    horovods_names,
-]

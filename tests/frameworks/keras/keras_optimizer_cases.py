@@ -336,19 +336,3 @@ def in_loops_of_jax(x: Any) -> None:
         jax.jit(hvd.allreduce)(x)
     with raising(ValueError, text="has no gradient"):
         jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum())(x)
-
-
-CASES = [
-    *([] if keras.backend.backend() == "torch" else [traced_reductions]),
-    every_optimizer_of_keras,
-    gradients_that_some_ranks_lack,
-    *(
-        [sparse_gradients_of_some_ranks, options_mean_the_same_on_one_rank]
-        if keras.backend.backend() == "tensorflow"
-        else []
-    ),
-    local_layers_stay_local,
-    state_and_class_are_kept,
-    bad_arguments,
-    values,
-]

@@ -328,13 +328,3 @@ def uneven_batches_are_normalized_as_one() -> str | None:
     for weights, by_fit in zip(found, (True, False), strict=True):
         assert_close(weights, train(False, by_fit), rtol=1e-4)
     return digest([*found[0], *found[1]])
-
-
-CASES = [
-    uneven_batches_are_normalized_as_one,
-    batches_weigh_what_their_loss_divides_by,
-    weights_that_nobody_knows_are_warned_of,
-    gradients_count_by_samples,
-    slices_count_by_samples,
-    fit_counts_samples,
-]

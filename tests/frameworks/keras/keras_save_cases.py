@@ -79,6 +79,3 @@ def drifted_weights_are_not_saved() -> None:
     model.optimizer.flush()
     model.save(f"alone-{hvd.rank()}.keras")
     assert Path(f"alone-{hvd.rank()}.keras").exists()
-
-
-CASES = [saves_in_an_epoch_show_averaged_weights, drifted_weights_are_not_saved]

@@ -231,19 +231,3 @@ def what_cannot_be_shared_is_refused() -> None:
             model.compile(hvd.DistributedOptimizer(kinds.SGD(), sharded=True), "mse")
         with raising(ValueError, text="backward_passes_per_step=1"):
             hvd.DistributedOptimizer(kinds.SGD(), sharded=True, backward_passes_per_step=2)
-
-
-CASES = [
-    what_cannot_be_shared_is_refused,
-    *(
-        []
-        if ON_JAX
-        else [
-            shared_steps_are_those_of_one_rank,
-            kept_tensors_stay_what_they_are,
-            ranks_without_the_same_gradients,
-            one_rank_saves_and_all_go_on,
-            velocities_are_scaled_when_no_rank_reads_them,
-        ]
-    ),
-]

@@ -298,15 +298,3 @@ def statistics_are_averaged() -> str:
     want = [0.5 * x.mean(1).mean(0), 0.5 + 0.5 * x.var(1).mean(0)]
     assert_close([layer.moving_mean, layer.moving_variance], want)
     return digest(model.weights)
-
-
-CASES = [
-    uneven_data_end_together,
-    data_of_unknown_length,
-    one_rank_decides_for_all,
-    backups_are_restored_on_all_ranks,
-    files_of_one_rank,
-    what_cannot_work_is_refused_on_all_ranks,
-    steps_of_ones_own,
-    statistics_are_averaged,
-]

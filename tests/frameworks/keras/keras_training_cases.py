@@ -120,11 +120,3 @@ def weights_of_all_ranks_are_compared() -> None:
     text = replica_difference({k: array_checksum(w) for k, w in weights.items()})
     assert (text is None) == (hvd.size() == 1)
     assert text is None or text.startswith("bias ")
-
-
-CASES = [
-    optimizers_clip_the_mean_gradient_and_decay,
-    optimizers_by_their_names,
-    metrics_count_every_sample_of_all_ranks_once,
-    weights_of_all_ranks_are_compared,
-]

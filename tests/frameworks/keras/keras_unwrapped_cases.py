@@ -116,11 +116,3 @@ def weights_that_differ_are_told() -> None:
         fit = partial(model.fit, x, x[:, :2], batch_size=2, epochs=2, verbose=0)
         said = [line for line in logged(fit) if WEIGHTS_DIFFER in line]
         assert len(said) == expected, said
-
-
-CASES = [
-    weights_that_differ_are_told,
-    plain_optimizers_are_warned_of,
-    what_may_be_right_is_not_warned_of,
-    layers_of_another_distribution_are_warned_of,
-]

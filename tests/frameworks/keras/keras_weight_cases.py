@@ -172,11 +172,3 @@ def what_does_not_go_with_weights_is_refused() -> None:
     optimizer = hvd.DistributedOptimizer(sgd(), exchange="local:steps=2,state=average")
     with raising(ValueError, text="cannot leave one out: give state=keep"):
         optimizer.register_local_var(keras.Variable(np.zeros(2)))
-
-
-CASES = [
-    weights_after_local_steps,
-    a_rank_leaves_out_an_update_that_is_not_finite,
-    fit_shows_equal_weights_in_validation,
-    what_does_not_go_with_weights_is_refused,
-]

@@ -20,7 +20,7 @@ import keras_synchronization_cases
 import keras_training_cases
 import keras_unwrapped_cases
 import keras_weight_cases
-from all_cases import run_all
+from all_cases import cases_of, run_all
 
 import hvdtrain.keras as hvd
 
@@ -39,16 +39,26 @@ MODULES = (
     keras_training_cases,
     keras_unwrapped_cases,
 )
-# What they show is the same on all backends, and to trace their models takes a third of the time.
-NOT_ON_TENSORFLOW = {
-    keras_callback_cases.learning_rates_follow_the_formulas,
-    keras_callback_cases.metrics_of_different_forms_are_refused_on_all_ranks,
-    keras_callback_cases.what_cannot_work_is_refused_at_the_start,
-    keras_data_cases.the_loop_of_the_data_page,
-    keras_synchronization_cases.what_cannot_work_is_refused_on_all_ranks,
-    keras_training_cases.metrics_count_every_sample_of_all_ranks_once,
-    *keras_save_cases.CASES,
-    *keras_unwrapped_cases.CASES,
+ONLY_ON_TENSORFLOW = {
+    keras_exchange_cases.a_rank_begins_without_dense_gradients,
+    keras_optimizer_cases.options_mean_the_same_on_one_rank,
+    keras_optimizer_cases.sparse_gradients_of_some_ranks,
+}
+SHARED = {*cases_of(keras_sharded_cases)} - {keras_sharded_cases.what_cannot_be_shared_is_refused}
+NOT_ON = {
+    "torch": ONLY_ON_TENSORFLOW | {keras_optimizer_cases.traced_reductions},
+    "jax": ONLY_ON_TENSORFLOW | SHARED,
+    # What they show is the same on all backends, and to trace their models takes a third of the
+    # time.
+    "tensorflow": {
+        keras_callback_cases.learning_rates_follow_the_formulas,
+        keras_callback_cases.metrics_of_different_forms_are_refused_on_all_ranks,
+        keras_callback_cases.what_cannot_work_is_refused_at_the_start,
+        keras_data_cases.the_loop_of_the_data_page,
+        keras_synchronization_cases.what_cannot_work_is_refused_on_all_ranks,
+        keras_training_cases.metrics_count_every_sample_of_all_ranks_once,
+        *cases_of(keras_save_cases, keras_unwrapped_cases),
+    },
 }
 
 
@@ -68,9 +78,9 @@ def main() -> None:
     if keras.backend.backend() == "jax":  # whose one thread then must not wait for another
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[hvd.rank() % len(cpus)]})
-    cases = [case for module in MODULES for case in module.CASES]
-    if keras.backend.backend() == "tensorflow" and not {*sys.argv[1:]} - {"hooks"}:
-        cases = [case for case in cases if case not in NOT_ON_TENSORFLOW]
+    cases = cases_of(*MODULES)
+    if not {*sys.argv[1:]} - {"hooks"}:
+        cases = [case for case in cases if case not in NOT_ON[keras.backend.backend()]]
     run_all(cases, lambda: keras.utils.set_random_seed(1))
 
 

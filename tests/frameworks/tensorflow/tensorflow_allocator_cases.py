@@ -155,12 +155,3 @@ def other_tensors_may_take_all_memory_for_gradients() -> None:
     for number, own in enumerate(kept):
         for mine, alone in zip(own, local(hvd.rank(), number), strict=True):
             np.testing.assert_array_equal(mine.numpy(), alone)
-
-
-CASES = [
-    large_gradients_are_not_copied,
-    lent_gradients_stay_what_they_are,
-    results_stay_what_they_are,
-    gradients_are_lent_while_a_rank_has_joined,
-    other_tensors_may_take_all_memory_for_gradients,
-]

@@ -49,9 +49,3 @@ def a_session_goes_back() -> None:
             assert (session.run(variable), state.epoch) == (hvd.rank(), hvd.rank())
             state.sync()
             assert (session.run(variable), state.epoch) == (0.0, 0)
-
-
-CASES = [
-    variables_start_from_rank_0_and_go_back,
-    a_session_goes_back,
-]

@@ -23,7 +23,7 @@ def begin_anew(engine: str | None = None, settings: Mapping[str, str] | None = N
         hvd.init(engine=engine)
 
 
-def check_small_numbers() -> None:
+def _check_small_numbers() -> None:
     """Those below the smallest normal one count, though TensorFlow's threads flush them to zero."""
     rank, size = hvd.rank(), hvd.size()
     tiny = tf.constant(np.array([1000 * (rank + 1)], np.int32).view(np.float32))
@@ -49,8 +49,5 @@ def engines_give_what_one_rank_gives() -> str:
         rows = hvd.allgather(x[: 1 + hvd.rank() % 2])
         np.testing.assert_array_equal(rows[-1 - (hvd.size() - 1) % 2], input_of(hvd.size() - 1)[0])
         np.testing.assert_array_equal(hvd.broadcast(x, 1), input_of(1))
-        check_small_numbers()
+        _check_small_numbers()
     return "-".join(ends)
-
-
-CASES = [engines_give_what_one_rank_gives]

@@ -85,9 +85,3 @@ def bad_input() -> None:
         hvd.broadcast_variables([tf.Variable(wrong)], 0)
     with raising(RuntimeError, text="eager"):
         hvd.broadcast_global_variables(0)
-
-
-CASES = [
-    process_sets,
-    bad_input,
-]

@@ -242,14 +242,3 @@ def results_of_failed_sessions_are_dropped() -> None:
         while not runs._pending[number].done():
             time.sleep(0.001)
         assert runs.finish(number) == [2 * number]
-
-
-CASES = [
-    results_of_failed_sessions_are_dropped,
-    two_optimizers_step_in_one_run,
-    operations_do_not_hold_one_another_up,
-    gradients_evaluated_alone,
-    optimizers_give_what_one_rank_gives,
-    gradients_are_sparse_on_some_ranks,
-    steps_are_combined_by_adasum,
-]

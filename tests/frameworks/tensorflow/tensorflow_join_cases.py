@@ -71,10 +71,3 @@ def interrupted_steps_end() -> None:
         gradient()
     hvd.barrier()  # comes after the step that was given up
     np.testing.assert_allclose(gradient(), [(size + 1) / 2] * 3)
-
-
-CASES = [
-    first_steps_after_a_join,  # before any case of another file
-    joined_ranks_give_zeros,
-    interrupted_steps_end,
-]

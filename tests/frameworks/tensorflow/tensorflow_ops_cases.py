@@ -249,16 +249,3 @@ def objects_variables_and_facts() -> None:
         assert [int(fact) for fact in mode()] == [rank, size, rank]
     hvd.barrier()
     assert (int(hvd.local_size_op()), hvd.is_homogeneous()) == (size, True)
-
-
-CASES = [
-    reductions_of_all_types,
-    factors_compression_and_slices,
-    gathers_broadcasts_and_exchanges,
-    gradients_of_gradients,
-    shapes_are_known_in_graphs,
-    order_in_a_function_is_that_of_the_trace,
-    functions_in_a_function_keep_its_order,
-    process_sets_that_are_lists,
-    objects_variables_and_facts,
-]

@@ -376,22 +376,3 @@ def the_documented_loop() -> str:
 
 def the_loop_of_the_data_page() -> str:
     return digest(check_keras_loop("tf.GradientTape"))
-
-
-CASES = [
-    tapes_give_what_one_rank_gives,
-    keras_optimizers_give_what_one_rank_gives,
-    weights_that_differ_are_told,
-    gradients_of_some_passes_are_refused,
-    variables_are_kept_local,
-    options_of_the_tape,
-    models_come_and_go,
-    sparse_gradients,
-    layouts_that_differ_between_ranks,
-    gradients_that_ranks_add_up_and_have_not_all,
-    local_layers_stay_local,
-    batches_are_normalised_over_all_ranks,
-    different_models_are_refused,
-    the_documented_loop,
-    the_loop_of_the_data_page,
-]

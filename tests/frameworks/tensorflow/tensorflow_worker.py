@@ -11,7 +11,7 @@ import tensorflow_graph_cases
 import tensorflow_join_cases
 import tensorflow_ops_cases
 import tensorflow_training_cases
-from all_cases import run_all
+from all_cases import cases_of, run_all
 
 import hvdtrain.tensorflow as hvd
 
@@ -30,7 +30,7 @@ MODULES = (
 def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
-    run_all(case for module in MODULES for case in module.CASES)
+    run_all(cases_of(*MODULES))
 
 
 if __name__ == "__main__":

@@ -94,13 +94,3 @@ def evaluation_is_local() -> None:
 def a_channel_of_one_value_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         hvd.SyncBatchNorm(2)(torch.randn(1 if hvd.rank() == 0 else 0, 2))
-
-
-CASES = (
-    equals_batch_norm_on_the_whole_batch,
-    halves_stay_halves,
-    gradients_can_be_differentiated,
-    gradients_of_halves_are_added_in_float32,
-    evaluation_is_local,
-    a_channel_of_one_value_is_refused,
-)

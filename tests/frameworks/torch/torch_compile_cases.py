@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch_training import case
 
 import hvdtrain.torch as hvd
 
@@ -66,7 +65,6 @@ def _backward(
     return step
 
 
-@case
 def compiled_steps() -> None:
     if hvd.size() != 2:  # takes seconds, and does not depend on the number of ranks
         return

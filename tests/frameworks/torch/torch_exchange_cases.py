@@ -11,7 +11,7 @@ from exchange_formulas import Flat
 from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
-from torch_training import Model, batch, case, momentum, refused
+from torch_training import Model, batch, momentum, refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
@@ -95,7 +95,6 @@ def put(values: Sequence[Flat], tensors: Sequence[torch.Tensor]) -> None:
         tensor.detach().copy_(torch.from_numpy(value).reshape(tensor.shape))
 
 
-@case
 def a_bucket_that_is_reduced_after_backward_is_no_change_of_its_gradients() -> None:
     """Rank 0 alone fills the second bucket in backward(), and looks at it when it is reduced."""
     if not hvd.mpi_threads_supported():
@@ -115,7 +114,6 @@ def a_bucket_that_is_reduced_after_backward_is_no_change_of_its_gradients() -> N
     assert torch.allclose(weights[1], torch.full((8,), -1.0))
 
 
-@case
 def an_exchange_knows_the_step() -> None:
     noting, model = Noting(), dense()
     optimizer = wrapped(model, noting)
@@ -130,7 +128,6 @@ def an_exchange_knows_the_step() -> None:
     assert noting.info[1].total == sum(range(1, hvd.size() + 1))
 
 
-@case
 def compression_rounds_what_crosses_the_network_and_joined_ranks_answer() -> None:
     # Neither 1/3 of 1 nor its sums fit into half types.
     for kind, dtype in ((hvd.Compression.fp16, torch.half), (hvd.Compression.bf16, torch.bfloat16)):
@@ -157,7 +154,6 @@ def compression_rounds_what_crosses_the_network_and_joined_ranks_answer() -> Non
             hvd.join()
 
 
-@case
 def ranks_that_exchange_in_different_ways_are_refused() -> None:
     if hvd.size() == 1:
         return
@@ -171,7 +167,6 @@ def ranks_that_exchange_in_different_ways_are_refused() -> None:
         assert "exchange allreduce:op=average" in message, message
 
 
-@case
 def a_state_of_another_exchange_is_refused() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     local = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), exchange="local:steps=2")
@@ -184,7 +179,6 @@ def a_state_of_another_exchange_is_refused() -> None:
     assert "the state belongs to exchange 'nbit'" in message, message
 
 
-@case
 def what_does_not_go_together_is_refused() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     sgd = torch.optim.SGD([weight], lr=1.0)
@@ -215,7 +209,6 @@ def what_does_not_go_together_is_refused() -> None:
     assert "is complex64" in refused(ValueError, make)
 
 
-@case
 def what_codes_cannot_hold_does_not_stay() -> None:
     """The squares of finite gradients overflow while they are coded."""
     exchange = make_exchange("nbit:bits=8,block=8")
@@ -230,7 +223,6 @@ def what_codes_cannot_hold_does_not_stay() -> None:
         assert bool(weight.grad.isfinite().all()) == (scale == 1.0 or hvd.size() == 1), scale
 
 
-@case
 def codes_of_weights_keep_what_they_lose() -> None:
     """It is added to what ranks send in the next exchange."""
     exchange = make_exchange("diloco:steps=1,type=int8")

@@ -7,21 +7,12 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from gpu_ranks import device
 from torch.nn import functional as F
-from torch_compile_cases import compiled_steps
-from torch_gpu_operation_cases import device
 from torch_gpu_optimizer_cases import assert_equals_one_rank
 from torch_training import batch, momentum, own, together
 
 import hvdtrain.torch as hvd
-
-CASES: list[Callable[[], None]] = [compiled_steps]
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
 
 
 def train_compiled(backend: str) -> None:
@@ -37,12 +28,10 @@ def train_compiled(backend: str) -> None:
     assert_equals_one_rank(model, momentum, 3)
 
 
-@case
 def compiled_for_autograd() -> None:
     train_compiled("aot_eager")
 
 
-@case
 def compiled_for_the_device() -> None:
     if device().type == "cuda":  # on a CPU a compiler of C++ takes too long
         train_compiled("inductor")
@@ -68,7 +57,6 @@ def captured(work: Callable[[], object]) -> str:
     return text
 
 
-@case
 def operations_in_a_cuda_graph_are_refused() -> None:
     if device().type != "cuda":
         return
@@ -86,7 +74,6 @@ def operations_in_a_cuda_graph_are_refused() -> None:
     assert hvd.allreduce(ones, name="captured", op=hvd.Sum).tolist() == [float(hvd.size())] * 3
 
 
-@case
 def steps_in_a_cuda_graph_are_refused() -> None:
     if device().type != "cuda":
         return

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
 import pytest
 import torch
+from gpu_ranks import busy, device
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
-CASES: list[Callable[[], None]] = []
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
-
-
-def device() -> torch.device:
-    """Return that on which tensors are made here."""
-    return torch.empty(0).device
-
-
-def busy() -> None:
-    """Keep the current stream busy for a while, so that what does not wait for it is seen."""
-    if device().type == "cuda":
-        torch.cuda._sleep(20_000_000)
 
 
 def ramp(rank: int, *shape: int) -> torch.Tensor:
@@ -54,7 +36,6 @@ def check(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, what: o
     assert torch.allclose(got.double(), expected, rtol=few, atol=few), (what, got, expected)
 
 
-@case
 def every_reduction_of_every_type() -> None:
     ramps = all_ramps(3, 5)
     expected = {
@@ -82,7 +63,6 @@ def every_reduction_of_every_type() -> None:
         check(product, ramps[:, 0, :2].prod(0), dtype, (dtype, "product"))
 
 
-@case
 def every_movement_of_every_type() -> None:
     n, r = hvd.size(), hvd.rank()
     for dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
@@ -106,7 +86,6 @@ def every_movement_of_every_type() -> None:
         assert got.device == there.device == device()
 
 
-@case
 def sums_that_are_scattered() -> None:
     n, r = hvd.size(), hvd.rank()
     for dtype in (*FLOATS, *INTEGERS):
@@ -118,7 +97,6 @@ def sums_that_are_scattered() -> None:
         check(got, whole[start : start + counts[r]], dtype, dtype)
 
 
-@case
 def memory_orders() -> None:
     n, r = hvd.size(), hvd.rank()
     base = ramp(r, 4, 6).double()
@@ -143,7 +121,6 @@ def memory_orders() -> None:
     check(columns, ramp(n - 1, 4, 6).t(), torch.float64, "columns")
 
 
-@case
 def many_elements() -> None:
     count = (1 << 24) + 3
     for dtype in (torch.float32, torch.bfloat16):
@@ -151,7 +128,6 @@ def many_elements() -> None:
         assert bool((got == hvd.size() * (hvd.size() + 1) / 2).all()), dtype
 
 
-@case
 def inputs_that_are_still_being_computed() -> None:
     for number in range(5):
         busy()
@@ -167,7 +143,6 @@ def inputs_that_are_still_being_computed() -> None:
         assert bool((mine == 1.0 + sum(k - number for k in range(hvd.size()))).all()), number
 
 
-@case
 def other_streams() -> None:
     if device().type != "cuda":
         return
@@ -194,7 +169,6 @@ def other_streams() -> None:
         assert bool((got == sum(k - number for k in range(n))).all()), number
 
 
-@case
 def adasum() -> None:
     n, r = hvd.size(), hvd.rank()
     for dtype in (torch.float32, torch.float64, torch.float16):
@@ -207,7 +181,6 @@ def adasum() -> None:
         assert torch.allclose(equal.float(), torch.full((5,), 3.0), rtol=2e-3), (dtype, equal)
 
 
-@case
 def devices_that_differ() -> None:
     """Host memory and a GPU's go different ways to an engine that takes both."""
     on_cpu = hvd.allreduce(torch.ones(3, device="cpu"), op=hvd.Sum)

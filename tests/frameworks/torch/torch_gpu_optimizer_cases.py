@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from gpu_ranks import busy, device
 from torch.nn import functional as F
 from torch_batch_norm_cases import check as check_batch_norm
-from torch_gpu_operation_cases import busy, device
 from torch_training import (
     Model,
     batch,
@@ -27,14 +27,7 @@ from torch_training import (
 import hvdtrain.torch as hvd
 
 Optimizer = torch.optim.Optimizer
-CASES: list[Callable[[], None]] = []
 CLOSE = 1e-11  # in float64; a GPU adds in another order for another batch
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
 
 
 def equals(tensor: torch.Tensor, value: float, sent: torch.dtype | None = None) -> bool:
@@ -73,7 +66,6 @@ def assert_equals_one_rank(
         assert p.grad is None or p.grad.device == p.device
 
 
-@case
 def shared_steps_equal_one_rank() -> None:
     for make in (momentum, partial(torch.optim.Adam, lr=0.01)):
         model, optimizer = shared(make)
@@ -89,7 +81,6 @@ def shared_steps_equal_one_rank() -> None:
         assert_equals_one_rank(model, make, 5)
 
 
-@case
 def equals_one_rank() -> None:
     makers: list[Callable[[Any], Optimizer]] = [momentum, partial(torch.optim.Adam, lr=0.01)]
     if device().type == "cuda":
@@ -102,7 +93,6 @@ def equals_one_rank() -> None:
                 assert_equals_one_rank(model, make, 5, clip)
 
 
-@case
 def gradients_are_reduced_when_backward_returns() -> None:
     model, optimizer = together(momentum)
     for step in range(3):
@@ -122,7 +112,6 @@ def gradients_are_reduced_when_backward_returns() -> None:
         optimizer.step()
 
 
-@case
 def gradients_stay_until_the_next_backward() -> None:
     weight = torch.nn.Parameter(torch.zeros(100_000))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0))
@@ -137,7 +126,6 @@ def gradients_stay_until_the_next_backward() -> None:
         del kept
 
 
-@case
 def weights_of_every_type() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         for op, factor in ((hvd.Average, 1), (hvd.Sum, hvd.size())):
@@ -159,7 +147,6 @@ def weights_of_every_type() -> None:
                 assert unused.grad is None
 
 
-@case
 def a_loss_scaler_skips_on_all_ranks() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
@@ -197,7 +184,6 @@ def autocast_steps(dtype: torch.dtype, model: Model, optimizer: Optimizer, whole
     return float(loss.detach())
 
 
-@case
 def autocast() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         ours, alone = build().float(), build().float()
@@ -212,7 +198,6 @@ def autocast() -> None:
         assert {p.dtype for p in ours.parameters()} == {torch.float32}
 
 
-@case
 def sync_batch_norm() -> None:
     n = hvd.size()
     check_batch_norm([4] * n, 3, momentum=0.1, affine=True)
@@ -235,7 +220,6 @@ def sync_batch_norm() -> None:
     assert difference(model, alone) < CLOSE
 
 
-@case
 def forward_on_other_streams() -> None:
     if device().type != "cuda":
         return
@@ -261,7 +245,6 @@ def forward_on_other_streams() -> None:
     assert_equals_one_rank(model, momentum, 4, clip=0.05)
 
 
-@case
 def a_whole_step_on_another_stream() -> None:
     if device().type != "cuda":
         return
@@ -274,7 +257,6 @@ def a_whole_step_on_another_stream() -> None:
     assert_equals_one_rank(model, momentum, 3)
 
 
-@case
 def models_that_are_moved_after_the_optimizer_was_made() -> None:
     model = build().cpu()
     optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
@@ -299,7 +281,6 @@ def train_on_cpu(model: Model, optimizer: hvd.DistributedOptimizer) -> None:
     optimizer.zero_grad()
 
 
-@case
 def models_on_two_devices() -> None:
     model = build()
     model[3:].cpu()
@@ -317,7 +298,6 @@ def models_on_two_devices() -> None:
     assert_equals_one_rank(model, momentum, 3)
 
 
-@case
 def what_is_not_finite_stays_so() -> None:
     weight = torch.nn.Parameter(torch.zeros(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
@@ -328,7 +308,6 @@ def what_is_not_finite_stays_so() -> None:
     optimizer.zero_grad()
 
 
-@case
 def optimizers_that_are_gone_leave_no_memory() -> None:
     weight = torch.nn.Parameter(torch.zeros(1 << 20))
 

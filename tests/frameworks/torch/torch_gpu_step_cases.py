@@ -7,25 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from gpu_ranks import FIGURES
+from gpu_ranks import FIGURES, device
 from torch.nn import functional as F
-from torch_gpu_operation_cases import device
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
-CASES: list[Callable[[], None]] = []
 # The host waits for the device in these; a query does not wait.
 WAITS = re.compile(r"cu(da)?(Stream|Device|Ctx|Context|Event)Synchronize")
 COPIES = re.compile(r"Memcpy (DtoH|HtoD)")
 REDUCTION = re.compile(r"nccl", re.IGNORECASE)
 PRODUCT = re.compile(r"gemm|cutlass|cublas|nvjet", re.IGNORECASE)
-
-
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    """Add a function to the table."""
-    CASES.append(function)
-    return function
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,6 @@ def is_nccl() -> bool:
     return device().type == "cuda" and context.current().engine_name == "nccl"
 
 
-@case
 def nothing_is_copied_to_the_host_and_the_host_never_waits() -> None:
     if not is_nccl():
         return
@@ -111,7 +102,6 @@ def nothing_is_copied_to_the_host_and_the_host_never_waits() -> None:
         assert (copies, waits) == ([], []), (weight, copies, waits)
 
 
-@case
 def the_profiler_sees_copies_and_waits() -> None:
     """As the case before would: this is what it must not find."""
     if device().type != "cuda":
@@ -122,7 +112,6 @@ def the_profiler_sees_copies_and_waits() -> None:
     assert any(WAITS.search(name) for name in names), names
 
 
-@case
 def reductions_begin_before_backward_ends() -> None:
     if not is_nccl() or hvd.size() == 1:
         return

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from types import FunctionType
+from types import ModuleType
 
 import torch_async_cases
-
-# Whose functions add themselves to the table of torch_training.
-import torch_exchange_cases  # noqa: F401
+import torch_compile_cases
+import torch_exchange_cases
 import torch_gpu_graph_cases
 import torch_gpu_operation_cases
 import torch_gpu_optimizer_cases
 import torch_gpu_step_cases
 import torch_operation_cases
-import torch_optimizer_gradient_cases  # noqa: F401
-import torch_optimizer_hook_cases  # noqa: F401
-import torch_optimizer_use_cases  # noqa: F401
-import torch_training
+import torch_optimizer_gradient_cases
+import torch_optimizer_hook_cases
+import torch_optimizer_use_cases
+from all_cases import Case, cases_of
 from gpu_ranks import run_cases, take_device
 
 import hvdtrain.torch as hvd
 
-Case = Callable[[], None]
 # These are about what is no tensor, or about time, or belong to another topic.
 NOT_OF_A_DEVICE = {
     "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
-    "backward_goes_on_waiting_when_all_have_what_others_are_blocked_in",
-    "backward_goes_on_waiting_when_others_have_joined",
     "compiled_steps",
     "objects_that_pickle_refuses",
     "process_sets_that_are_lists",
@@ -36,25 +31,26 @@ NOT_OF_A_DEVICE = {
 }
 
 
-def of_the_cpu(*tables: list[Case]) -> list[Case]:
+def of_the_cpu(*modules: ModuleType) -> list[Case]:
     """Return the cases that are run on the CPU, too, but for those that look into its memory."""
-    cases = [case for table in tables for case in table]
     return [
         case
-        for case in cases
-        if isinstance(case, FunctionType)
-        and case.__name__ not in NOT_OF_A_DEVICE
+        for case in cases_of(*modules)
+        if case.__name__ not in NOT_OF_A_DEVICE
         and "lie_in_engine_memory" not in case.__code__.co_names
     ]
 
 
 TOPICS: dict[str, list[Case]] = {
-    "operations": torch_gpu_operation_cases.CASES,
-    "operations of the cpu": of_the_cpu(torch_operation_cases.CASES, torch_async_cases.CASES),
-    "optimizers": torch_gpu_optimizer_cases.CASES,
-    "optimizers of the cpu": of_the_cpu(torch_training.CASES),
-    "step": torch_gpu_step_cases.CASES,
-    "graphs": torch_gpu_graph_cases.CASES,
+    "operations": cases_of(torch_gpu_operation_cases),
+    "operations of the cpu": of_the_cpu(torch_operation_cases, torch_async_cases),
+    "optimizers": cases_of(torch_gpu_optimizer_cases),
+    "optimizers of the cpu": of_the_cpu(
+        *(torch_exchange_cases, torch_optimizer_gradient_cases),
+        *(torch_optimizer_hook_cases, torch_optimizer_use_cases),
+    ),
+    "step": cases_of(torch_gpu_step_cases),
+    "graphs": cases_of(torch_compile_cases, torch_gpu_graph_cases),
 }
 
 

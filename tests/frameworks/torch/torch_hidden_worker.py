@@ -7,9 +7,10 @@ operations+optimizers; then "staged" to have hvdtrain stage what the engine take
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import torch
+from all_cases import cases_of
 from hidden_device import allowed, refusals
 from hidden_engine import make_known
 from hidden_memory import DEVICE
@@ -53,44 +54,11 @@ def rows_to_each_rank() -> None:
     assert received[:, 1].tolist() == [10.0 * k + r + 1 for k in range(n) for _ in range(r + 1)]
 
 
-def operations() -> Sequence[Callable[[], None]]:
-    """Return the cases of named operations."""
-    import torch_async_cases
-    import torch_operation_cases
-
-    return [*torch_operation_cases.CASES, *torch_async_cases.CASES, rows_to_each_rank]
-
-
-def optimizers() -> Sequence[Callable[[], None]]:
-    """Return the cases of DistributedOptimizer that are not about PyTorch's own machinery."""
-    import torch_optimizer_gradient_cases  # noqa: F401
-    import torch_optimizer_use_cases  # noqa: F401  # both fill the table
-    from torch_training import CASES
-
-    return CASES
-
-
-def exchanges() -> Sequence[Callable[[], None]]:
-    """Return the cases of ways to exchange."""
-    import torch_exchange_cases  # noqa: F401  # fills the table
-    from torch_training import CASES
-
-    return CASES
-
-
-def sharded() -> Sequence[Callable[[], None]]:
-    """Return the cases of steps whose work ranks share."""
-    import torch_sharded_cases  # fills the table
-    from torch_training import CASES
-
-    return [case for case in CASES if case.__module__ == torch_sharded_cases.__name__]
-
-
-FOUND = {
-    "operations": operations,
-    "optimizers": optimizers,
-    "exchanges": exchanges,
-    "sharded": sharded,
+MODULES = {
+    "operations": ("torch_operation_cases", "torch_async_cases"),
+    "optimizers": ("torch_optimizer_gradient_cases", "torch_optimizer_use_cases"),
+    "exchanges": ("torch_exchange_cases",),
+    "sharded": ("torch_sharded_cases",),
 }
 
 
@@ -106,7 +74,8 @@ def main(names: str, fault: str) -> None:
     hvd.init()
     if fault:
         stage()
-    found = [case for name in names.split("+") for case in FOUND[name]()]
+    modules = [import_module(name) for topic in names.split("+") for name in MODULES[topic]]
+    found = cases_of(*modules) + [rows_to_each_rank] * ("operations" in names)
     cases = [case for case in found if case.__name__ not in LEFT_OUT]
     torch.set_default_device(DEVICE)
     for case in cases:

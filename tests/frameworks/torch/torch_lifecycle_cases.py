@@ -7,7 +7,7 @@ import time
 import warnings
 
 import torch
-from torch_training import case, refused
+from torch_training import refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
@@ -36,7 +36,6 @@ def train(weight: torch.nn.Parameter, optimizer: hvd.DistributedOptimizer, steps
         optimizer.step()
 
 
-@case
 def a_backward_pass_that_nobody_steps() -> None:
     weight, optimizer = wrapped()
     if hvd.rank() == 0 and hvd.mpi_threads_supported():
@@ -53,7 +52,6 @@ def a_backward_pass_that_nobody_steps() -> None:
     optimizer.zero_grad()
 
 
-@case
 def operations_that_are_pending_at_shutdown() -> None:
     values = [torch.ones(4) for _ in range(3)]
     handles = [hvd.allreduce_async_(values[0], name="of all", op=hvd.Sum)]
@@ -78,7 +76,6 @@ def operations_that_are_pending_at_shutdown() -> None:
     assert total.item() == size
 
 
-@case
 def operations_that_are_pending_on_a_process_set_that_goes() -> None:
     if hvd.size() < 2 or not hvd.mpi_threads_supported():
         return
@@ -97,7 +94,6 @@ def operations_that_are_pending_on_a_process_set_that_goes() -> None:
     hvd.remove_process_set(again)
 
 
-@case
 def an_operation_that_a_rank_leaves_behind_when_it_joins() -> None:
     for _ in range(2):
         value = torch.full((2,), 2.0)
@@ -109,7 +105,6 @@ def an_operation_that_a_rank_leaves_behind_when_it_joins() -> None:
         assert value.tolist() == [2.0] * 2
 
 
-@case
 def a_rank_that_leaves_while_others_wait_and_goes_on() -> None:
     if hvd.size() < 2:
         return
@@ -124,7 +119,6 @@ def a_rank_that_leaves_while_others_wait_and_goes_on() -> None:
     hvd.init()
 
 
-@case
 def ranks_that_have_taken_other_numbers_of_steps() -> None:
     if hvd.size() < 2 or not hvd.mpi_threads_supported():
         return
@@ -155,7 +149,6 @@ def after(steps: int) -> list[float]:
     return [-mean() * moved] * 200
 
 
-@case
 def a_shared_step_that_ranks_leave_behind() -> None:
     for leaves in range(3):
         weight, optimizer = shared()
@@ -176,7 +169,6 @@ def a_shared_step_that_ranks_leave_behind() -> None:
         hvd.init()
 
 
-@case
 def a_join_beside_shared_steps() -> None:
     if hvd.size() < 2 or not hvd.mpi_threads_supported():
         return
@@ -192,7 +184,6 @@ def a_join_beside_shared_steps() -> None:
     assert weight.tolist() == after(3)
 
 
-@case
 def nothing_is_left() -> None:
     with warnings.catch_warnings(action="error"):
         hvd.barrier()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-# Whose functions add themselves to the table.
 import torch
-import torch_lifecycle_cases  # noqa: F401
+import torch_lifecycle_cases
+from all_cases import cases_of
 from ranks import report
-from torch_training import CASES
 
 import hvdtrain.torch as hvd
 
 if __name__ == "__main__":
     hvd.init()
-    for function in CASES:
+    cases = cases_of(torch_lifecycle_cases)
+    for function in cases:
         function()
-    report(cases=len(CASES))
+    report(cases=len(cases))
     if hvd.rank() == 0:
         hvd.allreduce_async_(torch.ones(2), name="at the end")

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from exchange_formulas import Flat, OfRanks, mean
 from torch_exchange_cases import backward, dense, flat, parameters, put, samples, wrapped
-from torch_training import Model, case, difference, momentum, refused
+from torch_training import Model, difference, momentum, refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import make_exchange
@@ -91,7 +91,6 @@ def check_equal(tensors: Iterable[torch.Tensor]) -> None:
     assert all(torch.equal(gathered[0], other) for other in gathered)
 
 
-@case
 def ranks_average_weights_every_few_steps() -> None:
     for state, make in product(("keep", "average", "reset"), (momentum, adam)):
         model, alone = dense(), Alone(make)
@@ -122,7 +121,6 @@ def ranks_average_weights_every_few_steps() -> None:
         assert difference(model, alone.own) < 1e-11, state
 
 
-@case
 def a_rank_without_a_state_has_no_part_in_its_average() -> None:
     """Rank 0 takes two steps and the others none, so the average is that of rank 0."""
     model, alone = dense(), Alone(momentum)
@@ -143,7 +141,6 @@ def a_rank_without_a_state_has_no_part_in_its_average() -> None:
         assert not optimizer.state
 
 
-@case
 def a_flush_waits_for_ranks_that_take_more_steps() -> None:
     """Rank 0 takes five steps, the others two: they join in its second average."""
     model, alone = dense(), Alone(momentum)
@@ -160,7 +157,6 @@ def a_flush_waits_for_ranks_that_take_more_steps() -> None:
     assert difference(model, alone.own) < 1e-12
 
 
-@case
 def blocks_count_samples_that_are_known() -> None:
     model = dense()
     optimizer = wrapped(model, make_exchange("blockmomentum:block=22"))

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import torch
 from process_sets import assert_lists_are_refused
-from torch_training import Cases, ranks_sum, refused
+from torch_training import ranks_sum, refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
@@ -21,8 +21,6 @@ INTEGERS = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-CASES = Cases()
-case = CASES.add
 
 
 def mine(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -36,7 +34,6 @@ def close(got: torch.Tensor, expected: torch.Tensor) -> bool:
     return got.shape == expected.shape and torch.allclose(got, expected, rtol=1e-15, atol=0)
 
 
-@case
 def whole_numbers_of_every_type() -> None:
     n, total = hvd.size(), ranks_sum()
     expected = {
@@ -59,7 +56,6 @@ def whole_numbers_of_every_type() -> None:
         assert wrapped.tolist() == [low if low <= largest else low - 2**bits], wrapped
 
 
-@case
 def average_of_the_largest_numbers() -> None:
     for dtype in INTEGERS:
         for extreme in (torch.iinfo(dtype).max, torch.iinfo(dtype).min):
@@ -71,7 +67,6 @@ def average_of_the_largest_numbers() -> None:
             assert scattered.tolist() == [expected], (dtype, extreme)
 
 
-@case
 def odd_tensors() -> None:
     n = hvd.size()
     transposed = mine(2, 3).t()
@@ -85,7 +80,6 @@ def odd_tensors() -> None:
     assert close(hvd.allreduce(needs_gradient), mine(2) - hvd.rank() - 1 + (n + 1) / 2)
 
 
-@case
 def allgather() -> None:
     n, r = hvd.size(), hvd.rank()
     gathered = hvd.allgather(torch.full((r + 1, 2), r))
@@ -98,7 +92,6 @@ def allgather() -> None:
     assert hvd.allgather(torch.tensor([r % 2 == 0])).tolist() == [k % 2 == 0 for k in range(n)]
 
 
-@case
 def broadcast() -> None:
     last = hvd.size() - 1
     tensor = mine(3)
@@ -112,14 +105,12 @@ def broadcast() -> None:
     assert columns[1, 0].item() == last + 2
 
 
-@case
 def root_that_is_no_rank() -> None:
     for root_rank in (-1, hvd.size()):
         message = refused(ValueError, partial(hvd.broadcast, torch.ones(1), root_rank))
         assert f"root_rank {root_rank} is not one of ranks {list(range(hvd.size()))}" in message
 
 
-@case
 def objects_that_pickle_refuses() -> None:
     n, r = hvd.size(), hvd.rank()
 
@@ -138,7 +129,6 @@ def objects_that_pickle_refuses() -> None:
         sys.modules["cloudpickle"] = cloudpickle
 
 
-@case
 def what_is_no_tensor() -> None:
     operations: list[Callable[[Any], object]] = [
         *(hvd.allreduce, hvd.allreduce_, hvd.allreduce_async),
@@ -151,7 +141,6 @@ def what_is_no_tensor() -> None:
         assert message == "expected a torch tensor, got float: wrap it in torch.as_tensor()"
 
 
-@case
 def process_sets_that_are_lists() -> None:
     module = torch.nn.Linear(2, 2)
     arguments = {
@@ -168,7 +157,6 @@ def process_sets_that_are_lists() -> None:
     assert_lists_are_refused(hvd, arguments, 25)
 
 
-@case
 def arguments_that_make_no_sense() -> None:
     sparse = partial(hvd.allreduce, torch.ones(2).to_sparse())
     assert "sparse_allreduce_async()" in refused(ValueError, sparse)
@@ -177,11 +165,15 @@ def arguments_that_make_no_sense() -> None:
     scattered = partial(hvd.reducescatter, torch.ones(hvd.size()), op=hvd.Adasum)
     assert "Adasum" in refused(hvd.HorovodInternalError, scattered)
     assert "state_dict()" in refused(ValueError, partial(hvd.broadcast_parameters, torch.ones(1)))
+    one, wrong = torch.ones(1), "sum"
+    both = partial(hvd.allreduce, one, average=True, op=hvd.Sum)
+    assert "pass only op" in refused(ValueError, both)
+    bad_op = partial(hvd.allreduce, one, op=wrong)  # type: ignore[arg-type]
+    assert "op must be" in refused(ValueError, bad_op)
     # A name of any type is taken for what it prints.
     assert hvd.allreduce(torch.ones(1), name=7).item() == 1  # type: ignore[arg-type]
 
 
-@case
 def ranks_that_differ_are_all_told() -> None:
     if hvd.size() == 1:
         return
@@ -212,7 +204,6 @@ def ranks_that_differ_are_all_told() -> None:
         assert total == ranks_sum() - hvd.size()
 
 
-@case
 def initialised_again() -> None:
     before = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     hvd.shutdown()
@@ -228,7 +219,6 @@ def initialised_again() -> None:
     hvd.barrier()
 
 
-@case
 def a_repeated_operation_that_differs() -> None:
     if hvd.size() == 1:
         return
@@ -252,7 +242,6 @@ def a_repeated_operation_that_differs() -> None:
             assert what in message, message
 
 
-@case
 def numbers_of_operations_in_other_threads() -> None:
     """Operations without a name in one thread, beside named ones in another."""
     n, results = hvd.size(), dict[str, float]()

@@ -18,7 +18,6 @@ from torch_training import (
     Model,
     batch,
     build,
-    case,
     difference,
     drawn,
     lie_in_engine_memory,
@@ -53,7 +52,6 @@ class Backwards(torch.nn.Module):
         return self.last(self.middle(self.first(inputs)).tanh())
 
 
-@case
 def plans_follow_the_order_in_which_gradients_come() -> None:
     for set_to_none in (True, False):
         model, alone = Backwards(), Backwards()
@@ -77,7 +75,6 @@ def plans_follow_the_order_in_which_gradients_come() -> None:
         assert layers == [*["last"] * 2, *["middle"] * 2, *["first"] * 2], names
 
 
-@case
 def buckets_are_as_set_or_as_measured() -> None:
     found: list[Any] = []
     heard = logged(lambda: found.append(together(momentum)[1]), logging.INFO)
@@ -110,7 +107,6 @@ class OutOfMemoryOnce(Compressor):
         return tensor, None
 
 
-@case
 def a_gradient_that_finds_no_room_is_taken_at_the_step() -> None:
     OutOfMemoryOnce.refused = False
     weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
@@ -122,7 +118,6 @@ def a_gradient_that_finds_no_room_is_taken_at_the_step() -> None:
     assert weight.tolist() == [-(hvd.size() + 1) / 2] * 2
 
 
-@case
 def groups_of_gradients() -> None:
     # The last: where ranks give different groups, those of rank 0 count.
     for number in (1, 3, 100, 0, 1 + 2 * hvd.rank()):
@@ -138,7 +133,6 @@ def groups_of_gradients() -> None:
         assert difference(model, alone) < 1e-14
 
 
-@case
 def half_precision_weights() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         used, unused, mine = (torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for _ in range(3))
@@ -158,7 +152,6 @@ def half_precision_weights() -> None:
             assert unused.grad is None
 
 
-@case
 def gradients_lie_in_engine_memory() -> None:
     forwards: list[Callable[[Model, torch.Tensor], torch.Tensor]] = [Model.__call__]
     forwards += [partial(checkpointed, reentrant=reentrant) for reentrant in (True, False)]
@@ -181,7 +174,6 @@ def gradients_lie_in_engine_memory() -> None:
         assert difference(model, alone) < 1e-13, number
 
 
-@case
 def gradients_of_equal_size_stay_with_their_optimizers() -> None:
     """Once passes have come in the same order a few times, no gradient is copied."""
     # Which optimizer each layer has, and which layers are trained in turn, as in adversarial nets.
@@ -224,7 +216,6 @@ def compiled(model: Model, inputs: torch.Tensor, backend: str) -> torch.Tensor:
     return result
 
 
-@case
 def gradients_come_back_to_engine_memory() -> None:
     """A gradient that a script has put in the place of ours is taken, and then is ours again."""
     weight = torch.nn.Parameter(torch.zeros(3))
@@ -245,7 +236,6 @@ def gradients_come_back_to_engine_memory() -> None:
         assert weight.tolist() == [-(mean + 0.5) * (step + 1)] * 3
 
 
-@case
 def sparse_gradients_outside_a_process_set_are_made_dense() -> None:
     if hvd.size() < 2 or not hvd.mpi_threads_supported():  # which process sets need
         return
@@ -283,7 +273,6 @@ def dense_gradient(kind: str, rank: int) -> torch.Tensor:
     return torch.zeros_like(weight) if weight.grad is None else weight.grad.to_dense()
 
 
-@case
 def layouts_that_differ_between_ranks() -> None:
     kinds = ("sparse", "dense", "both", "elements", "none")
     every_option: list[dict[str, Any]] = [
@@ -307,7 +296,6 @@ def layouts_that_differ_between_ranks() -> None:
             assert torch.allclose(weight, want, atol=1e-12), (options, of_ranks, weight, want)
 
 
-@case
 def sparse_gradients_are_weighted_by_samples() -> None:
     weight = torch.nn.Parameter(torch.zeros(4, 2, dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
@@ -324,7 +312,6 @@ def sparse_gradients_are_weighted_by_samples() -> None:
         assert torch.allclose(weight, before - sum(parts) / sum(samples))
 
 
-@case
 def sparse_gradients_are_summed_as_dense_ones_are() -> None:
     for exchange in (AllreduceExchange(ReduceOp.SUM), HalfExchange(op=ReduceOp.SUM)):
         table = torch.nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
@@ -342,7 +329,6 @@ def sparse_gradients_are_summed_as_dense_ones_are() -> None:
         assert float(scale) == 1.0 - 2 * hvd.size()
 
 
-@case
 def sparse_gradients_for_an_optimizer_that_takes_no_others() -> None:
     def table() -> torch.nn.Embedding:
         torch.manual_seed(0)
@@ -369,7 +355,6 @@ def sparse_gradients_for_an_optimizer_that_takes_no_others() -> None:
         assert torch.equal(ours.weight[4], table().weight[4])
 
 
-@case
 def gradients_whose_memory_the_program_moves() -> None:
     for late in (False, True):
         used, other = (torch.nn.Parameter(torch.zeros(8, dtype=torch.float64)) for _ in range(2))

@@ -12,7 +12,6 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 from torch_training import (
     build,
-    case,
     difference,
     lie_in_engine_memory,
     momentum,
@@ -43,7 +42,6 @@ def on_node(parameter: torch.nn.Parameter) -> object:
     return node  # which somebody must keep
 
 
-@case
 def hooks_of_the_users_come_first() -> None:
     size = hvd.size()
     mean = (size + 1) / 2
@@ -65,7 +63,6 @@ def hooks_of_the_users_come_first() -> None:
         assert weights[1].tolist() == [-2 * mean] * 2
 
 
-@case
 def gradients_whose_data_is_replaced() -> None:
     """As old scripts do to clip them."""
     mean = (hvd.size() + 1) / 2
@@ -87,7 +84,6 @@ def gradients_whose_data_is_replaced() -> None:
     assert elsewhere.tolist() == [-15 / 2] * 2
 
 
-@case
 def parameters_that_change_their_type() -> None:
     for set_to_none in (True, False):
         model, alone = build().float(), build()
@@ -113,7 +109,6 @@ def parameters_that_change_their_type() -> None:
         assert specs[2].strides == ((1, 20) if set_to_none else (48, 1))
 
 
-@case
 def a_type_that_changes_without_a_backward_pass() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
@@ -124,7 +119,6 @@ def a_type_that_changes_without_a_backward_pass() -> None:
     assert abs(float(weight.detach()[0]) + 1 / 3 / hvd.size()) < 1e-15
 
 
-@case
 def a_type_that_changes_on_one_rank() -> None:
     if hvd.size() == 1:
         return
@@ -137,7 +131,6 @@ def a_type_that_changes_on_one_rank() -> None:
     assert "'weight' from torch.float32 to torch.float64" in message
 
 
-@case
 def gradients_changed_before_they_are_reduced() -> None:
     if not hvd.mpi_threads_supported() or hvd.size() == 1:
         return  # backward() then waits in MPI itself, which nothing calls back
@@ -172,7 +165,6 @@ def gradients_changed_before_they_are_reduced() -> None:
         assert lie_in_engine_memory(optimizer, parameters)
 
 
-@case
 def steps_in_the_hooks_of_gradients() -> None:
     mean = (hvd.size() + 1) / 2
     for wrapped_first in (True, False):
@@ -215,7 +207,6 @@ class TwoSteps(torch.optim.SGD):
         self.zero_grad()
 
 
-@case
 def methods_of_the_wrapped_optimizer_find_reduced_gradients() -> None:
     used, unused = (torch.nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(TwoSteps([used, unused], lr=0.1))
@@ -229,7 +220,6 @@ def methods_of_the_wrapped_optimizer_find_reduced_gradients() -> None:
     assert unused.tolist() == [1.0] * 2
 
 
-@case
 def gradients_dropped_while_others_are_missing() -> None:
     mean = (hvd.size() + 1) / 2
 
@@ -254,7 +244,6 @@ def gradients_dropped_while_others_are_missing() -> None:
             assert [w.tolist() for w in weights] == [[-mean * (step + 1)] * 2] * 2 + [[0.0] * 2]
 
 
-@case
 def reentrant_checkpoints_of_a_layer_used_twice() -> None:
     layer = torch.nn.Linear(2, 2).double()
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0))
@@ -265,7 +254,6 @@ def reentrant_checkpoints_of_a_layer_used_twice() -> None:
     optimizer.zero_grad()
 
 
-@case
 def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
     if hvd.size() == 1:
         return

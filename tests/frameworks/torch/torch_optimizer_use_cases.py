@@ -6,6 +6,7 @@ import copy
 import pickle
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,19 @@ from torch.nn import functional as F
 from torch_training import (
     batch,
     build,
-    case,
-    difference,
+    check_equals_alone,
+    drawn,
+    mean_of_ranks,
     momentum,
     own,
     plan_of,
     ranks_sum,
     refused,
     together,
-    train_alone,
     train_together,
     warned,
+    wrapped_sgd,
+    zeros,
 )
 
 import hvdtrain.torch as hvd
@@ -32,13 +35,11 @@ from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
 
-@case
 def a_weight_set_after_backward_is_refused() -> None:
     """Unless it changes nothing; the weight of the next step may come before zero_grad()."""
     for sharded in (False, True):
-        weight = torch.nn.Parameter(torch.zeros(1).double())
-        plain = torch.optim.SGD([weight], lr=1.0)
-        optimizer = hvd.DistributedOptimizer(plain, sharded=sharded)
+        (weight,) = zeros(1, 1)
+        optimizer = wrapped_sgd(weight, sharded=sharded)
         for step, finish in enumerate((optimizer.step, optimizer.synchronize)):
             (weight * (8.0 if hvd.rank() else 0.5)).sum().backward()
             optimizer.sample_weight = 3.0 + step
@@ -58,7 +59,6 @@ def a_weight_set_after_backward_is_refused() -> None:
             assert abs(before - mean - float(weight)) < 1e-14
 
 
-@case
 def two_backwards_without_a_step() -> None:
     model, optimizer = together(momentum)
     loss = model(own(batch(0)[0])).sum()
@@ -68,32 +68,31 @@ def two_backwards_without_a_step() -> None:
     optimizer.zero_grad()
 
 
-@case
 def a_step_that_only_the_last_rank_skips() -> None:
     """Known to the others when they take the next one, or to this rank when they have left."""
     if hvd.size() == 1:
         return
     last = hvd.size() - 1
     for skip in ("zero_grad", "None", "no step"):
-        model, optimizer = together(momentum)
+        (weight,) = zeros(1, 3)
+        optimizer = wrapped_sgd(weight)
 
-        def train(o: Any = optimizer, m: Any = model, skip: str = skip) -> None:
+        def train(o: Any = optimizer, w: Any = weight, skip: str = skip) -> None:
             for step in range(3):
                 o.zero_grad()
-                F.cross_entropy(m(batch(step)[0]), batch(step)[1]).backward()
-                if step == 1 and hvd.rank() == last and skip == "zero_grad":
+                w.sum().backward()
+                skips = step == 1 and hvd.rank() == last
+                if skips and skip == "zero_grad":
                     o.zero_grad()
-                if step == 1 and hvd.rank() == last and skip == "None":
-                    for parameter in m.parameters():
-                        parameter.grad = None
-                if step != 1 or hvd.rank() != last or skip != "no step":
+                if skips and skip == "None":
+                    w.grad = None
+                if not skips or skip != "no step":
                     o.step()
 
         message = refused(MismatchError, train)
         assert f"A step is missing on rank {last}: gradients were discarded there" in message
 
 
-@case
 def synchronize_then_step() -> None:
     model, optimizer = together(momentum)
     inputs, labels = map(own, batch(0))
@@ -102,17 +101,13 @@ def synchronize_then_step() -> None:
     optimizer.synchronize()
     text = warned(UserWarning, optimizer.step)
     assert "optimizer.step() called without optimizer.skip_synchronize()" in text
-    alone = build()
-    train_alone(alone, momentum(list(alone.parameters())), 1)
-    assert difference(model, alone) < 1e-14
+    check_equals_alone(model, momentum, 1)
 
 
-@case
 def a_closure_drops_gradients_of_another_sample_weight() -> None:
     _step_after_a_skipped_one((torch.optim.SGD, False), (torch.optim.SGD, True))
 
 
-@case
 def a_closure_of_a_foreign_optimizer_drops_gradients_of_another_sample_weight() -> None:
     _step_after_a_skipped_one((Halving, False))
 
@@ -121,7 +116,7 @@ def _step_after_a_skipped_one(*kinds: tuple[Any, bool]) -> None:
     """Only the weight of rank 0 changes."""
     n, r = hvd.size(), hvd.rank()
     for kind, sharded in kinds:
-        weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        (weight,) = zeros(1, 1)
         optimizer = hvd.DistributedOptimizer(kind([weight], lr=1.0), sharded=sharded)
 
         def closure(o: Any = optimizer, w: torch.Tensor = weight) -> torch.Tensor:
@@ -149,47 +144,40 @@ class Halving(torch.optim.SGD):
         return loss
 
 
-@case
 def closures_on_data_that_differ_between_ranks() -> None:
     n, r = hvd.size(), hvd.rank()
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn(4 * n, 3, generator=generator, dtype=torch.float64)
+    inputs = drawn(3, 4 * n, 3)
     targets = inputs.sum(1, keepdim=True) + 1
     targets[rows_of(n - 1)] *= 50  # so that a rank alone would search elsewhere
-    search: list[dict[str, Any]] = [{}, {"line_search_fn": "strong_wolfe"}]
+
+    def trained(make: Any, op: Any, rows: slice) -> list[Any]:
+        """Return weights and losses after three steps; of one process for all rows."""
+        layer = torch.nn.Linear(3, 1, dtype=torch.float64)
+        for parameter in layer.parameters():
+            torch.nn.init.zeros_(parameter)
+        optimizer = make(layer.parameters())
+        if rows != slice(None):
+            optimizer = hvd.DistributedOptimizer(optimizer, op=op)
+        reduction = "mean" if op is hvd.Average else "sum"
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(layer(inputs[rows]), targets[rows], reduction=reduction)
+            loss.backward()
+            return loss
+
+        losses = [float(optimizer.step(closure)) for _ in range(3)]
+        return [*layer.weight.detach().flatten().tolist(), *losses]
+
     kinds: list[Any] = [
-        *(partial(torch.optim.LBFGS, max_iter=6, **options) for options in search),
+        partial(torch.optim.LBFGS, max_iter=6),
+        partial(torch.optim.LBFGS, max_iter=6, line_search_fn="strong_wolfe"),
         partial(Halving, lr=0.01),
     ]
-    for make in kinds:
-        for op in (hvd.Average, hvd.Sum):
-            results = []
-            for rows in (rows_of(r), slice(None)):
-                layer = torch.nn.Linear(3, 1, dtype=torch.float64)
-                torch.nn.init.zeros_(layer.weight)
-                torch.nn.init.zeros_(layer.bias)
-                optimizer = make(layer.parameters())
-                if rows != slice(None):
-                    optimizer = hvd.DistributedOptimizer(optimizer, op=op)
-                reduction = "mean" if op is hvd.Average else "sum"
-
-                def closure(
-                    o: Any = optimizer, m: Any = layer, rows: Any = rows, how: str = reduction
-                ) -> torch.Tensor:
-                    o.zero_grad()
-                    loss = F.mse_loss(m(inputs[rows]), targets[rows], reduction=how)
-                    loss.backward()
-                    return loss
-
-                losses = [float(optimizer.step(closure)) for _ in range(3)]
-                results.append((layer.weight.detach(), losses))
-            (weight, losses), (alone, expected) = results
-            assert torch.allclose(weight, alone, rtol=1e-6, atol=1e-6), (make, op)
-            assert all(
-                abs(got / want - 1) < 1e-6 for got, want in zip(losses, expected, strict=True)
-            )
-            every = hvd.allgather_object((weight.tolist(), losses))
-            assert all(each == every[0] for each in every)
+    for make, op in product(kinds, (hvd.Average, hvd.Sum)):
+        found = trained(make, op, rows_of(r))
+        np.testing.assert_allclose(found, trained(make, op, slice(None)), rtol=1e-6, atol=1e-6)
+        assert all(each == found for each in hvd.allgather_object(found))
 
 
 def rows_of(rank: int) -> slice:
@@ -197,32 +185,28 @@ def rows_of(rank: int) -> slice:
     return slice(4 * rank, 4 * rank + 4)
 
 
-@case
 def a_closure_gives_its_own_loss_where_nothing_depends_on_it() -> None:
-    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
-    for kind_of, is_local in ((torch.optim.SGD, True), (Halving, False)):
+    (weight,) = zeros(1, 1)
+    every_loss: list[Any] = [
+        *(lambda r: torch.tensor(r + 1.0), lambda r: r + 1.0, lambda r: 3.0 if r == 0 else None),
+    ]
+    for kind_of, losses in product((torch.optim.SGD, Halving), every_loss):
         optimizer = hvd.DistributedOptimizer(kind_of([weight], lr=0.1))
-        for losses in (
-            lambda r: torch.tensor(r + 1.0),
-            lambda r: r + 1.0,
-            lambda r: 3.0 if r == 0 else None,
-        ):
 
-            def closure(o: Any = optimizer, losses: Any = losses) -> Any:
-                o.zero_grad()
-                weight.sum().backward()
-                return losses(hvd.rank())
+        def closure(o: Any = optimizer, losses: Any = losses) -> Any:
+            o.zero_grad()
+            weight.sum().backward()
+            return losses(hvd.rank())
 
-            got, local = optimizer.step(closure), losses(hvd.rank())
-            if is_local:
-                assert got is local or got == local
-            else:
-                kind = float if local is None else type(local)
-                mean = 3.0 if losses(1) is None else (hvd.size() + 1) / 2
-                assert (type(got), float(got)) == (kind, mean)
+        got, local = optimizer.step(closure), losses(hvd.rank())
+        if kind_of is torch.optim.SGD:
+            assert got is local or got == local
+        else:
+            kind = float if local is None else type(local)
+            mean = 3.0 if losses(1) is None else mean_of_ranks()
+            assert (type(got), float(got)) == (kind, mean)
 
 
-@case
 def passes_for_the_class_that_it_wraps() -> None:
     _, optimizer = together(momentum)
     for kind in (hvd.DistributedOptimizer, torch.optim.SGD, torch.optim.Optimizer):
@@ -233,7 +217,6 @@ def passes_for_the_class_that_it_wraps() -> None:
         assert "state_dict()" in refused(TypeError, partial(duplicate, optimizer))
 
 
-@case
 def unfrozen_or_added_later() -> None:
     model = build()
     model[0].weight.requires_grad_(False)
@@ -248,39 +231,31 @@ def unfrozen_or_added_later() -> None:
     assert "add_param_group()" in refused(RuntimeError, optimizer.step)
 
 
-@case
 def operations_between_backward_and_step_where_ranks_use_different_parameters() -> None:
     if not hvd.mpi_threads_supported():
         return  # backward() then waits in MPI itself, which nothing calls back
-    parts = [torch.nn.Linear(2, 2, bias=False).double() for _ in range(2)]
-    with torch.no_grad():
-        for part in parts:
-            part.weight.fill_(1.0)
-    parameters = [part.weight for part in parts]
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
-    size = hvd.size()
+    weights, size = zeros(2, 2), hvd.size()
+    optimizer = wrapped_sgd(*weights)
     for step in range(3):
         optimizer.zero_grad()
         # The last rank uses but one parameter, or none in the second step.
-        used = parameters if hvd.rank() < size - 1 else parameters[: int(step != 1)]
+        used = weights if hvd.rank() < size - 1 else weights[: int(step != 1)]
         for weight in used:
             (weight.sum() * (hvd.rank() + 1)).backward()
         # Before others are through their backward passes, they have to hear that it is here.
         steps = hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum)
         assert float(steps) == step * size
         optimizer.step()
-    total, last = size * (size + 1) / 2, size
-    first = 1 - (3 * total - last) / size
-    second = 1 - 3 * (total - last) / size
-    assert torch.allclose(parameters[0], torch.full((2, 2), first).double())
-    assert torch.allclose(parameters[1], torch.full((2, 2), second).double())
+    for weight, total in zip(
+        weights, (3 * ranks_sum() - size, 3 * ranks_sum() - 3 * size), strict=True
+    ):
+        assert torch.allclose(weight, torch.full_like(weight, -total / size))
 
 
-@case
 def reduced_gradients_that_ranks_remove() -> None:
     """Where one rank alone does, its weights are others from then on."""
-    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]  # the last one is never used
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0))
+    weights = zeros(3, 2)  # the last one is never used
+    optimizer = wrapped_sgd(*weights)
 
     def train(by: set[int]) -> None:
         optimizer.zero_grad()
@@ -300,13 +275,10 @@ def reduced_gradients_that_ranks_remove() -> None:
     assert message.count("without the averages of") == 1, message
 
 
-@case
 def two_optimizers_in_another_order_on_each_rank() -> None:
     if not hvd.mpi_threads_supported():
         return  # backward() then waits in MPI itself, which nothing calls back
     pairs = [together(momentum), together(momentum)]
-    alone = build()
-    train_alone(alone, momentum(list(alone.parameters())), 2)
     for step in range(2):
         inputs, labels = map(own, batch(step))
         mine = pairs if hvd.rank() % 2 else pairs[::-1]
@@ -317,22 +289,21 @@ def two_optimizers_in_another_order_on_each_rank() -> None:
         for _, optimizer in reversed(mine):
             optimizer.step()
     for model, _ in pairs:
-        assert difference(model, alone) < 1e-13
+        check_equals_alone(model, momentum, 2)
 
 
-@case
 def a_later_optimizer_takes_parameters_over() -> None:
     """While it exists; the program may still have the one before, whose steps are refused."""
-    for options in (
-        {"op": hvd.Sum},
-        {"op": hvd.Sum, "sharded": True},
-        {"exchange": "local:steps=2"},
-    ):
-        named = {name: torch.nn.Parameter(torch.zeros(3).double()) for name in "abc"}
+    every_option: list[dict[str, Any]] = [
+        *({"op": hvd.Sum}, {"op": hvd.Sum, "sharded": True}, {"exchange": "local:steps=2"}),
+    ]
+    for options in every_option:
+        named = dict(zip("abc", zeros(3, 3), strict=True))
 
         def wrap(names: str, named: Any = named, options: Any = options) -> Any:
-            sgd = torch.optim.SGD([named[name] for name in names], lr=1.0)
-            return hvd.DistributedOptimizer(sgd, named.items(), **options)
+            return wrapped_sgd(
+                *(named[name] for name in names), named_parameters=named.items(), **options
+            )
 
         def train(optimizer: Any, named: Any = named) -> None:
             for _ in range(2):
@@ -359,11 +330,9 @@ def a_later_optimizer_takes_parameters_over() -> None:
         assert abs(float(named["a"].detach()[0]) - 3 * total) < 1e-14
 
 
-@case
 def an_unwrapped_optimizer_steps_on_gradients_of_a_wrapped_one() -> None:
-    weight = torch.nn.Parameter(torch.zeros(3).double())
-    plain, other = (torch.optim.SGD([weight], lr=rate) for rate in (1.0, 2.0))
-    optimizer = hvd.DistributedOptimizer(other, op=hvd.Sum)
+    (weight,) = zeros(1, 3)
+    plain, optimizer = torch.optim.SGD([weight], lr=2.0), wrapped_sgd(weight, op=hvd.Sum)
     for _ in range(2):
         optimizer.zero_grad()
         (weight.sum() * (hvd.rank() + 1)).backward()
@@ -374,7 +343,6 @@ def an_unwrapped_optimizer_steps_on_gradients_of_a_wrapped_one() -> None:
     assert weight.tolist() == [-6.0 * ranks_sum()] * 3
 
 
-@case
 def bad_arguments() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     sgd = torch.optim.SGD([weight], lr=1.0)
@@ -397,42 +365,37 @@ def bad_arguments() -> None:
         assert "sample_weight must be a finite number >= 0" in message
 
 
-@case
 def no_samples_is_no_end() -> None:
     model, optimizer = together(momentum)
     optimizer.sample_weight = 0
     assert "no rank has samples" in refused(ValueError, optimizer.step)
     train_together(model, optimizer, 2)
-    alone = build()
-    train_alone(alone, momentum(list(alone.parameters())), 2)
-    assert difference(model, alone) < 1e-14
+    check_equals_alone(model, momentum, 2)
 
 
-@case
 def only_the_ranks_of_a_process_set() -> None:
     if hvd.size() < 3:
         return
-    pair = hvd.add_process_set([0, 2])
-    weight = torch.nn.Parameter(torch.zeros(1))
+    pair, (weight,) = hvd.add_process_set([0, 2]), zeros(1, 1)
     here = context.current()
     config = here.config
     if hvd.rank() == 0:  # as where a launcher has not forwarded the variable
         here.config = replace(config, bucket_bytes=4, first_bucket_bytes=4)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), process_set=pair)
+    optimizer = wrapped_sgd(weight, process_set=pair)
     here.config = config
     if pair.included():
         plan = plan_of(optimizer)
         assert (plan.bucket_bytes, plan.first_bucket_bytes) == (4, 4)
     (weight * float(hvd.rank())).sum().backward()
     optimizer.step()
-    assert weight.item() == (-1.0 if hvd.rank() in (0, 2) else -float(hvd.rank()))
+    member = bool(pair.included())
+    assert weight.item() == -(1.0 if member else float(hvd.rank()))
     channels = len(context.current().channels())
     del optimizer
     hvd.remove_process_set(pair)
-    assert len(context.current().channels()) == channels - (2 if hvd.rank() in (0, 2) else 0)
+    assert len(context.current().channels()) == channels - 2 * member
 
 
-@case
 def every_optimizer_gets_its_state_from_rank_0() -> None:
     for name, kind in sorted(vars(torch.optim).items()):
         plain = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
@@ -458,21 +421,17 @@ def every_optimizer_gets_its_state_from_rank_0() -> None:
         assert torch.equal(every, every[:1].expand_as(every)), name
 
 
-@case
 def a_model_that_differs() -> None:
     if hvd.size() == 1:
         return
-    width = 5 if hvd.rank() == 1 else 4
-    model = torch.nn.Linear(3, width)
+    model = torch.nn.Linear(3, 5 if hvd.rank() == 1 else 4)
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    message = refused(
-        MismatchError, partial(hvd.DistributedOptimizer, sgd, model.named_parameters())
-    )
+    wrap = partial(hvd.DistributedOptimizer, sgd, model.named_parameters())
+    message = refused(MismatchError, wrap)
     assert f"[rank 1/{hvd.size()}] DistributedOptimizer: parameter 'weight'" in message
     assert "shape (5, 3), but rank 0 has (4, 3)" in message
 
 
-@case
 def inference_mode_is_named() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     with torch.inference_mode():

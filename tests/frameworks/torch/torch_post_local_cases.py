@@ -7,7 +7,7 @@ from copy import deepcopy
 import torch
 from torch_exchange_cases import dense, flat, gradients, parameters, wrapped
 from torch_local_cases import Alone, check_equal, take_step
-from torch_training import case, difference, momentum
+from torch_training import difference, momentum
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import make_exchange
@@ -18,7 +18,6 @@ def set_rate(optimizer: torch.optim.Optimizer, step: int) -> None:
     optimizer.param_groups[0]["lr"] = (0.1, 0.1, 0.2, 0.1)[min(step, 3)]
 
 
-@case
 def gradients_are_averaged_before_weights() -> None:
     """The first four steps are those of averaged gradients; then ranks drift, two steps each."""
     for after in ("4", "rate"):
@@ -55,7 +54,6 @@ def gradients_are_averaged_before_weights() -> None:
         check_equal(gradients(model))
 
 
-@case
 def a_switch_waits_for_a_rank_that_has_joined() -> None:
     """Afterwards ranks that have taken different numbers of steps change over together."""
     model, leaves = dense(), hvd.rank() == hvd.size() - 1 > 0

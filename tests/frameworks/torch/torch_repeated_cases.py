@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch_operation_cases import mine
-from torch_training import Cases, ranks_sum
+from torch_training import ranks_sum
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-
-CASES = Cases()
-case = CASES.add
 
 # Around what is added by every rank, and around the size of a chunk.
 COUNTS = (1, 16_384, 16_385, 65_535, 65_536, 65_537, 300_001)
@@ -22,7 +19,6 @@ def total(values: torch.Tensor) -> torch.Tensor:
     return n * values + n * (n - 1) // 2
 
 
-@case
 def repeated_sums_of_all_sizes() -> None:
     """The first call has no plan; later ones vote and reduce in one call."""
     for count in COUNTS:
@@ -37,7 +33,6 @@ def repeated_sums_of_all_sizes() -> None:
             assert torch.equal(tensor, expected), (count, round)
 
 
-@case
 def plans_beside_single_operations_and_groups() -> None:
     """Some ranks vote by a plan, others with an operation, as autograd must record it."""
     for count in (0, 1, 3000, 32_768, 32_769):
@@ -58,7 +53,6 @@ def plans_beside_single_operations_and_groups() -> None:
                 assert sums[2].shape == (0,)
 
 
-@case
 def repeated_sums_in_memory_of_the_engine() -> None:
     """In place and not, at equal places on all ranks, and at others."""
     memory = context.current().world.communicator.empty(1 << 20)
@@ -74,7 +68,6 @@ def repeated_sums_in_memory_of_the_engine() -> None:
             assert torch.equal(part, total(positions + round).float())
 
 
-@case
 def repeated_sums_of_types_that_are_converted() -> None:
     n, r = hvd.size(), hvd.rank()
     for round in range(3):
@@ -99,7 +92,6 @@ def repeated_sums_of_types_that_are_converted() -> None:
         assert flags.tolist() == [True, False, True, n > 1]
 
 
-@case
 def tensors_that_have_changed_since_the_last_call() -> None:
     """Each as the first tensor of the plan, and the same tensor in another shape or layout."""
     n, r = hvd.size(), hvd.rank()

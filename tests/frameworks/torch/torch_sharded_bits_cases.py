@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch_sharded_cases import equal_on_all_ranks, wrapped
-from torch_training import Model, case, drawn, own
+from torch_training import Model, drawn, own
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
@@ -143,14 +143,12 @@ def largest(tensor: torch.Tensor) -> float:
     return float(tensor.abs().max())
 
 
-@case
 def shared_steps_have_the_bits_of_fused_ones() -> None:
     for make in kinds():
         for dtype in (torch.float32, torch.float64):
             same_bits(make, dtype, step_plainly)
 
 
-@case
 def shared_steps_on_changed_gradients_have_these_bits() -> None:
     for make in kinds():
         same_bits(make, torch.float32, step_after_changes)

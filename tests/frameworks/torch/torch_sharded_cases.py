@@ -14,7 +14,6 @@ from torch_training import (
     Model,
     batch,
     build,
-    case,
     difference,
     drawn,
     momentum,
@@ -94,7 +93,6 @@ def equal_on_all_ranks(model: torch.nn.Module) -> bool:
     return all(values == theirs for theirs in hvd.allgather_object(values))
 
 
-@case
 def parameters_without_elements_have_a_state() -> None:
     for make in [MAKES[name] for name in ("amsgrad", *(["adagrad"] if on_host() else []))]:
         states = []
@@ -116,7 +114,6 @@ def parameters_without_elements_have_a_state() -> None:
             torch.testing.assert_close(*entries, rtol=0, atol=0)
 
 
-@case
 def shared_steps_go_on_from_any_state() -> None:
     for name in ("momentum", "amsgrad", *(["adagrad"] if on_host() else [])):
         make = MAKES[name]
@@ -143,7 +140,6 @@ def shared_steps_go_on_from_any_state() -> None:
     assert optimizer.state_dict()["state"] == {}
 
 
-@case
 def the_state_of_all_ranks_needs_all_of_them() -> None:
     model = build()
     optimizer = wrapped(momentum, model)
@@ -165,7 +161,6 @@ def the_state_of_all_ranks_needs_all_of_them() -> None:
     assert "optimizer state for all members" in refused(MismatchError, ask)
 
 
-@case
 def shared_norms() -> None:
     for kind in (1.0, float("inf")):
         model, alone = build(), build()
@@ -185,7 +180,6 @@ def shared_norms() -> None:
         assert difference(model, alone) < 1e-13
 
 
-@case
 def shared_norms_of_what_is_not_finite() -> None:
     """Wherever NaN is: whether a library loses it may depend on the rank that owns the element."""
     if not on_host():
@@ -206,7 +200,6 @@ def shared_norms_of_what_is_not_finite() -> None:
             optimizer.zero_grad()
 
 
-@case
 def shared_gradients_are_not_for_the_program() -> None:
     if hvd.size() == 1:
         train_together(model := build(), wrapped(momentum, model), 2, clip=0.1)
@@ -242,7 +235,6 @@ def shared_gradients_are_not_for_the_program() -> None:
     optimizer.step()
 
 
-@case
 def shared_state_outlives_the_buckets_of_another_memory_format() -> None:
     if not on_host():
         return
@@ -262,7 +254,6 @@ def shared_state_outlives_the_buckets_of_another_memory_format() -> None:
     assert difference(model, whole) < 1e-12
 
 
-@case
 def shared_weights_that_move() -> None:
     (model, optimizer), (whole, reference) = pair(MAKES["adam"])
     for each, one in ((model, optimizer), (whole, reference)):
@@ -297,7 +288,6 @@ def shared_weights_that_move() -> None:
     assert difference(model, whole) < 1e-6
 
 
-@case
 def what_cannot_be_shared() -> None:
     model = build(memory_format=torch.contiguous_format)
     for kind in (Lars, Lamb, torch.optim.LBFGS):
@@ -335,7 +325,6 @@ class Halving(torch.optim.Optimizer):
                     p -= self.state[p]["rate"] * self.state[p]["mean"]
 
 
-@case
 def an_optimizer_of_ones_own() -> None:
     for make in (Halving, *([torch.optim.RAdam] if on_host() else [])):  # it reads counters
         (model, optimizer), (whole, reference) = pair(make)
@@ -348,7 +337,6 @@ def an_optimizer_of_ones_own() -> None:
         assert difference(model, alone) < 1e-13
 
 
-@case
 def the_loop_of_train_shares_its_steps() -> None:
     for precision, clip in (("none", 0.05), ("none", None), ("fp16", 0.05)):
         results = []
@@ -374,7 +362,6 @@ def the_loop_of_train_shares_its_steps() -> None:
         assert all(abs(a - b) < 1e-5 for a, b in zip(norms[:2], theirs[:2], strict=True))
 
 
-@case
 def workers_of_a_loader_beside_gradients_in_shared_memory() -> None:
     """Workers, forked while gradients stay in shared memory, compute others."""
     if hvd.size() != 2 or not on_host() or find_allocator() is None:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 from torch_sharded_cases import equal_on_all_ranks, in_node_memory, on_host, wrapped
-from torch_training import Model, batch, build, case, difference, drawn, momentum, own, refused
+from torch_training import Model, batch, build, difference, drawn, momentum, own, refused
 
 import hvdtrain.torch as hvd
 
@@ -21,7 +21,6 @@ def backward(model: Model, step: int) -> None:
     F.cross_entropy(model(inputs.to(dtype)), labels).backward()
 
 
-@case
 def a_shared_norm_where_types_have_other_owners() -> None:
     """The kernel of shared steps takes no halves, which are too few for every rank to own some."""
     if hvd.local_size() != hvd.size():  # halves are added in float32 between nodes, and refused
@@ -49,7 +48,6 @@ def a_shared_norm_where_types_have_other_owners() -> None:
             torch.testing.assert_close(shared, other)
 
 
-@case
 def a_loss_scaler_needs_gradients_of_all_ranks() -> None:
     model = build()
     optimizer = wrapped(momentum, model)
@@ -76,7 +74,6 @@ def a_loss_scaler_needs_gradients_of_all_ranks() -> None:
     assert equal_on_all_ranks(model)
 
 
-@case
 def a_parameter_that_leaves_for_a_step() -> None:
     if hvd.size() == 1:
         return
@@ -92,7 +89,6 @@ def a_parameter_that_leaves_for_a_step() -> None:
     assert equal_on_all_ranks(model)
 
 
-@case
 def shared_steps_with_gradients_that_have_a_graph() -> None:
     """Dense or sparse, also where rank 0 alone uses a layer; changes of them are still found."""
     torch.manual_seed(7)

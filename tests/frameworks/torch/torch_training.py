@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,19 +15,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core.gradients.plan import BucketPlan
 
 Model = torch.nn.Sequential
-
-
-class Cases(list[Callable[[], None]]):
-    """A table of cases."""
-
-    def add(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Add a case."""
-        self.append(function)
-        return function
-
-
-CASES = Cases()
-case = CASES.add
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def ranks_sum() -> int:
@@ -116,7 +105,7 @@ def train_together(
 
 
 def together(
-    make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    make: Make,
 ) -> tuple[Model, hvd.DistributedOptimizer]:
     """Return a model that starts equal on all ranks, and its wrapped optimizer."""
     model = build(seed=hvd.rank())
@@ -125,9 +114,37 @@ def together(
     return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
 
+def wrapped_sgd(*weights: torch.nn.Parameter, **options: Any) -> hvd.DistributedOptimizer:
+    """Return a wrapped SGD that takes gradients away as they are."""
+    return hvd.DistributedOptimizer(torch.optim.SGD(list(weights), lr=1.0), **options)
+
+
+def zeros(count: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[torch.nn.Parameter]:
+    """Return so many weights that are zero."""
+    return [torch.nn.Parameter(torch.zeros(*shape, dtype=dtype)) for _ in range(count)]
+
+
+def check_equals_alone(
+    model: Model,
+    make: Make,
+    steps: int,
+    bound: float = 1e-13,
+    clip: float | None = None,
+) -> None:
+    """Compare weights with those of one process that has trained on whole batches."""
+    alone = build()
+    train_alone(alone, make(list(alone.parameters())), steps, clip)
+    assert difference(model, alone) < bound
+
+
 def momentum(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return SGD with momentum and weight decay."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def mean_of_ranks() -> float:
+    """Return the mean of 1, 2, ..., size."""
+    return (hvd.size() + 1) / 2
 
 
 def refused(kind: type[Exception], call: Callable[[], object]) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from logged import WEIGHTS_DIFFER, logged
-from torch_training import build, case, momentum, train_together, warned
+from torch_training import build, momentum, train_together, warned
 
 import hvdtrain.torch as hvd
 
@@ -56,7 +56,6 @@ def _after_shutdown() -> None:
     hvd.init()
 
 
-@case
 def loops_that_wrap_nothing() -> None:
     _alone(average=True)
     _alone(broadcast=False)
@@ -79,7 +78,6 @@ def _train_wrapped(seed: int = 0, faster: int = 0) -> None:
     train_together(model, optimizer, steps=5)
 
 
-@case
 def weights_that_differ_in_wrapped_loops() -> None:
     others = hvd.size() > 1 and hvd.rank() == 0
     assert logged(_train_wrapped) == []
@@ -106,7 +104,6 @@ def _train_two() -> None:
             optimizer.zero_grad()
 
 
-@case
 def weights_that_differ_in_optimizers_of_another_order() -> None:
     said = logged(_train_two)
     assert len(said) == (2 if hvd.size() > 1 and hvd.rank() == 0 else 0), said

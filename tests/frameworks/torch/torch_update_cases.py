@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch_training import Model, batch, build, case, difference, momentum, own, together
+from torch_training import Model, batch, build, difference, momentum, own, together
 
 import hvdtrain.torch as hvd
 from hvdtrain.train.loop.replica_check import replica_difference
@@ -64,7 +64,6 @@ def clip_alone(model: Model, largest: float) -> float:
     return norm
 
 
-@case
 def parts_of_any_size_give_the_gradient_of_the_whole_batch() -> None:
     for make in OPTIMIZERS.values():
         alone = build()
@@ -95,7 +94,6 @@ def parts_of_any_size_give_the_gradient_of_the_whole_batch() -> None:
         assert replica_difference(torch_checksums(model, distributed)) is None
 
 
-@case
 def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> None:
     torch.manual_seed(0)
     model = Model(torch.nn.Linear(4, 3))
@@ -136,7 +134,6 @@ def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> Non
     assert replica_difference(torch_checksums(model, optimizer, {"scale": scale})) is None
 
 
-@case
 def what_is_not_finite_is_found_on_its_rank() -> None:
     norm = torch.nn.BatchNorm1d(3)
     model = Model(torch.nn.Linear(3, 3), norm, torch.nn.Linear(3, 1))

@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch_async_cases
 import torch_batch_norm_cases
-
-# Whose functions add themselves to the table of torch_training.
-import torch_compile_cases  # noqa: F401
+import torch_compile_cases
 import torch_exchange_cases
 import torch_local_cases
 import torch_operation_cases
-import torch_optimizer_gradient_cases  # noqa: F401
-import torch_optimizer_hook_cases  # noqa: F401
-import torch_optimizer_use_cases  # noqa: F401
+import torch_optimizer_gradient_cases
+import torch_optimizer_hook_cases
+import torch_optimizer_use_cases
 import torch_post_local_cases
 import torch_repeated_cases
 import torch_sharded_bits_cases
@@ -30,9 +28,9 @@ import torch_sharded_use_cases
 import torch_state_cases
 import torch_table_cases
 import torch_table_member_cases
-import torch_training
-import torch_unwrapped_cases  # noqa: F401
-import torch_update_cases  # noqa: F401
+import torch_unwrapped_cases
+import torch_update_cases
+from all_cases import cases_of
 from shared_launch import run_each
 from torch_table_cases import FOUND, run_features
 
@@ -40,29 +38,22 @@ import hvdtrain.torch as hvd
 from hvdtrain.core import allocators, context
 from hvdtrain.torch.gradients import views
 
-_OF_EXCHANGES = (
-    torch_exchange_cases.__name__,
-    torch_local_cases.__name__,
-    torch_post_local_cases.__name__,
-)
 LEAST_BYTES = allocators.LEAST_BYTES
-OF_EXCHANGES = [c for c in torch_training.CASES if c.__module__ in _OF_EXCHANGES]
-_SHARDED = (
-    torch_sharded_cases.__name__,
-    torch_sharded_bits_cases.__name__,
-    torch_sharded_use_cases.__name__,
+SHARDED = cases_of(torch_sharded_cases, torch_sharded_bits_cases, torch_sharded_use_cases)
+OF_EXCHANGES = cases_of(torch_exchange_cases, torch_local_cases, torch_post_local_cases)
+OPTIMIZERS = cases_of(
+    *(torch_compile_cases, torch_optimizer_gradient_cases, torch_optimizer_hook_cases),
+    *(torch_optimizer_use_cases, torch_unwrapped_cases, torch_update_cases),
 )
-SHARDED = [c for c in torch_training.CASES if c.__module__ in _SHARDED]
-TABLES = {
+TABLES: dict[str, Sequence[Callable[[], object]]] = {
     "sharded": SHARDED,
     "operations": [
-        *(case for case in torch_operation_cases.CASES for _ in range(2)),
-        *torch_repeated_cases.CASES,
-        *torch_state_cases.CASES,
+        *(case for case in cases_of(torch_operation_cases) for _ in range(2)),
+        *cases_of(torch_repeated_cases, torch_state_cases),
     ],
-    "asynchronous": torch_async_cases.CASES,
-    "batch norm": torch_batch_norm_cases.CASES,
-    "optimizers": torch_training.CASES,
+    "asynchronous": cases_of(torch_async_cases),
+    "batch norm": cases_of(torch_batch_norm_cases),
+    "optimizers": [*OPTIMIZERS, *OF_EXCHANGES, *SHARDED],
     "exchanges": OF_EXCHANGES,
     "table of two": [lambda: run_features(torch_table_cases.FEATURES)],
     "table of three": [lambda: run_features(torch_table_member_cases.member_features())],

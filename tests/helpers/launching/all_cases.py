@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ranks import report
@@ -12,6 +13,20 @@ from ranks import report
 from hvdtrain.core import context
 
 Case = Callable[[], str | None]
+
+
+def cases_of(*modules: ModuleType) -> list[Case]:
+    """Return the public functions that take nothing and return nothing, or a digest, in order."""
+    functions = [(module, own) for module in modules for own in vars(module).values()]
+    return [
+        own
+        for module, own in functions
+        if isinstance(own, FunctionType)
+        and own.__module__ == module.__name__
+        and not own.__name__.startswith("_")
+        and own.__annotations__.keys() == {"return"}
+        and own.__annotations__["return"] in ("None", "str", "str | None")
+    ]
 
 
 def run_all(cases: Iterable[Case], begin: Callable[[], Any] = bool) -> None:

@@ -46,6 +46,17 @@ def take_device(kind: str) -> torch.device:
     return device
 
 
+def device() -> torch.device:
+    """Return that on which tensors are made here."""
+    return torch.empty(0).device
+
+
+def busy() -> None:
+    """Keep the current stream busy for a while, so that what does not wait for it is seen."""
+    if device().type == "cuda":
+        torch.cuda._sleep(20_000_000)
+
+
 def run_cases(cases: Sequence[Callable[[], None]], rank: int, size: int) -> None:
     """Run all cases; report those that failed, and what was measured (collective)."""
     failed = {}
