@@ -270,7 +270,9 @@ def values() -> None:
 
 
 def traced_reductions() -> str:
-    """With gradients, of arrays that are too large for JAX to copy at once, and in loops."""
+    """On JAX: with gradients, of arrays that are too large for it to copy at once, and in loops."""
+    import jax
+
     rank, size = hvd.rank(), hvd.size()
     x = np.full([2, 200_000], rank + 1.0, np.float32)
     mean, traces, count = (size + 1) / 2, [], x.size
@@ -284,41 +286,6 @@ def traced_reductions() -> str:
         first, second = hvd.allreduce(x * 3), hvd.allreduce(x, op=hvd.Sum, prescale_factor=0.5)
         return first + second
 
-    # The sum of all ranks' squares of the mean has 2 mean for its gradient by each rank's value.
-    gradient, sums = compiled(squares, twice)
-    for _ in range(2):
-        np.testing.assert_allclose(gradient(x), np.full(x.shape, 2 * mean / x.size), rtol=1e-5)
-        np.testing.assert_allclose(sums(x), (3 + size / 2) * mean * np.ones_like(x), rtol=1e-5)
-    if keras.backend.backend() == "jax":
-        in_loops_of_jax(x)
-    assert len(traces) == 2
-    return digest([sums(x)])
-
-
-def compiled(squares: Any, twice: Any) -> Any:
-    """Return the compiled gradient of the one function, and the other one."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.jit(jax.grad(squares)), jax.jit(twice)
-    tf = importlib.import_module("tensorflow")
-
-    @tf.function
-    def gradient(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            loss = squares(x)
-        return tape.gradient(loss, x)
-
-    function = tf.function(twice)
-    return lambda x: gradient(tf.constant(x)), lambda x: function(tf.constant(x))
-
-
-def in_loops_of_jax(x: Any) -> None:
-    import jax
-
-    rank, size = hvd.rank(), hvd.size()
-
     @jax.jit
     def repeated(x: Any, go: Any) -> Any:
         def body(_: Any, x: Any) -> Any:
@@ -327,6 +294,12 @@ def in_loops_of_jax(x: Any) -> None:
         x = jax.lax.fori_loop(0, 2, body, x)
         return jax.lax.cond(go, lambda x: hvd.allreduce(x, op=hvd.Max), lambda x: x, x)
 
+    # The sum of all ranks' squares of the mean has 2 mean for its gradient by each rank's value.
+    gradient, sums = jax.jit(jax.grad(squares)), jax.jit(twice)
+    for _ in range(2):
+        np.testing.assert_allclose(gradient(x), np.full(x.shape, 2 * mean / x.size), rtol=1e-5)
+        np.testing.assert_allclose(sums(x), (3 + size / 2) * mean * np.ones_like(x), rtol=1e-5)
+    assert len(traces) == 2
     once = size * (size + 1) / 2  # of the ranks' inputs, then of that and the ranks' numbers
     again = size * once + size * (size - 1) / 2
     np.testing.assert_allclose(repeated(x, False)[0, :3], again + rank, rtol=1e-6)
@@ -336,3 +309,4 @@ def in_loops_of_jax(x: Any) -> None:
         jax.jit(hvd.allreduce)(x)
     with raising(ValueError, text="has no gradient"):
         jax.grad(lambda x: hvd.allreduce(x, op=hvd.Max).sum())(x)
+    return digest([sums(x)])

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_optimizer_cases import assert_close, digest, mean_gradients, own, stepped
 from raising import raising
 
 import hvdtrain.keras as hvd
@@ -20,7 +19,6 @@ from hvdtrain.train.keras.fit import (
     require_adding_metrics,
     sum_over_samples,
 )
-from hvdtrain.train.loop.replica_check import array_checksum, replica_difference
 
 
 @dataclass(frozen=True)
@@ -29,23 +27,6 @@ class Options:
     momentum: float = 0.5
     weight_decay: float | None = None
     clip_norm: float | None = None
-
-
-def optimizers_clip_the_mean_gradient_and_decay() -> str:
-    options, lr = Options("sgd", weight_decay=0.1, clip_norm=0.5), 0.02
-    optimizer = hvd.DistributedOptimizer(keras_optimizer(options, lr))
-    variables = stepped(optimizer, own)
-    random = np.random.default_rng(0)
-    want = [random.normal(size=variable.shape).astype(np.float32) for variable in variables]
-    velocities = [np.zeros_like(w) for w in want]
-    for step in range(4):
-        gradients = mean_gradients(step)
-        norm = np.sqrt(sum(float(np.square(g).sum()) for g in gradients))
-        for i, g in enumerate(gradients):
-            velocities[i] = 0.5 * velocities[i] - lr * g * min(1, 0.5 / norm)
-            want[i] = want[i] * (1 - lr * 0.1) + velocities[i]
-    assert_close(variables, want)
-    return digest(variables)
 
 
 def optimizers_by_their_names() -> None:
@@ -111,12 +92,3 @@ def metrics_count_every_sample_of_all_ranks_once() -> None:
     require_adding_metrics({"own": Counted()})
     with raising(UsageError, text="metric 'top' is a Largest, whose variables are not known to"):
         require_adding_metrics({"top": Largest()})
-
-
-def weights_of_all_ranks_are_compared() -> None:
-    weights = {"kernel": np.arange(6.0), "bias": np.ones(2)}
-    assert replica_difference({k: array_checksum(w) for k, w in weights.items()}) is None
-    weights["bias"][1] += hvd.rank() == hvd.size() - 1
-    text = replica_difference({k: array_checksum(w) for k, w in weights.items()})
-    assert (text is None) == (hvd.size() == 1)
-    assert text is None or text.startswith("bias ")

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from exchange_formulas import BlockFormula, DiLoCoFormula, OfRanks, mean
+from exchange_formulas import mean
 from keras_formula import Batch
 from keras_optimizer_cases import (
     SHAPES,
@@ -22,10 +22,8 @@ from raising import raising
 import hvdtrain.keras as hvd
 
 
-def local_steps(
-    combine: Callable[[OfRanks, int], list[Any]], of: Callable[[int, int], list[Any]] = gradients
-) -> list[Any]:
-    """Return weights after five local steps of SGD, of which each second one ends an exchange."""
+def averaged_local_steps(of: Callable[[int, int], list[Any]]) -> list[Any]:
+    """Return weights after five local steps of SGD, of which each second one ends in an average."""
     random = np.random.default_rng(0)
     start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
     ranks = [list(start) for _ in range(hvd.size())]
@@ -34,47 +32,9 @@ def local_steps(
             moved = zip(weights, of(step, rank), strict=True)
             ranks[rank] = [w - 0.1 * g for w, g in moved]
         if step % 2 or step == 4:
-            together = combine(ranks, 1 if step == 4 else 2)
+            together = mean(ranks, [1.0] * hvd.size())
             ranks = [list(together) for _ in ranks]
     return ranks[0]
-
-
-def weights_after_local_steps() -> str:
-    random = np.random.default_rng(0)
-    start: list[Any] = [random.normal(size=s).astype(np.float32).astype(float) for s in SHAPES]
-    ones = [1.0] * hvd.size()
-    block = BlockFormula(list(start), hvd.size(), 0.5, 0.75, nesterov=True)
-    outer = DiLoCoFormula(list(start), 0.7, 0.9)
-
-    def blocks(ranks: OfRanks, steps: int) -> list[Any]:
-        found = block.block(ranks, ones, steps / 2, flush=steps == 1)
-        return block.model if steps == 1 else found
-
-    def outer_steps(ranks: OfRanks, steps: int) -> list[Any]:
-        return [outer.round(index, average) for index, average in enumerate(mean(ranks, ones))]
-
-    ends = []
-    for text, combine in (
-        ("local:steps=2", lambda ranks, _: mean(ranks, ones)),
-        ("blockmomentum:steps=2,momentum=0.5,rate=0.75", blocks),
-        ("diloco:steps=2", outer_steps),
-    ):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=text)
-        variables = stepped(optimizer, own, 5)
-        assert not optimizer.synchronized
-        with raising(RuntimeError, text="call flush"):
-            optimizer.exchange_state()
-        optimizer.flush()
-        assert optimizer.synchronized
-        saved = optimizer.exchange_state()
-        assert saved["steps"] == 5
-        assert_close(variables, local_steps(combine), rtol=1e-5)
-        ends += variables
-    return digest(ends)
-
-
-def average_alike(ranks: OfRanks, _: int) -> list[Any]:
-    return mean(ranks, [1.0] * hvd.size())
 
 
 def a_rank_leaves_out_an_update_that_is_not_finite() -> str:
@@ -93,9 +53,14 @@ def a_rank_leaves_out_an_update_that_is_not_finite() -> str:
         return [np.full_like(g, np.inf) if infinite else g * np.float32(scale) for g in own(step)]
 
     variables = stepped(optimizer, scaled, 5)
+    assert not optimizer.synchronized
+    with raising(RuntimeError, text="call flush"):
+        optimizer.exchange_state()
     optimizer.flush()
+    assert optimizer.synchronized
+    assert optimizer.exchange_state()["steps"] == 5
     assert float(optimizer.dynamic_scale) == (2.0 if hvd.rank() == last else 4.0)
-    assert_close(variables, local_steps(average_alike, finite), rtol=1e-5)
+    assert_close(variables, averaged_local_steps(finite), rtol=1e-5)
     return digest(variables)
 
 

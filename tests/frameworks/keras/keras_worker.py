@@ -55,6 +55,7 @@ NOT_ON = {
         keras_callback_cases.metrics_of_different_forms_are_refused_on_all_ranks,
         keras_callback_cases.what_cannot_work_is_refused_at_the_start,
         keras_data_cases.the_loop_of_the_data_page,
+        keras_optimizer_cases.traced_reductions,
         keras_synchronization_cases.what_cannot_work_is_refused_on_all_ranks,
         keras_training_cases.metrics_count_every_sample_of_all_ranks_once,
         *cases_of(keras_save_cases, keras_unwrapped_cases),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +23,6 @@ from tensorflow_training_cases import (
 )
 
 import hvdtrain.tensorflow as hvd
-from hvdtrain.tensorflow.graph import _Runs
 
 v1 = tf.compat.v1
 
@@ -216,29 +213,3 @@ def steps_are_combined_by_adasum() -> str:
     for start, end in zip(before, after, strict=True):
         np.testing.assert_allclose(end, start - 0.5, rtol=1e-5, atol=1e-6)
     return digest(after)
-
-
-def results_of_failed_sessions_are_dropped() -> None:
-    """A session that fails elsewhere takes no results; those of the last 1,000 runs are kept."""
-    may_end, ended = threading.Event(), threading.Semaphore(0)
-
-    def double(arrays: Sequence[Any]) -> list[Any]:
-        if arrays[0] == 0:
-            may_end.wait()
-        ended.release()
-        return [arrays[0] * 2]
-
-    runs = _Runs(double)
-    numbers = [runs.start(None, tf.constant(number)) for number in range(1500)]
-    for _ in numbers[1:]:
-        ended.acquire()
-    while not all(done.done() for number, done in runs._pending.items() if number):
-        time.sleep(0.001)
-    last = runs.start(None, tf.constant(1500))
-    # The first run is not complete.
-    assert sorted(runs._pending) == [0, *range(500, 1501)]
-    may_end.set()
-    for number in (0, 500, 1499, int(last)):
-        while not runs._pending[number].done():
-            time.sleep(0.001)
-        assert runs.finish(number) == [2 * number]

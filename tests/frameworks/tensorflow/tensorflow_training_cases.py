@@ -18,7 +18,6 @@ from logged import WEIGHTS_DIFFER, logged
 from raising import raising
 
 import hvdtrain.tensorflow as hvd
-from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tensorflow.md"
@@ -210,21 +209,6 @@ def options_of_the_tape() -> str:
     return "-".join(map(digest, ends))
 
 
-def models_come_and_go() -> None:
-    """A search through models must not keep the gradients of all that it has seen."""
-    rank, size = hvd.rank(), hvd.size()
-    for number in range(1, 50):
-        w = tf.Variable(tf.zeros([number]))
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(w) * float(number * rank)
-        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [w])
-        np.testing.assert_array_equal(gradient, [np.float32(number * (size - 1) / 2)] * number)
-    for kept in context.current().kept.values():
-        for cache in kept.values():
-            assert len(cache.plans) < 40
-            assert cache.in_engine_memory <= 16
-
-
 def sparse_gradients() -> str:
     rank, size = hvd.rank(), hvd.size()
     ends = []
@@ -334,28 +318,6 @@ def local_layers_stay_local() -> None:
         assert float(shared[0, 0]) == (size + 1) / 2
     with raising(ValueError, text="layers"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[1])
-
-
-def batches_are_normalised_over_all_ranks() -> None:
-    rank, size = hvd.rank(), hvd.size()
-    x = np.random.default_rng(3).normal(size=(2 * size + 1, 2, 3)).astype(np.float32) + 1
-    bounds = [0, *(2 * r + 3 for r in range(size))]  # rank 0 has 3 rows, the others 2
-    mine = slice(bounds[rank], bounds[rank + 1])
-    synced, whole = hvd.SyncBatchNormalization(), tf.keras.layers.BatchNormalization()
-    gradients = []
-    for layer, rows in ((synced, x[mine]), (whole, x)):
-        rows = tf.constant(rows)
-        with tf.GradientTape() as tape:
-            tape.watch(rows)
-            y = layer(rows, training=True)
-            loss = tf.reduce_sum(y**3)
-        gradients.append((y, tape.gradient(loss, rows)))
-    (y, dx), (y_whole, dx_whole) = gradients
-    np.testing.assert_allclose(y, y_whole[mine], atol=1e-5)
-    np.testing.assert_allclose(dx, dx_whole[mine], rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(synced.moving_variance, whole.moving_variance, rtol=1e-5)
-    with raising(ValueError):
-        hvd.SyncBatchNormalization(fused=True)
 
 
 def different_models_are_refused() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,20 +13,24 @@ from gpu_ranks import busy, device
 from torch.nn import functional as F
 from torch_batch_norm_cases import check as check_batch_norm
 from torch_training import (
+    Make,
     Model,
     batch,
     build,
+    check_equals_alone,
     difference,
+    mean_of_ranks,
     momentum,
     own,
     together,
     train_alone,
     train_together,
+    wrapped_sgd,
+    zeros,
 )
 
 import hvdtrain.torch as hvd
 
-Optimizer = torch.optim.Optimizer
 CLOSE = 1e-11  # in float64; a GPU adds in another order for another batch
 
 
@@ -36,61 +40,46 @@ def equals(tensor: torch.Tensor, value: float, sent: torch.dtype | None = None) 
     return torch.allclose(tensor, torch.full_like(tensor, value), rtol=few, atol=0)
 
 
-def shared(
-    make: Callable[[list[torch.nn.Parameter]], Optimizer],
-) -> tuple[Model, hvd.DistributedOptimizer]:
-    """Return a model, equal on all ranks, and an optimizer whose work they share."""
-    model = build()
-    optimizer = make(list(model.parameters()))
-    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), sharded=True)
-
-
-def mean_of_ranks() -> float:
-    """Return the mean of 1, 2, ..., size."""
-    return (hvd.size() + 1) / 2
-
-
-def assert_equals_one_rank(
-    model: Model,
-    make: Callable[[list[torch.nn.Parameter]], Optimizer],
-    steps: int,
-    clip: float | None = None,
-) -> None:
+def assert_equals_one_rank(model: Model, make: Make, steps: int, clip: float | None = None) -> None:
     """Compare weights with those of one rank that has trained on whole batches."""
-    alone = build()
-    train_alone(alone, make(list(alone.parameters())), steps, clip)
-    far = difference(model, alone)
-    assert far < CLOSE, far
+    check_equals_alone(model, make, steps, CLOSE, clip)
     for p in model.parameters():
         assert p.device == device()
         assert p.grad is None or p.grad.device == p.device
 
 
+def backward(
+    model: Model, optimizer: hvd.DistributedOptimizer, step: int, forward: Any = None
+) -> None:
+    """Compute the gradients of this rank's share of a batch."""
+    inputs, labels = map(own, batch(step))
+    optimizer.sample_weight = len(inputs)
+    outputs = (forward or model)(inputs)
+    F.cross_entropy(outputs, labels.to(outputs.device)).backward()
+
+
 def shared_steps_equal_one_rank() -> None:
     for make in (momentum, partial(torch.optim.Adam, lr=0.01)):
-        model, optimizer = shared(make)
+        model, optimizer = together(make, sharded=True)
         train_together(model, optimizer, 3)
         optimizer.load_state_dict(optimizer.state_dict())
         for step in range(3, 5):
-            inputs, labels = map(own, batch(step))
-            optimizer.sample_weight = len(inputs)
-            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.zero_grad()
+            backward(model, optimizer, step)
             optimizer.clip_grad_norm_(1e6)
             optimizer.step()
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         assert_equals_one_rank(model, make, 5)
 
 
 def equals_one_rank() -> None:
-    makers: list[Callable[[Any], Optimizer]] = [momentum, partial(torch.optim.Adam, lr=0.01)]
+    makers: list[Make] = [momentum, partial(torch.optim.Adam, lr=0.01)]
     if device().type == "cuda":
         makers.append(partial(torch.optim.AdamW, lr=0.01, fused=True))
-    for make in makers:
-        for set_to_none in (True, False):
-            for clip in (None, 0.05):
-                model, optimizer = together(make)
-                train_together(model, optimizer, 5, clip, set_to_none)
-                assert_equals_one_rank(model, make, 5, clip)
+    for make, set_to_none, clip in product(makers, (True, False), (None, 0.05)):
+        model, optimizer = together(make)
+        train_together(model, optimizer, 5, clip, set_to_none)
+        assert_equals_one_rank(model, make, 5, clip)
 
 
 def gradients_are_reduced_when_backward_returns() -> None:
@@ -127,24 +116,20 @@ def gradients_stay_until_the_next_backward() -> None:
 
 
 def weights_of_every_type() -> None:
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        for op, factor in ((hvd.Average, 1), (hvd.Sum, hvd.size())):
-            used, unused, mine = (
-                torch.nn.Parameter(torch.zeros(300, dtype=dtype)) for _ in range(3)
-            )
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD([used, unused, mine], lr=1.0), op=op
-            )
-            for step in range(3):
-                optimizer.zero_grad()
-                loss = used.sum() * (hvd.rank() + 1)
-                if hvd.rank() == 0:
-                    loss = loss + mine.sum() * hvd.size()
-                loss.backward()
-                optimizer.step()
-                assert equals(used, -mean_of_ranks() * factor * (step + 1)), (dtype, op, used)
-                assert equals(mine, -1.0 * factor * (step + 1)), (dtype, op, mine)
-                assert unused.grad is None
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for dtype, (op, factor) in product(types, ((hvd.Average, 1), (hvd.Sum, hvd.size()))):
+        used, unused, mine = weights = zeros(3, 300, dtype=dtype)
+        optimizer = wrapped_sgd(*weights, op=op)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = used.sum() * (hvd.rank() + 1)
+            if hvd.rank() == 0:
+                loss = loss + mine.sum() * hvd.size()
+            loss.backward()
+            optimizer.step()
+            assert equals(used, -mean_of_ranks() * factor * (step + 1)), (dtype, op, used)
+            assert equals(mine, -1.0 * factor * (step + 1)), (dtype, op, mine)
+            assert unused.grad is None
 
 
 def a_loss_scaler_skips_on_all_ranks() -> None:
@@ -166,58 +151,10 @@ def a_loss_scaler_skips_on_all_ranks() -> None:
     assert scaler.get_scale() == 4.0
 
 
-def autocast_steps(dtype: torch.dtype, model: Model, optimizer: Optimizer, whole: bool) -> float:
-    """Train three steps in a half type; return the last loss."""
-    scaler = torch.amp.GradScaler(device().type, enabled=dtype == torch.float16)
-    for step in range(3):
-        inputs, labels = batch(step) if whole else map(own, batch(step))
-        if isinstance(optimizer, hvd.DistributedOptimizer):
-            optimizer.sample_weight = len(inputs)
-        optimizer.zero_grad()
-        with torch.autocast(device().type, dtype=dtype):
-            outputs = model(inputs.float())
-            assert outputs.dtype == dtype
-            loss = F.cross_entropy(outputs.float(), labels)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    return float(loss.detach())
-
-
-def autocast() -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        ours, alone = build().float(), build().float()
-        optimizer = hvd.DistributedOptimizer(momentum(list(ours.parameters())))
-        autocast_steps(dtype, ours, optimizer, whole=False)
-        autocast_steps(dtype, alone, momentum(list(alone.parameters())), whole=True)
-        far = difference(ours, alone)
-        assert far < 0.02, (dtype, far)
-        first = torch.cat([p.detach().flatten() for p in ours.parameters()])
-        every = hvd.allgather(first[None])
-        assert torch.equal(every, every[:1].expand_as(every))
-        assert {p.dtype for p in ours.parameters()} == {torch.float32}
-
-
 def sync_batch_norm() -> None:
     n = hvd.size()
     check_batch_norm([4] * n, 3, momentum=0.1, affine=True)
     check_batch_norm([2 + 3 * rank for rank in range(n)], 2, 3, 5, momentum=None, affine=True)
-    model = Model(torch.nn.Linear(6, 4), hvd.SyncBatchNorm(4), torch.nn.Linear(4, 2)).double()
-    alone = Model(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).double()
-    hvd.broadcast_parameters(model.state_dict())
-    alone.load_state_dict(model.state_dict())
-    optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
-    reference = momentum(list(alone.parameters()))
-    for step in range(3):
-        inputs = batch(step)[0].flatten(1)[:6, :6]  # as many for each rank
-        optimizer.sample_weight = len(own(inputs))
-        optimizer.zero_grad()
-        reference.zero_grad()
-        model(own(inputs)).square().mean().backward()
-        alone(inputs).square().mean().backward()
-        optimizer.step()
-        reference.step()
-    assert difference(model, alone) < CLOSE
 
 
 def forward_on_other_streams() -> None:
@@ -260,7 +197,9 @@ def a_whole_step_on_another_stream() -> None:
 def models_that_are_moved_after_the_optimizer_was_made() -> None:
     model = build().cpu()
     optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
-    train_on_cpu(model, optimizer)
+    with torch.device("cpu"):
+        train_together(model, optimizer, 1)
+    optimizer.zero_grad()
     model.to(device())
     for state in optimizer.state.values():
         state["momentum_buffer"] = state["momentum_buffer"].to(device())
@@ -272,37 +211,23 @@ def models_that_are_moved_after_the_optimizer_was_made() -> None:
     assert difference(model, alone) < CLOSE
 
 
-def train_on_cpu(model: Model, optimizer: hvd.DistributedOptimizer) -> None:
-    """Train one step in host memory."""
-    inputs, labels = (own(tensor).cpu() for tensor in batch(0))
-    optimizer.sample_weight = len(inputs)
-    F.cross_entropy(model(inputs), labels).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def models_on_two_devices() -> None:
     model = build()
     model[3:].cpu()
     optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
     for step in range(3):
-        inputs, labels = map(own, batch(step))
-        optimizer.sample_weight = len(inputs)
         optimizer.zero_grad()
-        outputs = model[3:](model[:3](inputs).cpu())
-        F.cross_entropy(outputs, labels.cpu()).backward()
+        backward(model, optimizer, step, lambda x: model[3:](model[:3](x).cpu()))
         optimizer.step()
     model.to(device())
-    for parameter in model.parameters():
-        parameter.grad = None
+    optimizer.zero_grad()
     assert_equals_one_rank(model, momentum, 3)
 
 
 def what_is_not_finite_stays_so() -> None:
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-    factor = math.nan if hvd.rank() == hvd.size() - 1 else 1.0
-    (weight * factor).sum().backward()
+    (weight,) = zeros(1, 3)
+    optimizer = wrapped_sgd(weight)
+    (weight * (math.nan if hvd.rank() == hvd.size() - 1 else 1.0)).sum().backward()
     assert weight.grad is not None
     assert bool(weight.grad.isnan().all())
     optimizer.zero_grad()

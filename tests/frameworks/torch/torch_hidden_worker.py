@@ -31,7 +31,7 @@ LEFT_OUT = {
     *("sparse_gradients_are_summed_as_dense_ones_are", "layouts_that_differ_between_ranks"),
     "sparse_gradients_are_weighted_by_samples",
     "sparse_gradients_outside_a_process_set_are_made_dense",
-    *("gradients_lie_in_engine_memory", "half_precision_weights"),
+    "gradients_lie_in_engine_memory",
     "closures_on_data_that_differ_between_ranks",
     "a_closure_of_a_foreign_optimizer_drops_gradients_of_another_sample_weight",
     "a_closure_gives_its_own_loss_where_nothing_depends_on_it",
@@ -40,7 +40,7 @@ LEFT_OUT = {
     "a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind",
     "a_gradient_that_finds_no_room_is_taken_at_the_step",
     *("what_codes_cannot_hold_does_not_stay", "codes_of_weights_keep_what_they_lose"),
-    *("the_loop_of_train_shares_its_steps", "the_state_of_all_ranks_needs_all_of_them"),
+    "the_state_of_all_ranks_needs_all_of_them",
 }
 
 

@@ -133,25 +133,6 @@ def groups_of_gradients() -> None:
         assert difference(model, alone) < 1e-14
 
 
-def half_precision_weights() -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        used, unused, mine = (torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for _ in range(3))
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, unused, mine], lr=1.0))
-        for step in range(2):
-            optimizer.zero_grad()
-            loss = used.sum() * (hvd.rank() + 1)
-            if hvd.rank() == 0:
-                loss = loss + mine.sum() * hvd.size()
-            loss.backward()
-            # One rank alone has no peer to share memory with, and copies to float32 and back.
-            assert hvd.size() == 1 or lie_in_engine_memory(optimizer, [used])
-            optimizer.step()
-            mean = (hvd.size() + 1) / 2
-            assert used.tolist() == [-mean * (step + 1)] * 3
-            assert mine.tolist() == [-1.0 * (step + 1)] * 3
-            assert unused.grad is None
-
-
 def gradients_lie_in_engine_memory() -> None:
     forwards: list[Callable[[Model, torch.Tensor], torch.Tensor]] = [Model.__call__]
     forwards += [partial(checkpointed, reentrant=reentrant) for reentrant in (True, False)]

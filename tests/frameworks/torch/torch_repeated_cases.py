@@ -9,9 +9,6 @@ from torch_training import ranks_sum
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 
-# Around what is added by every rank, and around the size of a chunk.
-COUNTS = (1, 16_384, 16_385, 65_535, 65_536, 65_537, 300_001)
-
 
 def total(values: torch.Tensor) -> torch.Tensor:
     """Return the sum over ranks of `values` + rank."""
@@ -19,23 +16,12 @@ def total(values: torch.Tensor) -> torch.Tensor:
     return n * values + n * (n - 1) // 2
 
 
-def repeated_sums_of_all_sizes() -> None:
-    """The first call has no plan; later ones vote and reduce in one call."""
-    for count in COUNTS:
-        positions = torch.arange(count) % 1000
-        for round in range(3):
-            tensor = (positions + hvd.rank() + round).double()
-            expected = total(positions + round).double()
-            result = hvd.allreduce(tensor, name=f"sized {count}", op=hvd.Sum)
-            assert torch.equal(result, expected), (count, round)
-            assert torch.equal(tensor, (positions + hvd.rank() + round).double())
-            hvd.allreduce_(tensor, name=f"sized {count}", op=hvd.Sum)
-            assert torch.equal(tensor, expected), (count, round)
-
-
 def plans_beside_single_operations_and_groups() -> None:
-    """Some ranks vote by a plan, others with an operation, as autograd must record it."""
-    for count in (0, 1, 3000, 32_768, 32_769):
+    """Some ranks vote by a plan, others with an operation, as autograd must record it.
+
+    Numbers are around what is added by every rank, and around the size of a chunk.
+    """
+    for count in (0, 1, 3000, 16_385, 32_768, 32_769, 65_536, 65_537, 300_001):
         positions = torch.arange(count) % 1000
         for round in range(5):
             tensor = (positions + hvd.rank() + round).float()
@@ -43,6 +29,7 @@ def plans_beside_single_operations_and_groups() -> None:
                 tensor.requires_grad_()
             result = hvd.allreduce(tensor, name=f"mixed {count}", op=hvd.Sum)
             assert torch.equal(result.detach(), total(positions + round).float()), (count, round)
+            assert torch.equal(tensor.detach(), (positions + hvd.rank() + round).float())
         group = [positions + hvd.rank(), torch.full((3, 2), hvd.rank()), torch.zeros(0).long()]
         for dtype in (torch.float32, torch.int64):
             tensors = [tensor.to(dtype) for tensor in group]

@@ -15,7 +15,6 @@ from torch_training import (
     batch,
     build,
     difference,
-    drawn,
     momentum,
     own,
     refused,
@@ -27,10 +26,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.features import Slices
 from hvdtrain.errors import MismatchError
-from hvdtrain.torch.allocator import find_allocator
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
-from hvdtrain.train.torch.evaluation import Precision
-from hvdtrain.train.torch.update import Updater
 
 CPU = torch.device("cpu")
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -335,69 +331,3 @@ def an_optimizer_of_ones_own() -> None:
         alone = build()
         train_alone(alone, make(alone.parameters()), 3)
         assert difference(model, alone) < 1e-13
-
-
-def the_loop_of_train_shares_its_steps() -> None:
-    for precision, clip in (("none", 0.05), ("none", None), ("fp16", 0.05)):
-        results = []
-        for model, optimizer in pair(partial(torch.optim.SGD, lr=0.1, momentum=0.9)):
-            updater = Updater(model, optimizer, Precision(precision, CPU), clip, ema=0.5)
-            updates = []
-            for step in range(4):
-                inputs, labels = map(own, batch(step))
-                if step == 2 and hvd.rank() == 0:
-                    inputs = inputs * float("inf")
-                updater.begin([len(labels)])
-                with updater.precision.autocast():
-                    loss = F.cross_entropy(model(inputs), labels)
-                updater.backward(loss, len(labels))
-                updates.append(updater.step())
-            assert [update.skipped for update in updates] == [False, False, True, False]
-            assert updater.averaged is not None
-            results.append((model, updater.averaged, [update.norm for update in updates]))
-        (model, averaged, norms), (other, expected, theirs) = results
-        bound = 1e-5 if precision == "fp16" else 1e-13
-        assert difference(model, other) < bound
-        assert difference(averaged, expected) < bound
-        assert all(abs(a - b) < 1e-5 for a, b in zip(norms[:2], theirs[:2], strict=True))
-
-
-def workers_of_a_loader_beside_gradients_in_shared_memory() -> None:
-    """Workers, forked while gradients stay in shared memory, compute others."""
-    if hvd.size() != 2 or not on_host() or find_allocator() is None:
-        return
-    if not in_node_memory(wrapped(momentum, build())):
-        return
-
-    def computed(value: Any) -> torch.Tensor:
-        weight = torch.nn.Parameter(torch.full((100, 200), float(value)))
-        (weight * weight.detach()).sum().backward()
-        assert weight.grad is not None
-        return weight.grad
-
-    loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
-        range(1, 4),  # type: ignore[arg-type]  # any sequence is a dataset
-        batch_size=None,
-        num_workers=1,
-        collate_fn=computed,
-        multiprocessing_context="fork",
-    )
-    torch.manual_seed(5)
-    model = Model(torch.nn.Linear(200, 100, bias=False))
-    whole = copy.deepcopy(model)
-    for each, sharded in ((model, True), (whole, False)):
-        sgd = torch.optim.SGD(each.parameters(), lr=0.5, fused=True)
-        optimizer = hvd.DistributedOptimizer(sgd, sharded=sharded)
-        assert optimizer._exchanged.gradients is not None
-        for step in range(3):
-            optimizer.zero_grad()
-            each(drawn(10 * step + hvd.rank(), 4, 200).float()).square().mean().backward()
-            staying = optimizer._exchanged.gradients.buckets.staying
-            assert staying is not None
-            assert staying.arena.used
-            for value, sample in enumerate(loader, 1):
-                assert bool((sample == value).all())
-            optimizer.step()
-        del optimizer, staying, sgd  # their memory would serve the other model
-    assert difference(model, whole) == 0.0
-    assert equal_on_all_ranks(model)

@@ -104,14 +104,12 @@ def train_together(
         optimizer.step()
 
 
-def together(
-    make: Make,
-) -> tuple[Model, hvd.DistributedOptimizer]:
+def together(make: Make, **options: Any) -> tuple[Model, hvd.DistributedOptimizer]:
     """Return a model that starts equal on all ranks, and its wrapped optimizer."""
     model = build(seed=hvd.rank())
     hvd.broadcast_parameters(model.state_dict())
     optimizer = make(list(model.parameters()))
-    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
 
 
 def wrapped_sgd(*weights: torch.nn.Parameter, **options: Any) -> hvd.DistributedOptimizer:

@@ -65,7 +65,7 @@ def clip_alone(model: Model, largest: float) -> float:
 
 
 def parts_of_any_size_give_the_gradient_of_the_whole_batch() -> None:
-    for make in OPTIMIZERS.values():
+    for name, make in OPTIMIZERS.items():
         alone = build()
         optimizer, largest = make(list(alone.parameters())), 0.0
         averaged: list[torch.Tensor] = []
@@ -81,23 +81,29 @@ def parts_of_any_size_give_the_gradient_of_the_whole_batch() -> None:
             old = averaged or weights
             averaged = [DECAY * a + (1 - DECAY) * w for a, w in zip(old, weights, strict=True)]
         assert min(norms) < largest < max(norms)
-
-        model, distributed = together(make)
-        updater = Updater(model, distributed, Precision("none", CPU), largest, DECAY)
-        updates = [take_step(updater, model, parts_of(step)) for step in range(STEPS)]
-        assert difference(model, alone) < 1e-12
-        assert np.allclose([update.norm for update in updates], norms, rtol=1e-12)
-        assert not any(update.skipped for update in updates)
-        assert updater.averaged is not None
-        for own_average, expected in zip(updater.averaged.parameters(), averaged, strict=True):
-            assert float((own_average.detach() - expected).abs().max()) < 1e-12
-        assert replica_difference(torch_checksums(model, distributed)) is None
+        for sharded in (False, True)[: 2 if name == "sgd" else 1]:
+            model, distributed = together(make, sharded=sharded)
+            updater = Updater(model, distributed, Precision("none", CPU), largest, DECAY)
+            updates = [take_step(updater, model, parts_of(step)) for step in range(STEPS)]
+            assert difference(model, alone) < 1e-12
+            assert np.allclose([update.norm for update in updates], norms, rtol=1e-12)
+            assert not any(update.skipped for update in updates)
+            assert updater.averaged is not None
+            for own_average, expected in zip(updater.averaged.parameters(), averaged, strict=True):
+                assert float((own_average.detach() - expected).abs().max()) < 1e-12
+            assert replica_difference(torch_checksums(model, distributed)) is None
 
 
 def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> None:
+    for sharded in (False, True):
+        _skip_steps(sharded)
+
+
+def _skip_steps(sharded: bool) -> None:
     torch.manual_seed(0)
     model = Model(torch.nn.Linear(4, 3))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = hvd.DistributedOptimizer(sgd, sharded=sharded)
     updater = Updater(model, optimizer, Precision("fp16", CPU), ema=DECAY)
     scaler, averaged = updater.precision.scaler, updater.averaged
     assert scaler is not None
