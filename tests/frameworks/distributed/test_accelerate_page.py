@@ -46,7 +46,6 @@ def alone() -> float:
 
 @pytest.mark.parametrize("backend", ["hvdtrain", pytest.param("gloo", marks=pytest.mark.soak)])
 def test_accelerate(backend: str, tmp_path: Path) -> None:
-    """The error is that of one process, over 23 samples."""
     errors = re.findall(r"rank \d: error (\d\.\d+)", run(ACCELERATE, backend, 2, tmp_path))
     assert [float(error) for error in errors] == pytest.approx([alone()] * 2, abs=1e-4)
 

@@ -20,8 +20,6 @@ RATE = 0.4
 
 
 class Rates(keras.callbacks.Callback):
-    """Records the learning rate of each step."""
-
     def __init__(self) -> None:
         super().__init__()
         self.rates: list[float] = []
@@ -166,8 +164,6 @@ def metrics_of_every_form_are_averaged() -> None:
 
 
 class Unequal(keras.callbacks.Callback):
-    """Has a metric of another form on the last rank."""
-
     def __init__(self, values: tuple[Any, Any]) -> None:
         super().__init__()
         self._values = values

@@ -15,8 +15,6 @@ STEPS = 3
 
 
 class Commits:
-    """Records what a state has at each commit."""
-
     def __init__(self, state: Any) -> None:
         self.seen: list[tuple[int, int]] = []
         self._state, self._commit = state, state.commit
@@ -28,7 +26,6 @@ class Commits:
 
 
 def own_state(**values: Any) -> Any:
-    """Return the state of a model whose weights depend on the rank."""
     model = dense_model(seed=hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5)), "mse")
     return hvd.elastic.KerasState(model, **values)

@@ -28,7 +28,6 @@ from hvdtrain.types import DType
 
 
 def rounded(values: Array) -> Array:
-    """Return values rounded to bfloat16."""
     single: Any = values.astype(np.float32)
     bits = round_to_half(single, DType.BFLOAT16)
     return np.asarray(widen_half(bits, DType.BFLOAT16))

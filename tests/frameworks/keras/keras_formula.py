@@ -51,7 +51,6 @@ class Simulated:
         self._since, self._samples_per_step = 0, float(sum(len(own[0][0]) for own in batches))
 
     def epoch(self, flushes: Container[int] = ()) -> dict[int, list[Any]]:
-        """Train on all batches, the ranks with more of them longer."""
         found: dict[int, list[Any]] = {}
         for step in range(max(map(len, self._batches))):
             active = [rank for rank, own in enumerate(self._batches) if step < len(own)]

@@ -88,8 +88,6 @@ def fit_counts_samples() -> str:
 
 
 class Batches(keras.utils.PyDataset):
-    """Yields what it is given."""
-
     def __init__(self, batches: Sequence[Any]) -> None:
         super().__init__()
         self._batches = batches
@@ -102,8 +100,6 @@ class Batches(keras.utils.PyDataset):
 
 
 class GraphMeans(keras.layers.Layer):
-    """Averages the nodes of each of two graphs."""
-
     def call(self, nodes: Any, graphs: Any) -> Any:
         sums, counts = (
             keras.ops.segment_sum(each, graphs, num_segments=2)
@@ -113,8 +109,6 @@ class GraphMeans(keras.layers.Layer):
 
 
 class OwnStep(keras.Model):
-    """Says in its step what a batch weighs."""
-
     def train_step(self, *given: Any) -> Any:
         self.optimizer.sample_weight = keras.ops.shape(given[-1][1])[0] ** 2
         return super().train_step(*given)
@@ -137,13 +131,11 @@ def graphs() -> Any:
 
 
 def filled(rows: int, steps: int, target: float, *weights: Any) -> tuple[Any, ...]:
-    """Return inputs that are 1, targets, and weights of the rows if there are any."""
     shape = (rows, steps, 1)
     return np.ones(shape, "f4"), np.full(shape, target, "f4"), *weights
 
 
 def masked(length: int, target: float) -> tuple[Any, ...]:
-    """Return a row of four steps, of which the first ones count."""
     x, y = filled(1, 4, target)
     x[:, length:] = 0
     return x, y

@@ -27,7 +27,6 @@ class Interrupt(keras.callbacks.Callback):
 
 
 def assert_holds(path: str, weights: list[Any]) -> None:
-    """Check the weights in a file."""
     model = line_model("local:steps=4")
     model.optimizer.build(model.trainable_variables)
     model.load_weights(path)

@@ -24,7 +24,6 @@ EQUAL_STEPS = [[ROWS, 3], [ROWS, 1], [1, 3]]
 
 
 def batches(rows: list[list[int]], rank: int) -> list[Batch]:
-    """Return a rank's batches of an epoch."""
     random = np.random.default_rng(rank)
     return [
         (random.normal(size=(n, 3)).astype("f4"), random.normal(size=(n, 2)).astype("f4"))
@@ -33,7 +32,6 @@ def batches(rows: list[list[int]], rank: int) -> list[Batch]:
 
 
 def of_all_ranks(rows: list[list[int]]) -> list[Batch]:
-    """Return the batches of an epoch that ranks train on together."""
     every = [batches(rows, rank) for rank in range(hvd.size())]
     steps = [[own[n] for own in every if n < len(own)] for n in range(len(every[0]))]
     return [
@@ -43,8 +41,6 @@ def of_all_ranks(rows: list[list[int]]) -> list[Batch]:
 
 
 class Batches(keras.utils.PyDataset):
-    """Gives these batches; `fit` knows how many they are."""
-
     def __init__(self, given: list[Batch]) -> None:
         super().__init__()
         self._given = given

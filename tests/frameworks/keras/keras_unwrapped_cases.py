@@ -37,7 +37,6 @@ class EnoughError(Exception):
 
 
 def no_data() -> Iterator[Any]:
-    """End the fit that asks for the first batch."""
     raise EnoughError
     yield
 
@@ -45,7 +44,6 @@ def no_data() -> Iterator[Any]:
 def warnings_of(
     optimizer: Any, *callbacks: Any, kind: Any = None, frozen: bool = False, layers: Any = None
 ) -> list[str]:
-    """Return what two fits say on this rank."""
     fitting.warn_once.cache_clear()
     said = io.StringIO()
     model = keras.Sequential(layers) if layers else dense_model(seed=hvd.rank())

@@ -85,7 +85,6 @@ def line_batches(counts: list[int]) -> list[list[Batch]]:
 
 
 def fit_line(model: Any, batches: list[list[Batch]], **how: Any) -> None:
-    """Fit to the batches of this rank."""
     x, y = (np.concatenate(arrays) for arrays in zip(*batches[hvd.rank()], strict=True))
     model.fit(x, y, batch_size=4, verbose=0, shuffle=False, **how)
 

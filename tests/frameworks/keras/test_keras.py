@@ -63,7 +63,6 @@ def test_training_on_gloo() -> None:
 
 
 def run(backend: str, size: int, cases: list[str], env: Mapping[str, str]) -> dict[str, Any]:
-    """Run cases, all of them where none is named, and return what every rank reported."""
     done = run_ranks(
         # As a script of Horovod's is run: one of the cases imports names of Horovod.
         ["-m", "hvdtrain", "script", str(WORKER)],

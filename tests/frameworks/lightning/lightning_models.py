@@ -26,25 +26,21 @@ QUIET: Mapping[str, Any] = {
 
 
 def regression(samples: int = 90, dtype: torch.dtype = torch.float64) -> TensorDataset:
-    """Return inputs, targets and the number of each sample."""
     inputs = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1), dtype=dtype)
     return TensorDataset(inputs, inputs.sum(1, keepdim=True).sin(), torch.arange(samples))
 
 
 def loader(data: TensorDataset, batch: int | None = None, **how: Any) -> DataLoader[Any]:
-    """Return the loader of a rank for global batches, or for batches of a rank of its own."""
     return DataLoader(data, batch or GLOBAL_BATCH // hvd.size(), **how)
 
 
 def fit(model: pl.LightningModule, data: TensorDataset, **how: Any) -> pl.Trainer:
-    """Train a model on all ranks, and return the trainer."""
     trainer = pl.Trainer(**{**QUIET, "strategy": "hvdtrain", "max_epochs": 2, **how})
     trainer.fit(model, loader(data))
     return trainer
 
 
 def weights(model: torch.nn.Module) -> list[float]:
-    """Return all weights of a model."""
     return torch.cat([p.detach().double().flatten() for p in model.parameters()]).tolist()
 
 
@@ -54,7 +50,6 @@ def shared_folder() -> Path:
 
 
 def all_of(numbers: Iterable[int]) -> list[int]:
-    """Return the numbers of all ranks, sorted."""
     return sorted(chain.from_iterable(hvd.allgather_object([int(n) for n in numbers])))
 
 
@@ -101,8 +96,6 @@ class Regression(pl.LightningModule):
 
 
 class Several(Regression):
-    """A network that is trained on a batch of each loader."""
-
     def training_step(self, batches: Any, index: int) -> torch.Tensor:
         step = super().training_step
         return torch.stack([step(batch, index) for batch in batches]).sum()
@@ -137,8 +130,6 @@ class Adversaries(Regression):
 
 
 class Normalized(Regression):
-    """A network with batch normalization."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(8, dtype=torch.float64)

@@ -31,8 +31,6 @@ POINTS = ((12, 0), (12, 2), (16, 2))
 
 
 class CountingIO(TorchCheckpointIO):
-    """Counts what this rank writes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.written = 0
@@ -43,8 +41,6 @@ class CountingIO(TorchCheckpointIO):
 
 
 class Breaking(Regression):
-    """A network with an exception in one step."""
-
     def __init__(self, step: int) -> None:
         super().__init__()
         self.step = step

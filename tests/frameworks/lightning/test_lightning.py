@@ -26,7 +26,6 @@ TOLERANCES = {"precision": 5e-3}
 
 
 def close(found: Any, expected: Any, case: str) -> bool:
-    """Return whether results are equal but for the rounding of sums in another order."""
     tolerance = TOLERANCES.get(case, 1e-9)
     if isinstance(expected, list):
         return len(found) == len(expected) and all(

@@ -22,7 +22,6 @@ STEPS, RATE, MOMENTUM = 6, 0.125, 0.5
 
 @contextmanager
 def noting() -> Iterator[list[bool]]:
-    """Note of each large gradient whether it was lent."""
     noted: list[bool] = []
     lend = Lending.lend
 
@@ -47,7 +46,6 @@ def factors(rank: int, step: int) -> list[Any]:
 
 
 def local(rank: int, step: int) -> list[Any]:
-    """Return the gradients of a rank in a step."""
     rows = factors(rank, step)
     return [left.T @ right for left, right in zip(rows[::2], rows[1::2], strict=True)]
 

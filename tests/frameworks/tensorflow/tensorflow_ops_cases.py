@@ -36,7 +36,6 @@ def expected(op: ReduceOp, dtype: Any = tf.float32) -> Array:
 
 
 def both_modes(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return a function of tensors as it is, and as a graph."""
     return [function, tf.function(function, autograph=False)]
 
 

@@ -57,7 +57,6 @@ def waiting_in_different_orders() -> None:
 
 
 def wait_for(files: list[Path]) -> None:
-    """Wait until other ranks have made these files."""
     while not all(file.exists() for file in files):
         time.sleep(0.01)
 

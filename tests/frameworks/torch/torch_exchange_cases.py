@@ -38,24 +38,20 @@ class Noting(AllreduceExchange):
 
 
 def dense() -> Model:
-    """Return a model in whose memory elements lie in order."""
     torch.manual_seed(0)
     first, last = torch.nn.Linear(32, 20), torch.nn.Linear(20, 4)
     return Model(torch.nn.Flatten(), first, torch.nn.Tanh(), last).double()
 
 
 def flat(tensors: Sequence[torch.Tensor]) -> list[Flat]:
-    """Return them for a formula."""
     return [tensor.detach().cpu().reshape(-1).numpy().copy() for tensor in tensors]
 
 
 def parameters(model: Model) -> list[torch.nn.Parameter]:
-    """Return them, in order."""
     return list(model.parameters())
 
 
 def wrapped(model: Model, exchange: Exchange | str) -> hvd.DistributedOptimizer:
-    """Return an optimizer with momentum that exchanges like that."""
     inner = momentum(parameters(model))
     return hvd.DistributedOptimizer(inner, model.named_parameters(), exchange=exchange)
 
@@ -68,29 +64,24 @@ def one_bit(hierarchical: bool) -> OneBit:
 
 
 def share(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return a rank's uneven share of a batch."""
     return tensor[rank :: hvd.size()]
 
 
 def samples(step: int, rank: int) -> float:
-    """Return how many a rank's share of a batch has."""
     return float(len(share(batch(step)[0], rank)))
 
 
 def backward(model: Model, step: int, rank: int) -> None:
-    """Compute the gradients of a rank's share."""
     inputs, labels = (share(tensor, rank) for tensor in batch(step))
     model.zero_grad()
     F.cross_entropy(model(inputs), labels).backward()
 
 
 def gradients(model: Model) -> list[torch.Tensor]:
-    """Return those of all parameters."""
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def put(values: Sequence[Flat], tensors: Sequence[torch.Tensor]) -> None:
-    """Overwrite tensors."""
     for value, tensor in zip(values, tensors, strict=True):
         tensor.detach().copy_(torch.from_numpy(value).reshape(tensor.shape))
 

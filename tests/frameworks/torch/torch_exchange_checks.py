@@ -58,7 +58,6 @@ def new_optimizer(
     passes: int = 1,
     members: ProcessSet = global_process_set,
 ) -> hvd.DistributedOptimizer:
-    """Return SGD whose gradients or weights ranks exchange."""
     return hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=_RATE, momentum=momentum),
         model.named_parameters(),
@@ -106,7 +105,6 @@ class Checked:
         self.optimizer.register_step_post_hook(lambda *_: self._note_weights())
 
     def watch(self, name: str, parameter: torch.nn.Parameter) -> None:
-        """Check another parameter as well."""
         self._given[name], self._applied[name] = (torch.zeros_like(parameter) for _ in range(2))
         given = self._given[name]
 
@@ -121,7 +119,6 @@ class Checked:
     def step(
         self, *losses: Callable[[], torch.Tensor], weights: Sequence[float] | None = None
     ) -> None:
-        """Take a step on the sum of losses, and check it."""
         counts = weights or [1.0] * self._size
         own = counts[self._members.rank() or 0]
         self._share = own / sum(counts)
@@ -168,7 +165,6 @@ class Checked:
         self._counts = [0.0] * self._size
 
     def _rule(self, parameter: torch.nn.Parameter) -> Rule:
-        """Return what an exchange of the weights of a parameter does."""
         start = _flat(parameter)
         if self.name in ("local", "postlocal"):
             return lambda before, counts, flush: mean([[w] for w in before], counts)[0]

@@ -38,7 +38,6 @@ def compiled_for_the_device() -> None:
 
 
 def captured(work: Callable[[], object]) -> str:
-    """Return the error that work() raises while its kernels are captured."""
     graph, text = torch.cuda.CUDAGraph(), ""
     torch.cuda.synchronize()
     side = torch.cuda.Stream()

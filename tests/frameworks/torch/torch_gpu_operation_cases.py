@@ -29,7 +29,6 @@ def all_ramps(*shape: int) -> torch.Tensor:
 
 
 def check(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, what: object) -> None:
-    """Compare values, type, shape and device."""
     assert (got.dtype, got.device) == (dtype, device()), (what, got.dtype, got.device)
     assert got.shape == expected.shape, (what, got.shape, expected.shape)
     few = 4 * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0

@@ -41,7 +41,6 @@ def equals(tensor: torch.Tensor, value: float, sent: torch.dtype | None = None) 
 
 
 def assert_equals_one_rank(model: Model, make: Make, steps: int, clip: float | None = None) -> None:
-    """Compare weights with those of one rank that has trained on whole batches."""
     check_equals_alone(model, make, steps, CLOSE, clip)
     for p in model.parameters():
         assert p.device == device()
@@ -51,7 +50,6 @@ def assert_equals_one_rank(model: Model, make: Make, steps: int, clip: float | N
 def backward(
     model: Model, optimizer: hvd.DistributedOptimizer, step: int, forward: Any = None
 ) -> None:
-    """Compute the gradients of this rank's share of a batch."""
     inputs, labels = map(own, batch(step))
     optimizer.sample_weight = len(inputs)
     outputs = (forward or model)(inputs)

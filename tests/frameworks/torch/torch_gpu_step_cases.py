@@ -72,7 +72,6 @@ def steps_of(
 
 
 def deep_model(width: int) -> torch.nn.Module:
-    """Return six layers of width x width."""
     return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6)))
 
 

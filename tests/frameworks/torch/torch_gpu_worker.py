@@ -55,7 +55,6 @@ TOPICS: dict[str, list[Case]] = {
 
 
 def chosen(words: list[str]) -> list[Case]:
-    """Return the cases of topics, or those of these names."""
     named = {case.__name__: case for cases in TOPICS.values() for case in cases}
     return [case for word in words for case in TOPICS.get(word) or [named[word]]]
 

@@ -18,7 +18,6 @@ POLLING_SECONDS = float(os.environ.get("POLLING_SECONDS", "0"))
 
 
 def mean() -> float:
-    """Return the mean of rank + 1."""
     return (hvd.size() + 1) / 2
 
 
@@ -29,7 +28,6 @@ def wrapped() -> tuple[torch.nn.Parameter, hvd.DistributedOptimizer]:
 
 
 def train(weight: torch.nn.Parameter, optimizer: hvd.DistributedOptimizer, steps: int) -> None:
-    """Take steps of which each takes the mean of rank + 1 from the weight."""
     for _ in range(steps):
         optimizer.zero_grad()
         (weight * (hvd.rank() + 1)).sum().backward()

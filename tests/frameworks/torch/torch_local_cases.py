@@ -27,28 +27,23 @@ class Alone:
 
     @property
     def own(self) -> Model:
-        """The model of this rank."""
         return self.models[hvd.rank()]
 
     def step(self, step: int, ranks: Sequence[int] | None = None) -> None:
-        """Let ranks, or all, take a step by themselves."""
         for rank in range(hvd.size()) if ranks is None else ranks:
             backward(self.models[rank], step, rank)
             self.optimizers[rank].step()
             self.samples[rank] += samples(step, rank)
 
     def weights(self) -> OfRanks:
-        """Return the weights of all ranks."""
         return [flat(parameters(model)) for model in self.models]
 
     def put(self, weights: Sequence[Flat]) -> None:
-        """Give all ranks the same weights."""
         for model in self.models:
             put(weights, parameters(model))
         self.samples = [0.0] * hvd.size()
 
     def average(self) -> None:
-        """Give all ranks the average of their weights."""
         self.put(mean(self.weights(), self.samples))
 
     def average_states(self) -> None:
@@ -63,12 +58,10 @@ class Alone:
                     state[name].copy_(average)
 
     def forget(self) -> None:
-        """Give all ranks new optimizers."""
         self.optimizers = [self._make(parameters(model)) for model in self.models]
 
 
 def sgd(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return SGD without a state."""
     return torch.optim.SGD(own, lr=0.1)
 
 
@@ -78,14 +71,12 @@ def adam(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def take_step(model: Model, optimizer: hvd.DistributedOptimizer, step: int) -> None:
-    """Train on this rank's share of a batch."""
     optimizer.sample_weight = samples(step, hvd.rank())
     backward(model, step, hvd.rank())
     optimizer.step()
 
 
 def check_equal(tensors: Iterable[torch.Tensor]) -> None:
-    """Check that all ranks have the same bits."""
     whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     gathered = hvd.allgather(whole.reshape(1, -1), name="tensors")
     assert all(torch.equal(gathered[0], other) for other in gathered)

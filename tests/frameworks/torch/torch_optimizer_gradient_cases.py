@@ -192,7 +192,6 @@ def checkpointed(model: Model, inputs: torch.Tensor, reentrant: bool) -> torch.T
 
 
 def compiled(model: Model, inputs: torch.Tensor, backend: str) -> torch.Tensor:
-    """Compute with a compiled model."""
     result: torch.Tensor = torch.compile(model, backend=backend)(inputs)
     return result
 
@@ -248,7 +247,6 @@ def part_of_loss(kind: str, weight: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def dense_gradient(kind: str, rank: int) -> torch.Tensor:
-    """Return the gradient of part_of_loss() for a rank."""
     weight = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
     part_of_loss(kind, weight, rank).backward()
     return torch.zeros_like(weight) if weight.grad is None else weight.grad.to_dense()

@@ -181,7 +181,6 @@ def closures_on_data_that_differ_between_ranks() -> None:
 
 
 def rows_of(rank: int) -> slice:
-    """Return the rows of a rank."""
     return slice(4 * rank, 4 * rank + 4)
 
 

@@ -11,7 +11,6 @@ from hvdtrain.core import context
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum over ranks of `values` + rank."""
     n = hvd.size()
     return n * values + n * (n - 1) // 2
 

@@ -15,7 +15,6 @@ import hvdtrain.torch as hvd
 
 
 def backward(model: Model, step: int) -> None:
-    """Compute the gradients of this rank's share of a batch."""
     inputs, labels = map(own, batch(step))
     dtype = next(model.parameters()).dtype
     F.cross_entropy(model(inputs.to(dtype)), labels).backward()

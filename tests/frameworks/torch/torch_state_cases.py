@@ -61,7 +61,6 @@ def tensors_of(rank: int) -> dict[str, torch.Tensor]:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two values have the same type, form and elements."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return type(one) is type(other) and bool(one == other)
     same = (one.layout, one.dtype, one.shape) == (other.layout, other.dtype, other.shape)
@@ -155,7 +154,6 @@ def what_cannot_be_overwritten_is_refused() -> None:
 
 
 def extra(value: object) -> dict[str, Any]:
-    """Return an extra state that holds a value."""
     return {"norm._extra_state": {"held": value}}
 
 

@@ -29,8 +29,6 @@ FEATURES: dict[str, Feature] = {}
 
 
 def feature(title: str) -> Callable[[Feature], Feature]:
-    """Add a row to the table."""
-
     def add(function: Feature) -> Feature:
         FEATURES[title] = function
         return function
@@ -56,7 +54,6 @@ class Small(torch.nn.Module):
         self.double()
 
     def forward(self, inputs: torch.Tensor, spare: bool) -> torch.Tensor:
-        """Return the outputs of the layers."""
         outputs: torch.Tensor = self.last(torch.tanh(self.first(inputs)))
         return outputs + self.spare(inputs) if spare else outputs
 
@@ -64,27 +61,23 @@ class Small(torch.nn.Module):
 def loss_of(
     model: torch.nn.Module, step: int, spare: bool = True, factor: float = 1.0
 ) -> torch.Tensor:
-    """Return the loss of this rank in a step, times a factor."""
     seed = 10 * step + hvd.rank()
     loss: torch.Tensor = (model(drawn(seed, 4, 8), spare) - drawn(seed + 5, 4, 4)).square().mean()
     return factor * loss
 
 
 def train(model: torch.nn.Module, optimizer: hvd.DistributedOptimizer, step: int) -> None:
-    """Take a step."""
     optimizer.zero_grad()
     loss_of(model, step).backward()
     optimizer.step()
 
 
 def made(exchange: Exchange | str | None) -> tuple[Small, hvd.DistributedOptimizer]:
-    """Return a model and its optimizer."""
     model = Small()
     return model, new_optimizer(model, exchange)
 
 
 def fresh(name: str, members: ProcessSet = global_process_set) -> Exchange:
-    """Return a new exchange for a model like this."""
     return exchange_of(name, len(list(Small().parameters())), members.size() or 0)
 
 
@@ -165,7 +158,6 @@ def skips_steps_that_are_not_finite(name: str) -> str:
 
 
 def check_equal_state(one: SavedExchange, other: SavedExchange) -> None:
-    """Check that two states have the same bits."""
     for a, b in ((one["own"], other["own"]), (one["shared"], other["shared"])):
         assert a.keys() == b.keys()
         assert all((a[key] == b[key]).all() for key in a)
@@ -195,7 +187,6 @@ def clips(name: str) -> str:
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return those of all parameters that have one."""
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
@@ -310,7 +301,6 @@ def gathers_sparse_gradients(name: str) -> str:
 
 
 def squares(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Return the mean of the squared outputs."""
     loss: torch.Tensor = model(inputs).square().mean()
     return loss
 

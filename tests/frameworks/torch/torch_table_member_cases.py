@@ -18,7 +18,6 @@ ANEW = "reset, logged"
 
 
 def member_features() -> dict[str, Feature]:
-    """Return the rows of the table that need three ranks, by title."""
     members = hvd.add_process_set([0, 1])
     return {
         "process sets": lambda name: trains_without_the_others(name, members),

@@ -57,7 +57,6 @@ def refused_paths() -> None:
 
 
 def free_standing(members: hvd.ProcessSet) -> None:
-    """Run every kind of operation."""
     rank, size = hvd.rank(), hvd.size()
     submitted = [Path(os.environ[RESULTS]) / f"submitted.{other}" for other in range(size - 1)]
     if rank == size - 1:
@@ -116,7 +115,6 @@ def optimizer_steps() -> None:
 
 
 def main() -> None:
-    """Write two timelines."""
     hvd.init()
     ahead = set_clock(hvd.rank())
     ranks = [0, 2] if hvd.size() > 2 else [1]

@@ -19,7 +19,6 @@ Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 def ranks_sum() -> int:
-    """Return 1 + 2 + ... + size."""
     return hvd.size() * (hvd.size() + 1) // 2
 
 
@@ -57,18 +56,15 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's uneven share of a batch."""
     return tensor[hvd.rank() :: hvd.size()]
 
 
 def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
-    """Return the largest difference between the weights of two models."""
     pairs = zip(a.parameters(), b.parameters(), strict=True)
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
 def plan_of(optimizer: hvd.DistributedOptimizer) -> BucketPlan:
-    """Return how an optimizer's gradients are cut into buckets."""
     assert optimizer._exchanged.gradients is not None
     return optimizer._exchanged.gradients.plan
 
@@ -76,7 +72,6 @@ def plan_of(optimizer: hvd.DistributedOptimizer) -> BucketPlan:
 def train_alone(
     model: Model, optimizer: torch.optim.Optimizer, steps: int, clip: float | None = None
 ) -> None:
-    """Train in this process on whole batches."""
     for step in range(steps):
         inputs, labels = batch(step)
         optimizer.zero_grad()
@@ -93,7 +88,6 @@ def train_together(
     clip: float | None = None,
     set_to_none: bool = True,
 ) -> None:
-    """Train on all ranks, each on its share."""
     for step in range(steps):
         inputs, labels = map(own, batch(step))
         optimizer.sample_weight = len(inputs)
@@ -118,7 +112,6 @@ def wrapped_sgd(*weights: torch.nn.Parameter, **options: Any) -> hvd.Distributed
 
 
 def zeros(count: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[torch.nn.Parameter]:
-    """Return so many weights that are zero."""
     return [torch.nn.Parameter(torch.zeros(*shape, dtype=dtype)) for _ in range(count)]
 
 
@@ -129,19 +122,16 @@ def check_equals_alone(
     bound: float = 1e-13,
     clip: float | None = None,
 ) -> None:
-    """Compare weights with those of one process that has trained on whole batches."""
     alone = build()
     train_alone(alone, make(list(alone.parameters())), steps, clip)
     assert difference(model, alone) < bound
 
 
 def momentum(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return SGD with momentum and weight decay."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
 def mean_of_ranks() -> float:
-    """Return the mean of 1, 2, ..., size."""
     return (hvd.size() + 1) / 2
 
 
@@ -192,7 +182,6 @@ def lie_in_engine_memory(
 
 
 def _extent(memory: object) -> tuple[int, int]:
-    """Return the address of bytes, and how many they are."""
     if isinstance(memory, torch.Tensor):
         return memory.data_ptr(), memory.numel()
     assert isinstance(memory, np.ndarray)
