@@ -4,61 +4,48 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import keras
-import keras_callback_cases
-import keras_data_cases
-import keras_elastic_cases
-import keras_exchange_cases
-import keras_fit_cases
-import keras_optimizer_cases
-import keras_sample_cases
-import keras_save_cases
-import keras_sharded_cases
-import keras_synchronization_cases
-import keras_training_cases
-import keras_unwrapped_cases
-import keras_weight_cases
 from all_cases import cases_of, run_all
 
 import hvdtrain.keras as hvd
 
-MODULES = (
-    keras_exchange_cases,  # first: it says what nodes there are when that is settled
-    keras_weight_cases,
-    keras_sample_cases,
-    keras_save_cases,
-    keras_sharded_cases,
-    keras_optimizer_cases,
-    keras_fit_cases,
-    keras_callback_cases,
-    keras_synchronization_cases,
-    keras_data_cases,
-    keras_elastic_cases,
-    keras_training_cases,
-    keras_unwrapped_cases,
-)
+NAMES = {path.stem for path in Path(__file__).parent.glob("keras_*_cases.py")}
+FIRST = "keras_exchange_cases"  # which says what nodes there are when that is settled
+CASES = cases_of(*map(import_module, [FIRST, *sorted(NAMES - {FIRST})]))
 ONLY_ON_TENSORFLOW = {
-    keras_exchange_cases.a_rank_begins_without_dense_gradients,
-    keras_optimizer_cases.options_mean_the_same_on_one_rank,
-    keras_optimizer_cases.sparse_gradients_of_some_ranks,
+    "a_rank_begins_without_dense_gradients",
+    "options_mean_the_same_on_one_rank",
+    "sparse_gradients_of_some_ranks",
 }
-SHARED = {*cases_of(keras_sharded_cases)} - {keras_sharded_cases.what_cannot_be_shared_is_refused}
 NOT_ON = {
-    "torch": ONLY_ON_TENSORFLOW | {keras_optimizer_cases.traced_reductions},
-    "jax": ONLY_ON_TENSORFLOW | SHARED,
+    "torch": {*ONLY_ON_TENSORFLOW, "traced_reductions"},
+    "jax": {
+        *ONLY_ON_TENSORFLOW,
+        "kept_tensors_stay_what_they_are",
+        "one_rank_saves_and_all_go_on",
+        "ranks_without_the_same_gradients",
+        "shared_steps_are_those_of_one_rank",
+        "velocities_are_scaled_when_no_rank_reads_them",
+    },
     # What they show is the same on all backends, and to trace their models takes a third of the
     # time.
     "tensorflow": {
-        keras_callback_cases.learning_rates_follow_the_formulas,
-        keras_callback_cases.metrics_of_different_forms_are_refused_on_all_ranks,
-        keras_callback_cases.what_cannot_work_is_refused_at_the_start,
-        keras_data_cases.the_loop_of_the_data_page,
-        keras_optimizer_cases.traced_reductions,
-        keras_synchronization_cases.what_cannot_work_is_refused_on_all_ranks,
-        keras_training_cases.metrics_count_every_sample_of_all_ranks_once,
-        *cases_of(keras_save_cases, keras_unwrapped_cases),
+        "drifted_weights_are_not_saved",
+        "learning_rates_follow_the_formulas",
+        "metrics_count_every_sample_of_all_ranks_once",
+        "metrics_of_different_forms_are_refused_on_all_ranks",
+        "plain_optimizers_are_warned_of",
+        "saves_in_an_epoch_show_averaged_weights",
+        "the_loop_of_the_data_page",
+        "traced_reductions",
+        "weights_that_differ_are_told",
+        "what_cannot_work_is_refused_at_the_start",
+        "what_cannot_work_is_refused_on_all_ranks",
+        "what_may_be_right_is_not_warned_of",
     },
 }
 
@@ -79,9 +66,9 @@ def main() -> None:
     if keras.backend.backend() == "jax":  # whose one thread then must not wait for another
         cpus = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cpus[hvd.rank() % len(cpus)]})
-    cases = cases_of(*MODULES)
+    cases = CASES
     if not {*sys.argv[1:]} - {"hooks"}:
-        cases = [case for case in cases if case not in NOT_ON[keras.backend.backend()]]
+        cases = [case for case in CASES if case.__name__ not in NOT_ON[keras.backend.backend()]]
     run_all(cases, lambda: keras.utils.set_random_seed(1))
 
 

@@ -1,36 +1,227 @@
-"""Lightning's Trainer on each rank: lightning_worker.py CASES."""
+"""Lightning's Trainer on small models in float64, on each rank: lightning_worker.py CASES."""
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
-from lightning.pytorch.plugins import MixedPrecision
-from lightning_models import (
-    QUIET,
-    Adversaries,
-    Normalized,
-    Regression,
-    Several,
-    all_of,
-    fit,
-    loader,
-    regression,
-    shared_folder,
-    weights,
-)
-from lightning_resuming import interrupted, limited, resuming
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.plugins import MixedPrecision, TorchCheckpointIO
+from lightning.pytorch.utilities import CombinedLoader
 from shared_launch import run_each
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import hvdtrain.torch as hvd
 from hvdtrain.lightning import HvdStrategy
+
+GLOBAL_BATCH = 12
+QUIET: Mapping[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def regression(samples: int = 90, dtype: torch.dtype = torch.float64) -> TensorDataset:
+    inputs = torch.randn(samples, 8, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True).sin(), torch.arange(samples))
+
+
+def loader(data: TensorDataset, batch: int | None = None, **how: Any) -> DataLoader[Any]:
+    return DataLoader(data, batch or GLOBAL_BATCH // hvd.size(), **how)
+
+
+def fit(model: pl.LightningModule, data: TensorDataset, **how: Any) -> pl.Trainer:
+    trainer = pl.Trainer(**{**QUIET, "strategy": "hvdtrain", "max_epochs": 2, **how})
+    trainer.fit(model, loader(data))
+    return trainer
+
+
+def weights(model: torch.nn.Module) -> list[float]:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()]).tolist()
+
+
+def shared_folder() -> Path:
+    """Return a new folder, the same on all ranks."""
+    return Path(hvd.broadcast_object(mkdtemp() if hvd.rank() == 0 else None))
+
+
+def all_of(numbers: Iterable[int]) -> list[int]:
+    return sorted(chain.from_iterable(hvd.allgather_object([int(n) for n in numbers])))
+
+
+class Regression(pl.LightningModule):
+    """A network whose second branch is used for some batches only, and for some by one rank."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed + (hvd.rank() if hvd.is_initialized() else 0))  # rank 0's count
+        self.first = torch.nn.Linear(8, 16, dtype=dtype)
+        self.branch = torch.nn.Linear(8, 16, dtype=dtype)
+        self.last = torch.nn.Linear(16, 1, dtype=dtype)
+        self.seen: list[int] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        odd = inputs[:, :1] > 1
+        if bool(odd.any()):
+            hidden = hidden + self.branch(inputs) * odd
+        return self.last(hidden.tanh())
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        inputs, targets, numbers = batch
+        self.seen += numbers.tolist()
+        loss = (self(inputs) - targets).square().mean()
+        self.log("train", loss)
+        return loss
+
+    def validation_step(self, batch: Any, _: int) -> None:
+        inputs, targets, numbers = batch
+        self.seen += numbers.tolist()
+        errors = (self(inputs) - targets).abs()
+        self.log("error", errors.mean(), sync_dist=True)
+        self.log("largest", errors.max(), sync_dist=True, reduce_fx="max")
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, _: int) -> Any:
+        return batch[2]
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Several(Regression):
+    def training_step(self, batches: Any, index: int) -> torch.Tensor:
+        step = super().training_step
+        return torch.stack([step(batch, index) for batch in batches]).sum()
+
+
+class Adversaries(Regression):
+    """Two optimizers, stepped by hand, one of them on accumulated gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> None:  # type: ignore[override]
+        inputs, targets, _ = batch
+        one, other = self.optimizers()
+        last = index % 2 == 1
+        with one.toggle_model(sync_grad=last):
+            self.manual_backward((self(inputs) - targets).square().mean() / 2)
+            if last:
+                self.clip_gradients(one, 0.05, "norm")
+                one.step()
+                one.zero_grad()
+        other.zero_grad()
+        self.manual_backward((self(inputs) - targets).square().mean())
+        self.manual_backward((self(inputs) + targets).square().mean() / 3)
+        self.clip_gradients(other, 0.1, "value")
+        other.step()
+
+    def configure_optimizers(self) -> Any:
+        upper = [*self.first.parameters(), *self.branch.parameters()]
+        return torch.optim.Adam(upper, 0.01), torch.optim.SGD(self.last.parameters(), 0.05)
+
+
+class Normalized(Regression):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(8, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(inputs))
+
+
+EPOCHS = 3
+# Steps, of eight in an epoch, and workers.
+POINTS = ((12, 0), (12, 2), (16, 2))
+
+
+class CountingIO(TorchCheckpointIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+
+    def save_checkpoint(self, *args: Any, **how: Any) -> None:
+        self.written += 1
+        super().save_checkpoint(*args, **how)
+
+
+class Breaking(Regression):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        if self.global_step == self.step:
+            raise RuntimeError("broken here")
+        return super().training_step(batch, index)
+
+
+def resume(path: Path, workers: int) -> Any:
+    """Train from a checkpoint to the end; return the weights, and the samples of all ranks."""
+    model = Regression(seed=5)
+    trainer = pl.Trainer(**QUIET, strategy="hvdtrain", max_epochs=EPOCHS)
+    trainer.fit(model, loader(regression(), num_workers=workers), ckpt_path=path)
+    return weights(model), all_of(model.seen)
+
+
+def resuming() -> Any:
+    """Go on after batches, in the middle of an epoch and at its end."""
+    folder = shared_folder()
+    kept = ModelCheckpoint(folder, every_n_train_steps=4, save_top_k=-1)
+    files = CountingIO()
+    model = Regression()
+    how = {"enable_checkpointing": True, "max_epochs": EPOCHS, "plugins": [files]}
+    fit(model, regression(), callbacks=[kept], **how)
+    assert (files.written > 0) == (hvd.rank() == 0), files.written
+    paths = {step: next(folder.glob(f"*step={step}.ckpt")) for step in (12, 16)}
+    return weights(model), [resume(paths[step], workers) for step, workers in POINTS]
+
+
+def interrupted() -> Any:
+    """Go on after an exception on all ranks, in the middle of an epoch and in its last batch."""
+    folder = shared_folder()
+    model = Regression()
+    fit(model, regression(), max_epochs=EPOCHS)
+    states = []
+    for step in (12, 15):
+        kept = [OnExceptionCheckpoint(folder, str(step))]
+        how = {"enable_checkpointing": True, "max_epochs": EPOCHS, "callbacks": kept}
+        with pytest.raises(RuntimeError, match="broken here"):
+            fit(Breaking(step), regression(), **how)
+        states.append(resume(folder / f"{step}.ckpt", 2))
+    return weights(model), states
+
+
+def limited() -> Any:
+    """Go on after parts of epochs, with loaders that another Trainer has used."""
+    folder = shared_folder()
+    how = {**QUIET, "strategy": "hvdtrain", "max_epochs": 2, "limit_train_batches": 5}
+    kept = ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)
+    loaders = CombinedLoader([loader(regression(), num_workers=2)])
+    model = Several()
+    pl.Trainer(**{**how, "enable_checkpointing": True}, callbacks=[kept]).fit(model, loaders)
+    for step in (5, 8):
+        resumed = Several(seed=5)
+        (path,) = folder.glob(f"*step={step}.ckpt")
+        pl.Trainer(**how).fit(resumed, loaders, ckpt_path=path)
+        assert weights(resumed) == pytest.approx(weights(model), rel=1e-12), step
+    return weights(model)
 
 
 def training() -> Any:

@@ -16,14 +16,21 @@ from unittest.mock import patch
 
 import torch
 from job import RESULTS
-from torch_training import ranks_sum, refused
+from torch_training import (
+    grad_of,
+    gradients_of,
+    ranks_sum,
+    refused,
+    wrapped_sgd,
+    zeros,
+)
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.exchange import FilledBucket
 
-TIMES = count()  # a case may be run again
+TIMES = count()
 
 
 def sets_that_overlap() -> None:
@@ -56,14 +63,18 @@ def waiting_in_different_orders() -> None:
     assert "ending in _async" in refused(TypeError, partial(hvd.poll, no_handle))
 
 
+def new_file(name: str) -> Path:
+    """Return a file that the ranks of this job see; a case may be run again."""
+    return Path(os.environ[RESULTS]) / f"{name} {next(TIMES)}"
+
+
 def wait_for(files: list[Path]) -> None:
     while not all(file.exists() for file in files):
         time.sleep(0.01)
 
 
 def returns_while_the_peer_is_absent() -> None:
-    n, r, number = hvd.size(), hvd.rank(), next(TIMES)
-    returned = [Path(os.environ[RESULTS]) / f"returned-{number}.{rank}" for rank in range(n)]
+    r, returned = hvd.rank(), [new_file(f"returned.{rank}") for rank in range(hvd.size())]
     if r == 0:
         wait_for(returned[1:])
     handle = hvd.broadcast_async(torch.tensor([r]), 0, name="late")
@@ -232,15 +243,13 @@ def process_sets() -> None:
     even = hvd.add_process_set(range(0, n, 2))
     low = hvd.add_process_set(hvd.ProcessSet([0, 1]))
     assert even.included() == (r % 2 == 0)
-    handles = []
     # Overlapping sets, in different orders.
-    for process_set in [even, low] if r == 0 else [low, even]:
-        if process_set.included():
-            tensor = torch.tensor([float(r)])
-            handles.append(hvd.allreduce_async(tensor, op=hvd.Sum, process_set=process_set))
-    results = [hvd.synchronize(handle).item() for handle in handles]
-    evens = sum(range(0, n, 2))
-    assert sorted(results) == sorted([evens] * (r % 2 == 0) + [1] * (r < 2))
+    mine = [each for each in ([even, low] if r == 0 else [low, even]) if each.included()]
+    one = torch.tensor([float(r)])
+    handles = [hvd.allreduce_async(one, op=hvd.Sum, process_set=each) for each in mine]
+    sums = {even.process_set_id: sum(range(0, n, 2)), low.process_set_id: 1}
+    for each, handle in zip(mine, handles, strict=True):
+        assert hvd.synchronize(handle).item() == sums[each.process_set_id]
     if low.included():
         assert low.rank() == r
         assert hvd.broadcast(torch.tensor([r]), 1, process_set=low).item() == 1
@@ -350,18 +359,15 @@ def shapes_and_types_at_the_edges() -> None:
     assert lazy.resolve_conj().tolist() == [complex(1, -2)]
 
 
+def reduced_buckets(optimizer: hvd.DistributedOptimizer) -> int:
+    number: int = gradients_of(optimizer)._reducer.step.progress.reduced
+    return number
+
+
 def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], Any]:
     """Return two weights, and an optimizer with a bucket for each."""
-    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    sgd = torch.optim.SGD(weights, lr=1.0)
-    return weights, hvd.DistributedOptimizer(sgd, groups=2, process_set=process_set)
-
-
-def backward_with(weights: list[torch.nn.Parameter], act: Callable[[], None]) -> None:
-    """Act when backward() has filled the first bucket, before it fills the second one with 0."""
-    hook = weights[0].register_hook(lambda _: act())
-    ((weights[0] * 0).sum() + weights[1].sum()).backward()
-    hook.remove()
+    weights = zeros(2, 2, dtype=torch.float32)
+    return weights, wrapped_sgd(*weights, groups=2, process_set=process_set)
 
 
 def backward_waits_for_results_that_others_have_already() -> None:
@@ -369,10 +375,10 @@ def backward_waits_for_results_that_others_have_already() -> None:
     if hvd.size() == 1 or not hvd.mpi_threads_supported():
         return
     for late in (0, 1):  # the number of a bucket; the others fill none after it
-        waits_for_results_of(late)
+        _waits_for_results_of(late)
 
 
-def waits_for_results_of(late: int) -> None:
+def _waits_for_results_of(late: int) -> None:
     weights, optimizer = two_buckets(hvd.global_process_set)
     queue, told, returned = context.current().world.queue, threading.Event(), threading.Event()
     call_listeners, reduce = queue.call_listeners, AllreduceExchange.reduce
@@ -393,7 +399,7 @@ def waits_for_results_of(late: int) -> None:
     ):
         used = weights if hvd.rank() == 0 else weights[1 - late :]  # buckets are filled backward
         (torch.cat([*used]).sum() * (hvd.rank() + 1)).backward()
-        reduced = optimizer._exchanged.gradients._reducer.step.progress.reduced
+        reduced = reduced_buckets(optimizer)
         returned.set()
         hvd.allreduce(torch.ones(1), name="after backward")
     assert reduced == late + 1
@@ -407,8 +413,7 @@ def backward_goes_on_waiting_while_only_ranks_outside_its_process_set_are_blocke
         return
     hvd.shutdown()
     hvd.init()  # with no other channel, in which ranks may wait for each other
-    pair, number = hvd.add_process_set([0, 1]), next(TIMES)
-    told = Path(os.environ[RESULTS]) / f"told-{number}"
+    pair, told = hvd.add_process_set([0, 1]), new_file("told")
     queue, calls = context.current().world.queue, count(1)
     call_listeners = queue.call_listeners
 
@@ -417,20 +422,23 @@ def backward_goes_on_waiting_while_only_ranks_outside_its_process_set_are_blocke
         if next(calls) == 2:  # again, which a rank that has come out of backward() is not
             told.touch()
 
+    start = partial(hvd.allreduce_async, torch.ones(1), name="which others wait for")
     if r < 2:
         weights, optimizer = two_buckets(pair)
         if r == 1:
             # A rank of the set takes part in the rounds of the world while it computes.
-            handle = hvd.allreduce_async(torch.ones(1), name="which others wait for")
-            backward_with(weights, lambda: wait_for([told]))
+            handle = start()
+            hook = weights[0].register_hook(lambda _: wait_for([told]))
+            ((weights[0] * 0).sum() + weights[1].sum()).backward()
+            hook.remove()
         else:
             with patch.object(queue, "call_listeners", told_listeners):
                 (weights[0] + weights[1]).sum().backward()
-            reduced = optimizer._exchanged.gradients._reducer.step.progress.reduced
+            reduced = reduced_buckets(optimizer)
             told.touch()
         optimizer.step()
     if r != 1:
-        handle = hvd.allreduce_async(torch.ones(1), name="which others wait for")
+        handle = start()
     handle.wait()
     hvd.remove_process_set(pair)
     assert r or reduced == 2
@@ -461,18 +469,16 @@ def backward_returns_where_a_rank_outside_its_process_set_delays_a_member() -> N
 
 def backward_waits_for_no_bucket_that_another_rank_fills_only_later() -> None:
     """Rank 1 fills the second bucket in step(), when rank 0 has come out of backward()."""
-    if hvd.size() == 1 or not hvd.mpi_threads_supported():
+    n = hvd.size()
+    if n == 1 or not hvd.mpi_threads_supported():
         return
-    weights, optimizer = two_buckets(hvd.global_process_set)
-    over = Path(os.environ[RESULTS]) / f"over-{next(TIMES)}"
+    (weights, optimizer), over = two_buckets(hvd.global_process_set), new_file("over")
     (weights[1] if hvd.rank() == 1 else weights[0] + weights[1]).sum().backward()
-    assert weights[1].grad is not None
-    assert weights[1].grad.tolist() == [1.0, 1.0]
+    assert grad_of(weights[1]).tolist() == [1.0, 1.0]
     if hvd.rank() == 0:
         over.touch()
     wait_for([over])
     optimizer.step()
-    n = hvd.size()
     assert torch.allclose(weights[0], torch.full((2,), -(n - 1) / n))
 
 
@@ -492,9 +498,8 @@ def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:
             time.sleep(0.01)
         signal.pthread_kill(program, signal.SIGALRM)
 
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0))
-    rung = Path(os.environ[RESULTS]) / f"rung-{next(TIMES)}"
+    (weight,), rung = zeros(1, 1), new_file("rung")
+    optimizer = wrapped_sgd(weight)
     before = signal.signal(signal.SIGALRM, ring)
     if hvd.rank() == 0:  # which waits for the others in backward() until it hears the alarm
         caller = threading.Thread(target=ring_soon, daemon=True)
@@ -522,9 +527,8 @@ def a_backward_that_a_signal_ends_leaves_no_thread_and_no_wait_behind() -> None:
 
 def join_in_the_middle_of_a_step() -> None:
     n, r = hvd.size(), hvd.rank()
-    used, unused = weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    sgd = torch.optim.SGD(weights, lr=1.0)
-    optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, groups=[[used], [unused]])
+    used, unused = weights = zeros(2, 2)
+    optimizer = wrapped_sgd(*weights, op=hvd.Sum, groups=[[used], [unused]])
     for step in range(3):
         optimizer.zero_grad()
         if r == 0 and step < 2:
@@ -535,9 +539,8 @@ def join_in_the_middle_of_a_step() -> None:
         else:
             (used + unused).sum().backward()
         optimizer.step()
-        assert [w.grad[0].item() for w in weights if w.grad is not None] == (
-            [n, n] if step == 2 else [n, n - 1] if n > 1 else [1]
-        )
+        of_both = [n, n] if step == 2 else [n, n - 1] if n > 1 else [1]
+        assert [w.grad[0].item() for w in weights if w.grad is not None] == of_both
         if step == 1:
             hvd.join()
 
@@ -551,30 +554,26 @@ def a_joined_rank_applies_the_factors_of_the_others() -> None:
         half = hvd.allreduce(value, op=hvd.Sum, name="scaled", postscale_factor=0.5)
         assert torch.equal(half, torch.full((count,), total / 2))
     hvd.join()
-    weight = torch.nn.Parameter(torch.zeros(count))
+    (weight,) = zeros(1, count, dtype=torch.float32)
     for predivide in (1.0, 4.0):
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([weight], lr=1.0), gradient_predivide_factor=predivide
-        )
+        optimizer = wrapped_sgd(weight, gradient_predivide_factor=predivide)
         optimizer.zero_grad()
         if there:
             (weight * (r + 1.0)).sum().backward()
             optimizer.synchronize()
-            assert weight.grad is not None
             # The plain average is over all ranks, the joined one included.
-            assert torch.allclose(weight.grad, torch.full((count,), total / n)), predivide
+            assert torch.allclose(grad_of(weight), torch.full((count,), total / n)), predivide
         hvd.join()
 
 
 def gradients_outlive_their_optimizer() -> None:
-    weight = torch.nn.Parameter(torch.zeros(300_000))
+    (weight,) = zeros(1, 300_000, dtype=torch.float32)
     for round_number in range(3):
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        optimizer = wrapped_sgd(weight)
         (weight * 2.0).sum().backward()
         optimizer.step()
-        kept = weight.grad
-        assert kept is not None
+        kept = grad_of(weight)
         del optimizer
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), [("w", weight)])
+        optimizer = wrapped_sgd(weight)
         assert torch.equal(kept, torch.full_like(kept, 2.0)), round_number
         optimizer.zero_grad()

@@ -64,9 +64,20 @@ def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
 
 
-def plan_of(optimizer: hvd.DistributedOptimizer) -> BucketPlan:
+def grad_of(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
+def gradients_of(optimizer: hvd.DistributedOptimizer) -> Any:
+    """Return what a wrapped optimizer has instead of gradients of its own."""
     assert optimizer._exchanged.gradients is not None
-    return optimizer._exchanged.gradients.plan
+    return optimizer._exchanged.gradients
+
+
+def plan_of(optimizer: hvd.DistributedOptimizer) -> BucketPlan:
+    plan: BucketPlan = gradients_of(optimizer).plan
+    return plan
 
 
 def train_alone(
@@ -160,8 +171,7 @@ def lie_in_engine_memory(
 
     On the host that is shared memory, if there are peers.
     """
-    assert optimizer._exchanged.gradients is not None
-    buckets = optimizer._exchanged.gradients.buckets
+    buckets = gradients_of(optimizer).buckets
     ((device, memory),) = buckets.memory.items()
     begin, nbytes = _extent(memory)
     if device == "cpu":

@@ -20,14 +20,11 @@ import torch_operation_cases
 import torch_optimizer_gradient_cases
 import torch_optimizer_hook_cases
 import torch_optimizer_use_cases
-import torch_post_local_cases
 import torch_repeated_cases
 import torch_sharded_bits_cases
 import torch_sharded_cases
-import torch_sharded_use_cases
 import torch_state_cases
 import torch_table_cases
-import torch_table_member_cases
 import torch_unwrapped_cases
 import torch_update_cases
 from all_cases import cases_of
@@ -39,8 +36,8 @@ from hvdtrain.core import allocators, context
 from hvdtrain.torch.gradients import views
 
 LEAST_BYTES = allocators.LEAST_BYTES
-SHARDED = cases_of(torch_sharded_cases, torch_sharded_bits_cases, torch_sharded_use_cases)
-OF_EXCHANGES = cases_of(torch_exchange_cases, torch_local_cases, torch_post_local_cases)
+SHARDED = cases_of(torch_sharded_cases, torch_sharded_bits_cases)
+OF_EXCHANGES = cases_of(torch_exchange_cases, torch_local_cases)
 OPTIMIZERS = cases_of(
     *(torch_compile_cases, torch_optimizer_gradient_cases, torch_optimizer_hook_cases),
     *(torch_optimizer_use_cases, torch_unwrapped_cases, torch_update_cases),
@@ -56,7 +53,7 @@ TABLES: dict[str, Sequence[Callable[[], object]]] = {
     "optimizers": [*OPTIMIZERS, *OF_EXCHANGES, *SHARDED],
     "exchanges": OF_EXCHANGES,
     "table of two": [lambda: run_features(torch_table_cases.FEATURES)],
-    "table of three": [lambda: run_features(torch_table_member_cases.member_features())],
+    "table of three": [lambda: run_features(torch_table_cases.member_features())],
 }
 
 
