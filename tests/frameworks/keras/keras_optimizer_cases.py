@@ -38,13 +38,13 @@ def assert_close(variables: Any, want: Any, rtol: float = 1e-5) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=1e-6)
 
 
-def gradients(step: int, rank: int) -> list[Array]:
+def gradients(step: int, rank: int, shapes: Any = SHAPES) -> list[Array]:
     random = np.random.default_rng((step, rank))
-    return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
+    return [random.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def mean_gradients(step: int) -> list[Array]:
-    every = [gradients(step, rank) for rank in range(hvd.size())]
+def mean_gradients(step: int, shapes: Any = SHAPES) -> list[Array]:
+    every = [gradients(step, rank, shapes) for rank in range(hvd.size())]
     return [np.mean(parts, axis=0) for parts in zip(*every, strict=True)]
 
 

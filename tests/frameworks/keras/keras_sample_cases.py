@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import keras
 import numpy as np
+from keras_fit_cases import Batches
 from keras_formula import Simulated
 from keras_optimizer_cases import SHAPES, assert_close, digest, own, stepped
 from keras_weight_cases import fit_line, line_batches, line_model
@@ -85,18 +85,6 @@ def fit_counts_samples() -> str:
         assert_close(model.weights, [kernel.reshape(3, 1), bias], rtol=1e-5)
         ends += model.weights
     return digest(ends)
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, batches: Sequence[Any]) -> None:
-        super().__init__()
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, number: int) -> Any:
-        return self._batches[number]
 
 
 class GraphMeans(keras.layers.Layer):

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_optimizer_cases import digest
+from keras_optimizer_cases import Array, digest, gradients, mean_gradients
 from raising import raising
 
 import hvdtrain.keras as hvd
@@ -16,23 +16,11 @@ from hvdtrain.core.objects import allgather_object
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.sharding import StateVariable
 
-Array = np.ndarray[Any, Any]
-
 SHAPES = [(70, 3), (3,), (), (9, 40)]  # slices of 64 elements begin within variables
 STEPS = 4
 ON_JAX = keras.backend.backend() == "jax"
 # Of weights and state after some steps, whose size is about 1.
 BOUND = 2e-6
-
-
-def gradients(step: int, rank: int) -> list[Array]:
-    random = np.random.default_rng((step, rank))
-    return [random.normal(size=shape).astype(np.float32) for shape in SHAPES]
-
-
-def mean_gradients(step: int, weights: Any = None) -> list[Array]:
-    every = [gradients(step, rank) for rank in range(hvd.size())]
-    return [np.average(parts, 0, weights).astype(np.float32) for parts in zip(*every, strict=True)]
 
 
 def new_variables() -> list[Any]:
@@ -44,16 +32,33 @@ def new_variables() -> list[Any]:
     ]
 
 
-def step_on(optimizer: Any, variables: list[Any], given: list[Array | None]) -> None:
-    optimizer.apply(
-        [None if g is None else keras.ops.convert_to_tensor(g) for g in given], variables
-    )
-
-
 def assert_near(mine: Any, theirs: Any) -> None:
     for own, want in zip(mine, theirs, strict=True):
         own, want = np.asarray(keras.ops.convert_to_numpy(own)), keras.ops.convert_to_numpy(want)
         np.testing.assert_allclose(own, want, rtol=0, atol=BOUND)
+
+
+class Both:
+    """An optimizer whose work ranks share, and the same on one rank, on variables of their own."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.shared, self.alone = hvd.DistributedOptimizer(make(), sharded=True), make()
+        self.mine, self.theirs = new_variables(), new_variables()
+
+    def step(self, step: int, apply: Callable[..., None] | None = None) -> None:
+        own = map(keras.ops.convert_to_tensor, gradients(step, hvd.rank(), SHAPES))
+        if apply is None:
+            self.shared.apply(list(own), self.mine)
+        else:
+            apply(*own)
+        means = [mean.astype(np.float32) for mean in mean_gradients(step, SHAPES)]
+        self.alone.apply([*map(keras.ops.convert_to_tensor, means)], self.theirs)
+
+    def compared(self) -> list[Any]:
+        """Return all variables, which must be near those of one rank."""
+        assert_near(self.mine, self.theirs)
+        assert_near(self.shared.variables, self.alone.variables)
+        return [*self.mine, *self.shared.variables]
 
 
 def decaying(rate: float) -> Any:
@@ -79,58 +84,48 @@ MAKES: dict[str, Callable[[], Any]] = {
 def shared_steps_are_those_of_one_rank() -> str:
     ends = []
     for name, make in MAKES.items():
-        shared, alone = hvd.DistributedOptimizer(make(), sharded=True), make()
-        assert shared.sharded == (hvd.size() > 1)
-        mine, theirs = new_variables(), new_variables()
+        both = Both(make)
+        assert both.shared.sharded == (hvd.size() > 1)
         for step in range(STEPS):
-            step_on(shared, mine, list(gradients(step, hvd.rank())))
-            step_on(alone, theirs, list(mean_gradients(step)))
-        assert_near(mine, theirs)
-        kept = [v for v in shared.variables if isinstance(v, StateVariable)]
+            both.step(step)
+        kept = [v for v in both.shared.variables if isinstance(v, StateVariable)]
         quantities = {"plain": 0, "momentum": 1, "nesterov": 1, "adam": 3, "adamw": 2}[name]
         assert len(kept) == quantities * len(SHAPES)
-        assert_near(shared.variables, alone.variables)
-        ends += [*mine, *shared.variables]
+        ends += both.compared()
     return digest(ends)
 
 
 def kept_tensors_stay_what_they_are() -> str:
     """Weights that rank 0 still refers to are not overwritten by those of later steps."""
-    shared = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sharded=True)
-    alone, mine, theirs = keras.optimizers.SGD(0.1), new_variables(), new_variables()
-    shared.build(mine)
+    both = Both(lambda: keras.optimizers.SGD(0.1))
+    both.shared.build(both.mine)
     kept: list[tuple[Any, Array]] = []
 
     def apply(*given: Any) -> None:
-        shared.apply(list(given), mine)
+        both.shared.apply(list(given), both.mine)
 
     on_tensorflow = keras.backend.backend() == "tensorflow"
     if on_tensorflow:  # only in graphs are results not copied there
         apply = importlib.import_module("tensorflow").function(apply, autograph=False)
     for step in range(STEPS):
-        apply(*map(keras.ops.convert_to_tensor, gradients(step, hvd.rank())))
-        step_on(alone, theirs, list(mean_gradients(step)))
+        both.step(step, apply)
         if hvd.rank() == 0 and on_tensorflow:
-            kept += [(v.value.read_value(), np.array(v)) for v in mine]
+            kept += [(v.value.read_value(), np.array(v)) for v in both.mine]
     for tensor, value in kept:
         np.testing.assert_array_equal(np.array(tensor), value)
-    assert_near(mine, theirs)
-    return digest(mine)
+    return digest(both.compared())
 
 
 def ranks_without_the_same_gradients() -> str:
-    shared = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sharded=True)
-    alone, mine, theirs = keras.optimizers.SGD(0.1), new_variables(), new_variables()
+    both = Both(lambda: keras.optimizers.SGD(0.1))
     for step in range(2):
         if hvd.size() > 1:
-            own: list[Array | None] = list(gradients(step, hvd.rank()))
+            own: list[Array | None] = [*gradients(step, hvd.rank(), SHAPES)]
             own[hvd.rank()] = None
             with raising(MismatchError, text="without gradients of variables 1, which have to be"):
-                step_on(shared, mine, own)
-        step_on(shared, mine, list(gradients(step, hvd.rank())))
-        step_on(alone, theirs, list(mean_gradients(step)))
-    assert_near(mine, theirs)
-    return digest(mine)
+                both.shared.apply(own, both.mine)
+        both.step(step)
+    return digest(both.compared())
 
 
 def model_of(sharded: bool) -> Any:
@@ -179,12 +174,10 @@ def one_rank_saves_and_all_go_on() -> str:
 
 def velocities_are_scaled_when_no_rank_reads_them() -> str:
     """As by a callback that corrects them, while another rank is still saving the last step."""
-    shared = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), sharded=True)
-    alone, mine, theirs = keras.optimizers.SGD(0.1, momentum=0.9), new_variables(), new_variables()
+    both = Both(lambda: keras.optimizers.SGD(0.1, momentum=0.9))
     for step in range(2):
-        step_on(shared, mine, list(gradients(step, hvd.rank())))
-        step_on(alone, theirs, list(mean_gradients(step)))
-        velocities = list(shared.momentums)
+        both.step(step)
+        velocities = list(both.shared.momentums)
         before = [np.array(velocity) for velocity in velocities]
         for turn in range(hvd.size()):  # the last rank first
             scaled = hvd.rank() >= hvd.size() - turn
@@ -195,13 +188,10 @@ def velocities_are_scaled_when_no_rank_reads_them() -> str:
                 for velocity in velocities:
                     scale(velocity)
             allgather_object(None, "one has scaled")
-        for velocity in alone.momentums:
+        for velocity in both.alone.momentums:
             scale(velocity)
-    step_on(shared, mine, list(gradients(2, hvd.rank())))
-    step_on(alone, theirs, list(mean_gradients(2)))
-    assert_near(mine, theirs)
-    assert_near(shared.variables, alone.variables)
-    return digest([*mine, *shared.variables])
+    both.step(2)
+    return digest(both.compared())
 
 
 def scale(velocity: Any) -> None:

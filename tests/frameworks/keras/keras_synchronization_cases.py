@@ -8,7 +8,19 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_fit_cases import ROWS, STEPS, Traced, data, dense_model, fit, shared_model, start
+from keras_fit_cases import (
+    ROWS,
+    STEPS,
+    Batches,
+    Interrupt,
+    Interrupted,
+    Traced,
+    data,
+    dense_model,
+    fit,
+    shared_model,
+    start,
+)
 from keras_formula import Batch, by_formula, loss_of
 from keras_optimizer_cases import assert_close, digest
 from raising import raising
@@ -38,18 +50,6 @@ def of_all_ranks(rows: list[list[int]]) -> list[Batch]:
         (np.concatenate([x for x, _ in step]), np.concatenate([y for _, y in step]))
         for step in steps
     ]
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, given: list[Batch]) -> None:
-        super().__init__()
-        self._given = given
-
-    def __len__(self) -> int:
-        return len(self._given)
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._given[index]
 
 
 def uneven_data_end_together() -> str:
@@ -112,18 +112,6 @@ def one_rank_decides_for_all() -> str:
     if keras.backend.backend() != "torch":
         assert Traced.calls <= 1, Traced.calls  # that of the validation
     return digest([*model.weights, *model.optimizer.variables])
-
-
-class Interrupted(Exception):
-    """What ends a training."""
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Ends the training of all ranks after an epoch."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
-            raise Interrupted
 
 
 def backups_are_restored_on_all_ranks() -> str:

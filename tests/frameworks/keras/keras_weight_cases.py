@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 from exchange_formulas import mean
+from keras_fit_cases import Interrupt, Interrupted
 from keras_formula import Batch, Simulated
 from keras_optimizer_cases import (
     SHAPES,
@@ -137,18 +138,6 @@ def what_does_not_go_with_weights_is_refused() -> None:
     optimizer = hvd.DistributedOptimizer(sgd(), exchange="local:steps=2,state=average")
     with raising(ValueError, text="cannot leave one out: give state=keep"):
         optimizer.register_local_var(keras.Variable(np.zeros(2)))
-
-
-class Interrupted(Exception):
-    """What ends a training."""
-
-
-class Interrupt(keras.callbacks.Callback):
-    """Ends the training of all ranks after two epochs."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 2:
-            raise Interrupted
 
 
 def assert_holds(path: str, weights: list[Any]) -> None:

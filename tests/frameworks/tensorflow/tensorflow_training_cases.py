@@ -171,35 +171,22 @@ def variables_are_kept_local() -> None:
 
 
 def options_of_the_tape() -> str:
-    want = of_one_rank(OPTIMIZERS[0])
-    options: list[dict[str, Any]] = [
-        {"gradient_predivide_factor": 2.0},
-        {"groups": 2},
-        {"compression": hvd.Compression.bf16},
-        {"op": hvd.Adasum},
-        {"op": hvd.Sum},
+    want, ends = of_one_rank(OPTIMIZERS[0]), []
+    every_option: list[tuple[dict[str, Any], float]] = [
+        ({"gradient_predivide_factor": 2.0}, 0.1),
+        ({"groups": 2}, 0.1),
+        ({"op": hvd.Sum, "groups": 3}, 0.1 / hvd.size()),
+        ({"compression": hvd.Compression.bf16}, 0.1),
+        ({"op": hvd.Adasum}, 0.1),
     ]
-    ends = []
-    for option in options:
-
-        def wrap(tape: Any, option: Any = option) -> Any:
-            return hvd.DistributedGradientTape(tape, **option)
-
-        ends.append(train(OPTIMIZERS[0](), hvd.rank(), wrap))
-        if "gradient_predivide_factor" in option or "groups" in option:
+    for option, rate in every_option:
+        wrap = partial(hvd.DistributedGradientTape, **option)
+        ends.append(train(tf.keras.optimizers.SGD(rate), hvd.rank(), wrap))
+        if not {"compression", "op"} & option.keys() or "groups" in option:
             assert_close(ends[-1], want)
-    summed = train(
-        tf.keras.optimizers.SGD(0.1 / hvd.size()),
-        hvd.rank(),
-        lambda tape: hvd.DistributedGradientTape(tape, op=hvd.Sum, groups=3),
-    )
-    assert_close(summed, want)
     bad: list[dict[str, Any]] = [
-        {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
-        {"groups": 0},
-        {"groups": 2, "num_groups": 2},
-        {"gradient_predivide_factor": 0.0},
-        {"op": "sum"},
+        *({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, {"groups": 0}, {"op": "sum"}),
+        *({"groups": 2, "num_groups": 2}, {"gradient_predivide_factor": 0.0}),
     ]
     for option in bad:
         with raising(ValueError):
@@ -256,9 +243,8 @@ def mean_gradient(kinds: list[str]) -> Any:
 
 def layouts_that_differ_between_ranks() -> None:
     rank, size = hvd.rank(), hvd.size()
-    names = ("sparse", "dense", "both", "none")
-    pairs = list(itertools.combinations_with_replacement(names, 2))
-    for traced, (first, others) in itertools.product((False, True), pairs):
+    pairs = itertools.combinations_with_replacement(("sparse", "dense", "both", "none"), 2)
+    for (first, others), traced in itertools.product(list(pairs), (False, True)):
         for as_dense in (False, True) if (first, others) == ("sparse", "dense") else (False,):
             kinds = [first, *[others] * (size - 1)]
             # A second variable of that shape has what the other ranks have of the first one.
@@ -286,9 +272,8 @@ def layouts_that_differ_between_ranks() -> None:
                 if not traced:
                     sparse = set(want) <= {"sparse", "none"} and not as_dense
                     assert isinstance(got, tf.IndexedSlices) is sparse, (want, got)
-                np.testing.assert_allclose(
-                    tf.convert_to_tensor(got), mean_gradient(want), rtol=1e-6
-                )
+                got = tf.convert_to_tensor(got)
+                np.testing.assert_allclose(got, mean_gradient(want), rtol=1e-6)
 
 
 def gradients_that_ranks_add_up_and_have_not_all() -> None:

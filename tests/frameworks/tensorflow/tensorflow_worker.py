@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import tensorflow as tf
-import tensorflow_allocator_cases
-import tensorflow_elastic_cases
-import tensorflow_engine_cases
-import tensorflow_error_cases
-import tensorflow_graph_cases
-import tensorflow_join_cases
-import tensorflow_ops_cases
-import tensorflow_training_cases
 from all_cases import cases_of, run_all
 
 import hvdtrain.tensorflow as hvd
 
-MODULES = (
-    tensorflow_allocator_cases,
-    tensorflow_join_cases,
-    tensorflow_ops_cases,
-    tensorflow_training_cases,
-    tensorflow_graph_cases,
-    tensorflow_engine_cases,
-    tensorflow_elastic_cases,
-    tensorflow_error_cases,
-)
+# First what is settled in the first steps; new worlds come last.
+NAMES = ("allocator", "join", "ops", "training", "graph", "engine", "elastic")
+MODULES = [import_module(f"tensorflow_{name}_cases") for name in NAMES]
 
 
 def main() -> None:
