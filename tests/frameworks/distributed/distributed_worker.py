@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -172,13 +171,21 @@ def data_parallel() -> list[float]:
     return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 
 
-CASES: dict[str, Callable[[], object]] = {
-    case.__name__: case
-    for case in (reductions, movements, parts, several, objects, data_parallel, refusals)
-}
+def buckets_that_differ() -> None:
+    """In whose backward pass ranks reduce different tensors, which ends the job."""
+    layers = [torch.nn.Linear(512, 512) for _ in range(3)]  # 1 MiB each
+    # Without unused parameters to look for, the first step has one bucket of all gradients.
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*layers),
+        bucket_cap_mb=0.5 if hvd.rank() == 0 else 25.0,
+        find_unused_parameters=True,
+    )
+    model(torch.ones(4, 512)).sum().backward()
+    print("after the backward pass", flush=True)
+
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     start()
-    run_each(CASES, sys.argv[1:])
+    run_each(globals(), sys.argv[1:])
     distributed.destroy_process_group()

@@ -32,7 +32,7 @@ def test_ddp_does_what_one_process_does(np: int) -> None:
 
 
 def test_different_buckets_in_the_backward_pass_end_the_job_and_are_named() -> None:
-    done = launch(WORKER.with_name("mismatch_worker.py"), 2, env={"OMP_NUM_THREADS": 1}).end(code=1)
+    done = launch(WORKER, 2, args=["buckets_that_differ"]).end(code=1)
     assert done.stdout == ""  # of which both ranks would write what comes after
     error = (
         r"\[rank [01]/2\] RuntimeError: .*MismatchError: \[rank [01]/2\] allreduce '([^']*)': "

@@ -14,7 +14,6 @@ from keras_optimizer_cases import (
     assert_close,
     digest,
     gradients,
-    mean_gradients,
     own,
     stepped,
 )
@@ -65,20 +64,6 @@ def half_types_by_name() -> str:
         assert_close(ends[-1], expected, rtol=1e-6)
     assert digest(ends[0]) == digest(ends[1])
     return digest(ends[0])
-
-
-def compressed_gradients_by_name() -> str:
-    """Forms that lose nothing give the average, and others the same bits on all ranks."""
-    make, ends = partial(keras.optimizers.SGD, 0.1), []
-    exact = ("powersgd:rank=99,min_rate=0.001", "topk:ratio=1")
-    for text in (*exact, "nbit:bits=4,block=8", "powersgd:rank=1,min_rate=0.1", "topk:ratio=0.1"):
-        with nodes_of_their_own():
-            ends.append(stepped(hvd.DistributedOptimizer(make(), exchange=text), own))
-        here = hvd.DistributedOptimizer(make(), exchange=f"{text},per_rank=true")
-        assert digest(stepped(here, own)) == digest(ends[-1]), text
-        if text in exact:
-            assert_close(ends[-1], stepped(make(), mean_gradients), rtol=1e-3)
-    return "".join(digest(end) for end in ends)
 
 
 def residuals_are_not_in_units_of_the_loss_scale() -> str:

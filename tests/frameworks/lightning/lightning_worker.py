@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
@@ -407,15 +407,7 @@ def communication() -> Any:
     strategy.barrier()
 
 
-CASES: dict[str, Callable[[], object]] = {
-    function.__name__: function
-    for function in (
-        *(training, alone, accumulation, uneven, listed, manual, sharing, weight_exchange),
-        *(batch_norm, precision, resuming, interrupted, limited, evaluation, communication),
-    )
-}
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     hvd.init()
-    run_each(CASES, sys.argv[1:])
+    run_each(globals(), sys.argv[1:])

@@ -8,33 +8,25 @@ from typing import Any
 
 import torch
 from exchange_formulas import Flat
-from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
-from torch_training import Model, batch, momentum, refused
+from torch_training import (
+    Model,
+    batch,
+    grad_of,
+    gradients_of,
+    momentum,
+    refused,
+    wrapped_sgd,
+    zeros,
+)
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
 from hvdtrain.core.exchanges.catalog import make_exchange
-from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.errors import MismatchError
-
-
-class Noting(AllreduceExchange):
-    """The plain average, which notes what it is told."""
-
-    uses_rate = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.info: list[StepInfo] = []
-
-    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        if bucket.number == 0:
-            self.info.append(info)
-        super().reduce(bucket, info, communicators)
 
 
 def dense() -> Model:
@@ -96,53 +88,23 @@ def a_bucket_that_is_reduced_after_backward_is_no_change_of_its_gradients() -> N
     optimizer.sample_weight = hvd.rank() + 1  # which the engine applies to the bucket
     (weights[0] + weights[1] if hvd.rank() == 0 else weights[1]).sum().backward()
     if hvd.rank() == 0:
-        gradients = optimizer._exchanged.gradients
-        assert gradients is not None
-        gradients.buckets.reducer.step.reduced[-1].result()
+        gradients_of(optimizer).buckets.reducer.step.reduced[-1].result()
     optimizer.step()
     total = hvd.size() * (hvd.size() + 1) / 2
     assert torch.allclose(weights[0], torch.full((8,), -1 / total))
     assert torch.allclose(weights[1], torch.full((8,), -1.0))
 
 
-def an_exchange_knows_the_step() -> None:
-    noting, model = Noting(), dense()
-    optimizer = wrapped(model, noting)
-    for step in range(3):
-        optimizer.param_groups[0]["lr"] = 0.5**step
-        if step == 1:
-            optimizer.sample_weight = float(hvd.rank() + 1)
-        backward(model, step, hvd.rank())
-        optimizer.step()
-    assert [(info.step, info.rate) for info in noting.info] == [(0, 1.0), (1, 0.5), (2, 0.25)]
-    assert [info.weighted for info in noting.info] == [False, True, True]
-    assert noting.info[1].total == sum(range(1, hvd.size() + 1))
-
-
-def compression_rounds_what_crosses_the_network_and_joined_ranks_answer() -> None:
-    # Neither 1/3 of 1 nor its sums fit into half types.
-    for kind, dtype in ((hvd.Compression.fp16, torch.half), (hvd.Compression.bf16, torch.bfloat16)):
-        for op in (hvd.Sum, hvd.Average):
-            with nodes_of_their_own():
-                weight = torch.nn.Parameter(torch.zeros(37))
-                inner = torch.optim.SGD([weight], lr=1.0)
-                optimizer = hvd.DistributedOptimizer(inner, compression=kind, op=op)
-            thirds = torch.arange(1, 38) / 3
-            for joined in (0, 1):
-                if hvd.rank() < joined and hvd.size() > 1:
-                    continue
-                optimizer.zero_grad()
-                (weight * thirds * (hvd.rank() + 1)).sum().backward()
-                before = weight.detach().clone()
-                optimizer.step()
-                ranks = range(joined if hvd.size() > 1 else 0, hvd.size())
-                parts = [thirds * (rank + 1) for rank in ranks]
-                if hvd.size() > 1:
-                    parts = [part.to(dtype).float() for part in parts]
-                total = torch.stack(parts).sum(0) / (1 if op == hvd.Sum else hvd.size())
-                expected = total.to(dtype).float() if hvd.size() > 1 else total
-                assert torch.equal(weight.detach(), before - expected), (kind, op, joined)
-            hvd.join()
+def compression_is_the_exchange_of_half_types() -> None:
+    for name in ("fp16", "bf16"):
+        compressed, exchanged = (
+            wrapped_sgd(*zeros(1, 2), **options).exchange_state()["spec"]
+            for options in (
+                {"compression": getattr(hvd.Compression, name)},
+                {"exchange": f"half:type={name}"},
+            )
+        )
+        assert compressed == exchanged, name
 
 
 def ranks_that_exchange_in_different_ways_are_refused() -> None:
@@ -210,8 +172,7 @@ def what_codes_cannot_hold_does_not_stay() -> None:
         optimizer.zero_grad()
         (weight * torch.arange(16) * scale * (1 + hvd.rank())).sum().backward()
         optimizer.step()
-        assert weight.grad is not None
-        assert bool(weight.grad.isfinite().all()) == (scale == 1.0 or hvd.size() == 1), scale
+        assert bool(grad_of(weight).isfinite().all()) == (scale == 1.0 or hvd.size() == 1), scale
 
 
 def codes_of_weights_keep_what_they_lose() -> None:

@@ -63,29 +63,6 @@ def every_reduction_of_every_type() -> None:
         check(product, ramps[:, 0, :2].prod(0), dtype, (dtype, "product"))
 
 
-def every_movement_of_every_type() -> None:
-    n, r = hvd.size(), hvd.rank()
-    for dtype in (*FLOATS, *INTEGERS, torch.bool, torch.complex64):
-
-        def of(rank: int, *shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-            return (ramp(rank, *shape) % 3).to(dtype)
-
-        got = hvd.allgather(of(r, r + 1, 2))
-        assert torch.equal(got, torch.cat([of(k, k + 1, 2) for k in range(n)])), dtype
-        assert torch.equal(hvd.broadcast(of(r, 4), n - 1), of(n - 1, 4)), dtype
-        there = of(r, 4)
-        assert hvd.broadcast_(there, 0) is there
-        assert torch.equal(there, of(0, 4)), dtype
-        splits = torch.tensor([k + 1 for k in range(n)], device="cpu")
-        total = int(splits.sum())
-        got, counts = hvd.alltoall(of(r, total, 2), splits)
-        start = r * (r + 1) // 2
-        parts = [of(k, total, 2)[start : start + r + 1] for k in range(n)]
-        assert torch.equal(got, torch.cat(parts)), dtype
-        assert counts.tolist() == [r + 1] * n
-        assert got.device == there.device == device()
-
-
 def memory_orders() -> None:
     n, r = hvd.size(), hvd.rank()
     base, total = ramp(r, 4, 6).double(), all_ramps(4, 6).sum(0)

@@ -19,6 +19,7 @@ from torch_training import (
     build,
     check_equals_alone,
     difference,
+    grad_of,
     mean_of_ranks,
     momentum,
     own,
@@ -92,10 +93,8 @@ def gradients_are_reduced_when_backward_returns() -> None:
         alone.load_state_dict(model.state_dict())
         F.cross_entropy(alone(inputs), labels).backward()
         for p, q in zip(model.parameters(), alone.parameters(), strict=True):
-            assert p.grad is not None
-            assert q.grad is not None
-            assert p.grad.stride() == p.stride()  # channels last, where the weight is
-            assert torch.allclose(p.grad, q.grad, rtol=0, atol=CLOSE)
+            assert grad_of(p).stride() == p.stride()  # channels last, where the weight is
+            assert torch.allclose(grad_of(p), grad_of(q), rtol=0, atol=CLOSE)
         optimizer.step()
 
 
@@ -107,8 +106,7 @@ def gradients_stay_until_the_next_backward() -> None:
         (weight * (hvd.rank() + 1.0) * (step + 1)).sum().backward()
         busy()
         optimizer.step()
-        assert weight.grad is not None
-        assert equals(weight.grad, mean_of_ranks() * (step + 1)), step
+        assert equals(grad_of(weight), mean_of_ranks() * (step + 1)), step
         kept = weight.grad.clone()
         del kept
 
@@ -226,8 +224,7 @@ def what_is_not_finite_stays_so() -> None:
     (weight,) = zeros(1, 3)
     optimizer = wrapped_sgd(weight)
     (weight * (math.nan if hvd.rank() == hvd.size() - 1 else 1.0)).sum().backward()
-    assert weight.grad is not None
-    assert bool(weight.grad.isnan().all())
+    assert bool(grad_of(weight).isnan().all())
     optimizer.zero_grad()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,27 +10,30 @@ from itertools import product
 from typing import Any
 
 import torch
-from logged import logged
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch_training import (
     Model,
     batch,
     build,
+    check_equals_alone,
     difference,
     drawn,
+    grad_of,
+    gradients_of,
     lie_in_engine_memory,
+    mean_of_ranks,
     momentum,
     own,
     plan_of,
     refused,
     together,
-    train_alone,
     train_together,
+    wrapped_sgd,
+    zeros,
 )
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.exchanges.half import HalfExchange
@@ -54,21 +56,12 @@ class Backwards(torch.nn.Module):
 
 def plans_follow_the_order_in_which_gradients_come() -> None:
     for set_to_none in (True, False):
-        model, alone = Backwards(), Backwards()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.Adam(model.parameters()), model.named_parameters()
-        )
-        single = torch.optim.Adam(alone.parameters())
+        model = Backwards()
+        optimizer = wrapped_sgd(*model.parameters(), named_parameters=model.named_parameters())
         for step in range(4):
-            inputs = drawn(step, 12, 4)
-            for trained, its_optimizer, part in (
-                (model, optimizer, inputs[hvd.rank() * 12 // hvd.size() :][: 12 // hvd.size()]),
-                (alone, single, inputs),
-            ):
-                its_optimizer.zero_grad(set_to_none=set_to_none)
-                trained(part).square().mean().backward()
-                its_optimizer.step()
-            assert difference(model, alone) < 1e-12, step
+            optimizer.zero_grad(set_to_none=set_to_none)
+            model(drawn(step, 12, 4)).square().mean().backward()
+            optimizer.step()
         plan = plan_of(optimizer)
         names = [plan.specs[i].name for b in plan.buckets for i in b.parameters]
         layers = [name.split(".")[0] for name in names]
@@ -76,22 +69,12 @@ def plans_follow_the_order_in_which_gradients_come() -> None:
 
 
 def buckets_are_as_set_or_as_measured() -> None:
-    found: list[Any] = []
-    heard = logged(lambda: found.append(together(momentum)[1]), logging.INFO)
-    (optimizer,) = found
-    plan = plan_of(optimizer)
+    plan = plan_of(together(momentum)[1])
     assert {other.digest for other in hvd.allgather_object(plan)} == {plan.digest}
-    buckets = context.current().buckets
-    assert heard == ([f"buckets: {buckets}"] if hvd.rank() == 0 else [])
-    assert buckets.startswith(f"{len(plan.buckets)} for 8.758 KiB of gradients, at most")
     if given := os.environ.get("HVDTRAIN_BUCKET_BYTES"):
         assert plan.bucket_bytes == int(given)
-        assert buckets.endswith(f"{given} bytes each (as set)")
-    elif hvd.size() > 1:
-        assert plan.bucket_bytes in (25 << 20, *(1 << power for power in range(20, 27)))
-        assert "(measured: an all-reduce starts in" in buckets or "too noisy" in buckets
     else:
-        assert buckets.endswith("25 MiB each (the default for one rank)")
+        assert plan.bucket_bytes in (25 << 20, *(1 << power for power in range(20, 27)))
 
 
 class OutOfMemoryOnce(Compressor):
@@ -120,17 +103,12 @@ def a_gradient_that_finds_no_room_is_taken_at_the_step() -> None:
 
 def groups_of_gradients() -> None:
     # The last: where ranks give different groups, those of rank 0 count.
-    for number in (1, 3, 100, 0, 1 + 2 * hvd.rank()):
+    for number in (0, 3, 1 + 2 * hvd.rank()):
         model = build()
         parameters = list(model.parameters())
         groups = number or [parameters[:2], parameters[3:5]]
-        optimizer = hvd.DistributedOptimizer(
-            momentum(parameters), model.named_parameters(), groups=groups
-        )
-        train_together(model, optimizer, 2)
-        alone = build()
-        train_alone(alone, momentum(list(alone.parameters())), 2)
-        assert difference(model, alone) < 1e-14
+        train_together(model, hvd.DistributedOptimizer(momentum(parameters), groups=groups), 2)
+        check_equals_alone(model, momentum, 2)
 
 
 def gradients_lie_in_engine_memory() -> None:
@@ -150,9 +128,7 @@ def gradients_lie_in_engine_memory() -> None:
             assert lie_in_engine_memory(optimizer, model.parameters()), (number, step)
             optimizer.step()
             assert unused.grad is None
-        alone = build()
-        train_alone(alone, momentum(list(alone.parameters())), 3)
-        assert difference(model, alone) < 1e-13, number
+        check_equals_alone(model, momentum, 3)
 
 
 def gradients_of_equal_size_stay_with_their_optimizers() -> None:
@@ -198,16 +174,12 @@ def compiled(model: Model, inputs: torch.Tensor, backend: str) -> torch.Tensor:
 
 def gradients_come_back_to_engine_memory() -> None:
     """A gradient that a script has put in the place of ours is taken, and then is ours again."""
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([weight], lr=1.0), backward_passes_per_step=2
-    )
-    mean = (hvd.size() + 1) / 2
+    (weight,) = zeros(1, 3)
+    optimizer, mean = wrapped_sgd(weight, backward_passes_per_step=2), mean_of_ranks()
     for step in range(3):
         optimizer.zero_grad(set_to_none=False)
         (weight * (hvd.rank() + 1)).sum().backward()
-        assert weight.grad is not None
-        weight.grad = weight.grad + 1  # between two passes that add up
+        weight.grad = grad_of(weight) + 1  # between two passes that add up
         (weight * (hvd.rank() + 1)).sum().backward()
         assert lie_in_engine_memory(optimizer, [weight])
         assert weight.grad.tolist() == [2 * mean + 1] * 3
@@ -296,12 +268,9 @@ def sparse_gradients_are_summed_as_dense_ones_are() -> None:
         table = torch.nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
         scale = torch.nn.Parameter(torch.ones([], dtype=torch.float64))
         torch.nn.init.ones_(table.weight)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD([*table.parameters(), scale], lr=1.0), exchange=exchange
-        )
-        assert "counts all ranks alike" in refused(
-            ValueError, partial(setattr, optimizer, "sample_weight", 1)
-        )
+        optimizer = wrapped_sgd(table.weight, scale, exchange=exchange)
+        message = refused(ValueError, partial(setattr, optimizer, "sample_weight", 1))
+        assert "counts all ranks alike" in message
         (table(torch.tensor([5])).sum() * scale).backward()
         optimizer.step()
         assert table.weight[5].tolist() == [1.0 - hvd.size()] * 2
@@ -346,10 +315,10 @@ def gradients_whose_memory_the_program_moves() -> None:
             if not late:
                 model.share_memory()  # gradients, too
             sum(p.sum() for p in model if p is used or not late).mul(hvd.rank() + 1).backward()
-            assert used.grad is not None
-            assert optimizer._exchanged.gradients is not None
-            staying = optimizer._exchanged.gradients.buckets.staying
-            stays = staying is not None and staying.arena.offset(used.grad.data_ptr()) is not None
+            staying = gradients_of(optimizer).buckets.staying
+            stays = (
+                staying is not None and staying.arena.offset(grad_of(used).data_ptr()) is not None
+            )
             if late:  # the bucket is not reduced before step() flushes it
                 model.share_memory()
             if late and stays:
@@ -359,6 +328,5 @@ def gradients_whose_memory_the_program_moves() -> None:
             optimizer.step()
             mean = torch.full_like(used, (hvd.size() + 1) / 2)
             for parameter in (used, used if late else other):
-                assert parameter.grad is not None
-                assert torch.equal(parameter.grad, mean)
+                assert torch.equal(grad_of(parameter), mean)
                 assert torch.equal(parameter.detach(), -mean * (step + 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -20,7 +19,6 @@ from torch_training import (
     mean_of_ranks,
     momentum,
     own,
-    plan_of,
     ranks_sum,
     refused,
     together,
@@ -31,7 +29,6 @@ from torch_training import (
 )
 
 import hvdtrain.torch as hvd
-from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
 
@@ -370,54 +367,6 @@ def no_samples_is_no_end() -> None:
     assert "no rank has samples" in refused(ValueError, optimizer.step)
     train_together(model, optimizer, 2)
     check_equals_alone(model, momentum, 2)
-
-
-def only_the_ranks_of_a_process_set() -> None:
-    if hvd.size() < 3:
-        return
-    pair, (weight,) = hvd.add_process_set([0, 2]), zeros(1, 1)
-    here = context.current()
-    config = here.config
-    if hvd.rank() == 0:  # as where a launcher has not forwarded the variable
-        here.config = replace(config, bucket_bytes=4, first_bucket_bytes=4)
-    optimizer = wrapped_sgd(weight, process_set=pair)
-    here.config = config
-    if pair.included():
-        plan = plan_of(optimizer)
-        assert (plan.bucket_bytes, plan.first_bucket_bytes) == (4, 4)
-    (weight * float(hvd.rank())).sum().backward()
-    optimizer.step()
-    member = bool(pair.included())
-    assert weight.item() == -(1.0 if member else float(hvd.rank()))
-    channels = len(context.current().channels())
-    del optimizer
-    hvd.remove_process_set(pair)
-    assert len(context.current().channels()) == channels - 2 * member
-
-
-def every_optimizer_gets_its_state_from_rank_0() -> None:
-    for name, kind in sorted(vars(torch.optim).items()):
-        plain = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-        if not plain or name in ("Optimizer", "SparseAdam"):
-            continue
-        weight = torch.nn.Parameter(torch.linspace(0.5, 1.5, 6).reshape(2, 3))
-        optimizer = kind([weight], lr=0.01)
-
-        def closure(o: torch.optim.Optimizer = optimizer, w: torch.Tensor = weight) -> torch.Tensor:
-            o.zero_grad()
-            loss = (w**2).sum()
-            loss.backward()
-            return loss
-
-        if hvd.rank() == 0:
-            for _ in range(2):
-                optimizer.step(closure)
-            optimizer.param_groups[0]["lr"] = 0.005
-        hvd.broadcast_parameters([(name, weight)])
-        hvd.broadcast_optimizer_state(optimizer)
-        optimizer.step(closure)
-        every = hvd.allgather(weight.detach().reshape(1, -1))
-        assert torch.equal(every, every[:1].expand_as(every)), name
 
 
 def a_model_that_differs() -> None:

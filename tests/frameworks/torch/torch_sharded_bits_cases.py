@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch_sharded_cases import equal_on_all_ranks, wrapped
-from torch_training import Model, drawn, own
+from torch_training import Model, drawn, gradients_of, own
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
@@ -83,8 +83,7 @@ def trained(
 
 def takes_kernel(optimizer: hvd.DistributedOptimizer) -> bool:
     """Return whether sums are left to steps with the kernel: it has to, where it can."""
-    assert optimizer._exchanged.gradients is not None
-    exchange = optimizer._exchanged.gradients.buckets.exchange
+    exchange = gradients_of(optimizer).buckets.exchange
     if not isinstance(exchange, ShardedExchange):
         return False
     kind: type = type(optimizer._optimizer)

@@ -17,6 +17,7 @@ from torch_training import (
     build,
     difference,
     drawn,
+    gradients_of,
     momentum,
     own,
     refused,
@@ -81,8 +82,7 @@ def state_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def in_node_memory(optimizer: hvd.DistributedOptimizer) -> bool:
     """Return whether ranks share the memory of weights and state."""
-    assert optimizer._exchanged.gradients is not None
-    exchange = optimizer._exchanged.gradients.buckets.exchange
+    exchange = gradients_of(optimizer).buckets.exchange
     return isinstance(exchange, ShardedExchange) and isinstance(exchange.slices, Slices)
 
 
