@@ -107,7 +107,7 @@ def gradients_stay_until_the_next_backward() -> None:
         busy()
         optimizer.step()
         assert equals(grad_of(weight), mean_of_ranks() * (step + 1)), step
-        kept = weight.grad.clone()
+        kept = grad_of(weight).clone()
         del kept
 
 

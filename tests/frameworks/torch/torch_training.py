@@ -117,7 +117,7 @@ def together(make: Make, **options: Any) -> tuple[Model, hvd.DistributedOptimize
     return model, hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
 
 
-def wrapped_sgd(*weights: torch.nn.Parameter, **options: Any) -> hvd.DistributedOptimizer:
+def wrapped_sgd(*weights: torch.Tensor, **options: Any) -> hvd.DistributedOptimizer:
     """Return a wrapped SGD that takes gradients away as they are."""
     return hvd.DistributedOptimizer(torch.optim.SGD(list(weights), lr=1.0), **options)
 

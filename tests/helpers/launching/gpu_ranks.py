@@ -57,7 +57,7 @@ def busy() -> None:
         torch.cuda._sleep(20_000_000)
 
 
-def run_cases(cases: Sequence[Callable[[], None]], rank: int, size: int) -> None:
+def run_cases(cases: Sequence[Callable[[], object]], rank: int, size: int) -> None:
     """Run all cases; report those that failed, and what was measured (collective)."""
     failed = {}
     FIGURES["cases"] = len(cases)
@@ -72,7 +72,7 @@ def run_cases(cases: Sequence[Callable[[], None]], rank: int, size: int) -> None
     report(cases=len(cases), payload={"failed": failed, "figures": FIGURES})
 
 
-def _failure(case: Callable[[], None]) -> str:
+def _failure(case: Callable[[], object]) -> str:
     try:
         case()
     except Exception:
