@@ -57,6 +57,11 @@ def average(step: int, ranks: int | None = None) -> list[Any]:
     return [sum(each) / np.float32(size) for each in zip(*own, strict=True)]
 
 
+def check(results: Any, expected: Any, atol: float = 1e-5) -> None:
+    for result, want in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result.numpy(), want, rtol=1e-5, atol=atol)
+
+
 def reduced(variables: list[Any], rows: list[Any]) -> Any:
     """Return the gradients of the sum of left @ variable @ right.T over all variables."""
     triples = list(zip(rows[::2], variables, rows[1::2], strict=True))
@@ -83,8 +88,7 @@ def large_gradients_are_not_copied() -> str:
             for index, gradient in enumerate(average(number)):
                 velocities[index] = MOMENTUM * velocities[index] - RATE * gradient
                 want[index] = want[index] + velocities[index]
-    for variable, expected in zip(variables, want, strict=True):
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-4)
+    check(variables, want, 1e-4)
     assert noted[-4:] == [True] * 4, noted
     return b"".join(v.numpy().tobytes()[:8] for v in variables).hex()
 
@@ -107,8 +111,7 @@ def lent_gradients_stay_what_they_are() -> None:
         for index, (mine, alone) in enumerate(zip(own, local(hvd.rank(), number), strict=True)):
             np.testing.assert_array_equal(mine.numpy(), 2 * alone)
             total[index] -= 2 * average(number)[index]
-    for variable, expected in zip(variables, total, strict=True):
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5, atol=1e-4)
+    check(variables, total, 1e-4)
 
 
 def results_stay_what_they_are() -> None:
@@ -117,8 +120,7 @@ def results_stay_what_they_are() -> None:
         kept = [reduced(variables, factors(hvd.rank(), number)) for number in range(STEPS)]
     assert noted[-8:] == [True] * 8, noted  # results take no blocks of gradients
     for number, results in enumerate(kept):
-        for result, mean in zip(results, average(number), strict=True):
-            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
+        check(results, average(number))
 
 
 def gradients_are_lent_while_a_rank_has_joined() -> None:
@@ -127,11 +129,9 @@ def gradients_are_lent_while_a_rank_has_joined() -> None:
         reduced(variables, factors(hvd.rank(), number))
     if hvd.rank() == 0:
         results = reduced(variables, factors(0, 3))
-        for result, mean in zip(results, average(3, ranks=1), strict=True):
-            np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
+        check(results, average(3, ranks=1))
     hvd.join()
-    for result, mean in zip(reduced(variables, factors(hvd.rank(), 4)), average(4), strict=True):
-        np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
+    check(reduced(variables, factors(hvd.rank(), 4)), average(4))
 
 
 def other_tensors_may_take_all_memory_for_gradients() -> None:
@@ -148,8 +148,8 @@ def other_tensors_may_take_all_memory_for_gradients() -> None:
         optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
         before = [variable.numpy() for variable in variables]
         optimizer.apply(own, variables)
-        for variable, was, mean in zip(variables, before, average(number), strict=True):
-            np.testing.assert_allclose(variable.numpy(), was - mean, rtol=1e-5, atol=1e-4)
+        moved = [was - mean for was, mean in zip(before, average(number), strict=True)]
+        check(variables, moved, 1e-4)
     for number, own in enumerate(kept):
         for mine, alone in zip(own, local(hvd.rank(), number), strict=True):
             np.testing.assert_array_equal(mine.numpy(), alone)

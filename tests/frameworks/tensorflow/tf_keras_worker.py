@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_allocator_cases as allocator_cases
+from all_cases import cases_of
 from raising import raising
 from ranks import report
 
@@ -31,6 +33,17 @@ def sum_of_gradients() -> float:
 
 def optimizers() -> list[Any]:
     return [keras.optimizers.SGD(RATE), keras.optimizers.legacy.SGD(RATE)]
+
+
+def all_copy_what_one_rank_has_to_copy() -> None:
+    variables = [tf.Variable(tf.zeros(shape)) for shape in allocator_cases.SHAPES]
+    with allocator_cases.noting() as noted:
+        for number in range(3):
+            results = allocator_cases.reduced(
+                variables, allocator_cases.factors(hvd.rank(), number)
+            )
+            allocator_cases.check(results, allocator_cases.average(number))
+    assert not noted
 
 
 def every_way_to_step_reduces() -> None:
@@ -144,39 +157,16 @@ def what_is_for_keras_3_refuses() -> None:
         hvdtrain.keras.DistributedOptimizer(keras.optimizers.SGD())
 
 
-def all_copy_what_one_rank_has_to_copy() -> None:
-    variables = [tf.Variable(tf.zeros(shape)) for shape in allocator_cases.SHAPES]
-    with allocator_cases.noting() as noted:
-        for number in range(3):
-            results = allocator_cases.reduced(
-                variables, allocator_cases.factors(hvd.rank(), number)
-            )
-            for result, mean in zip(results, allocator_cases.average(number), strict=True):
-                np.testing.assert_allclose(result.numpy(), mean, rtol=1e-5, atol=1e-5)
-    assert not noted
-
-
-CASES = [
-    all_copy_what_one_rank_has_to_copy,
-    every_way_to_step_reduces,
-    fit_gives_what_one_rank_gives,
-    loss_scales_look_at_reduced_gradients,
-    saved_models_load_without_hvdtrain,
-    functions_with_operations_are_saved,
-    states_go_back,
-    what_is_for_keras_3_refuses,
-]
-
-
-def main() -> None:
+def _main() -> None:
     world = promised_world(os.environ)
     if world is not None and world.rank == 1:
         tf.zeros([])  # before init(), so that this rank has no allocator
     hvd.init()
-    for case in CASES:
+    cases = cases_of(sys.modules[__name__])
+    for case in cases:
         case()
-    report(cases=len(CASES))
+    report(cases=len(cases))
 
 
 if __name__ == "__main__":
-    main()
+    _main()

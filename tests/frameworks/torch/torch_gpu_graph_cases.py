@@ -28,11 +28,8 @@ def train_compiled(backend: str) -> None:
     assert_equals_one_rank(model, momentum, 3)
 
 
-def compiled_for_autograd() -> None:
+def compiled_models() -> None:
     train_compiled("aot_eager")
-
-
-def compiled_for_the_device() -> None:
     if device().type == "cuda":  # on a CPU a compiler of C++ takes too long
         train_compiled("inductor")
 

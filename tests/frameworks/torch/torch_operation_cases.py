@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from math import factorial
 from typing import Any
 
@@ -175,33 +176,34 @@ def arguments_that_make_no_sense() -> None:
 
 
 def ranks_that_differ_are_all_told() -> None:
-    if hvd.size() == 1:
+    """In a first call, and in those after it, which are planned."""
+    n, r = hvd.size(), hvd.rank()
+    if n == 1:
         return
-    r = hvd.rank()
-    differing = {
-        "shape": lambda: hvd.allreduce(torch.ones(3, 4 + (r == 1)), name="fc"),
-        "dtype": lambda: hvd.allreduce(
-            torch.ones(3, dtype=torch.float64 if r == 1 else torch.float32), name="fc"
-        ),
-        "op": lambda: hvd.allreduce(
-            torch.ones(3), name="fc", op=hvd.Sum if r == 1 else hvd.Average
-        ),
-        "root_rank": lambda: hvd.broadcast(torch.ones(3), int(r == 1), "fc"),
-        "shape beyond the first": lambda: hvd.allgather(torch.ones(2, 4 + (r == 1)), "fc"),
-        "operation": lambda: (
-            hvd.broadcast(torch.ones(3), 0, "fc")
-            if r == 1
-            else hvd.allreduce(torch.ones(3), name="fc")
+    ones, other = torch.ones(3, 4), r == 1
+    differing: dict[str, Callable[[str | None], object]] = {
+        "shape": lambda name: hvd.allreduce(torch.ones(3, 4 + other), name=name, op=hvd.Sum),
+        "dtype": lambda name: hvd.allreduce(ones.double() if other else ones, name=name),
+        "op": lambda name: hvd.allreduce(ones, name=name, op=hvd.Sum if other else hvd.Average),
+        "prescale": lambda name: hvd.allreduce(ones, name=name, prescale_factor=1.0 + other),
+        "root_rank": lambda name: hvd.broadcast(ones, int(other), name),
+        "shape beyond the first": lambda name: hvd.allgather(torch.ones(2, 4 + other), name),
+        "operation": lambda name: (
+            hvd.broadcast(ones, 0, name) if other else hvd.allreduce(ones, name=name)
         ),
     }
-    for what, call in differing.items():
-        message = refused(MismatchError, call)
-        assert f"[rank {r}/{hvd.size()}]" in message, message
-        assert "rank 1 sent" in message, message
-        assert "fc" in message, message
-        assert what in message or what == "operation", message
-        total = hvd.allreduce(torch.tensor([float(r)]), op=hvd.Sum).item()
-        assert total == ranks_sum() - hvd.size()
+    for repeats, (what, call) in product((0, 2), differing.items()):
+        for name in ("fc", None) if what in ("shape", "dtype", "op", "prescale") else ("fc",):
+            for dtype, op in product((torch.float32, torch.float64), (hvd.Sum, hvd.Average)):
+                for _ in range(repeats):
+                    total = hvd.allreduce(ones.to(dtype), name=name, op=op)
+                    assert torch.equal(total, ones.to(dtype) * (n if op is hvd.Sum else 1))
+            message = refused(MismatchError, partial(call, name))
+            assert f"[rank {r}/{n}]" in message, message
+            assert "rank 1 sent" in message, message
+            assert (name or "allreduce") in message, message
+            assert what in message or what == "operation", message
+    assert hvd.allreduce(torch.tensor([float(r)]), op=hvd.Sum).item() == ranks_sum() - n
 
 
 def initialised_again() -> None:
@@ -217,29 +219,6 @@ def initialised_again() -> None:
     assert before == (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
     hvd.barrier()
-
-
-def a_repeated_operation_that_differs() -> None:
-    if hvd.size() == 1:
-        return
-    n, r = hvd.size(), hvd.rank()
-    ones = torch.ones(3)
-    differing: dict[str, Callable[[str | None], torch.Tensor]] = {
-        "dtype": lambda name: hvd.allreduce(ones.double() if r else ones, name=name),
-        "shape": lambda name: hvd.allreduce(torch.ones(4 if r else 3), name=name),
-        "op": lambda name: hvd.allreduce(ones, name=name, op=hvd.Sum if r else hvd.Average),
-        "prescale": lambda name: hvd.allreduce(ones, name=name, prescale_factor=1.0 + r),
-    }
-    for name in ("kept", None):
-        for what, call in differing.items():
-            for dtype in (torch.float32, torch.float64):
-                for op, expected in ((hvd.Sum, n), (hvd.Average, 1)):
-                    total = hvd.allreduce(torch.ones(3, dtype=dtype), name=name, op=op)
-                    assert total.tolist() == [expected] * 3
-            message = refused(MismatchError, partial(call, name))
-            subject = f"allreduce {name!r}" if name else "allreduce"
-            assert f"[rank {r}/{n}] {subject}: rank 0 sent {subject} (" in message, message
-            assert what in message, message
 
 
 def numbers_of_operations_in_other_threads() -> None:

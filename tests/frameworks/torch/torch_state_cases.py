@@ -47,16 +47,16 @@ def tensors_of(rank: int) -> dict[str, torch.Tensor]:
         "scalar": torch.tensor(float(rank)),
         "empty": torch.empty(0, 3),
     }
-    types: tuple[str, ...] = (
+    types = [
         "float8_e4m3fn",
         "float8_e5m2",
         "bfloat16",
         "uint16",
         "uint64",
         "complex64",
+        "complex32",
         "bool",
-    )
-    types = (*types, "complex32")
+    ]
     return kinds | {f"as {name}": dense.to(getattr(torch, name)) for name in types}
 
 
