@@ -48,14 +48,8 @@ def tensors_of(rank: int) -> dict[str, torch.Tensor]:
         "empty": torch.empty(0, 3),
     }
     types = [
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "bfloat16",
-        "uint16",
-        "uint64",
-        "complex64",
-        "complex32",
-        "bool",
+        *("float8_e4m3fn", "float8_e5m2", "bfloat16", "uint16", "uint64"),
+        *("complex64", "complex32", "bool"),
     ]
     return kinds | {f"as {name}": dense.to(getattr(torch, name)) for name in types}
 
