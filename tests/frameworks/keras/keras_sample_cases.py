@@ -20,6 +20,49 @@ import hvdtrain.keras as hvd
 from hvdtrain.keras import fitting
 
 
+def uneven_batches_are_normalized_as_one() -> str | None:
+    """By fit, in a step that is traced, and in an eager loop that says what a batch weighs."""
+    if keras.backend.backend() != "tensorflow":
+        return None
+    tf = importlib.import_module("tensorflow")
+    own_layer = importlib.import_module("hvdtrain.tensorflow").SyncBatchNormalization
+    size, rank, random = hvd.size(), hvd.rank(), np.random.default_rng(4)
+    ends = [sum(range(2, r + 2)) for r in range(size + 1)]  # rank r has r + 2 rows
+    x, y = (random.normal(size=(ends[-1], n)).astype("f4") + 1 for n in (3, 1))
+    mine = slice(ends[rank], ends[rank + 1])
+
+    def train(together: bool, by_fit: bool) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        layer = own_layer if together else keras.layers.BatchNormalization
+        # Without variables no optimizer is known to be its own.
+        normalization = layer(center=by_fit, scale=by_fit)
+        layers = [keras.layers.Dense(4), normalization, keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input([3]), *layers])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer) if together else optimizer
+        rows = mine if together else slice(None)
+        if by_fit:
+            model.compile(optimizer, loss="mse")
+            model.fit(Batches([(x[rows], y[rows])] * 2), verbose=0)
+            return list(model.weights)
+        for _ in range(2):
+            if together:
+                optimizer.sample_weight = len(x[rows])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x[rows], training=True) - y[rows]))
+            optimizer.apply(
+                tape.gradient(loss, model.trainable_variables), model.trainable_variables
+            )
+        return list(model.weights)
+
+    found = [train(True, by_fit) for by_fit in (True, False)]
+    for weights, by_fit in zip(found, (True, False), strict=True):
+        assert_close(weights, train(False, by_fit), rtol=1e-4)
+    with raising(ValueError):
+        own_layer(fused=True)
+    return digest([*found[0], *found[1]])
+
+
 def a_weight_that_a_traced_function_would_keep_is_refused() -> None:
     backend, optimizer = keras.backend.backend(), hvd.DistributedOptimizer(keras.optimizers.SGD())
     if backend == "torch":  # which traces nothing
@@ -212,46 +255,3 @@ def weights_that_nobody_knows_are_warned_of() -> str:
         with raising(ValueError, text="optimizer.sample_weight is a function, which only fit"):
             stepped(optimizer, own, 1)
     return digest([kernel, also])
-
-
-def uneven_batches_are_normalized_as_one() -> str | None:
-    """By fit, in a step that is traced, and in an eager loop that says what a batch weighs."""
-    if keras.backend.backend() != "tensorflow":
-        return None
-    tf = importlib.import_module("tensorflow")
-    own_layer = importlib.import_module("hvdtrain.tensorflow").SyncBatchNormalization
-    size, rank, random = hvd.size(), hvd.rank(), np.random.default_rng(4)
-    ends = [sum(range(2, r + 2)) for r in range(size + 1)]  # rank r has r + 2 rows
-    x, y = (random.normal(size=(ends[-1], n)).astype("f4") + 1 for n in (3, 1))
-    mine = slice(ends[rank], ends[rank + 1])
-
-    def train(together: bool, by_fit: bool) -> list[Any]:
-        keras.utils.set_random_seed(1)
-        layer = own_layer if together else keras.layers.BatchNormalization
-        # Without variables no optimizer is known to be its own.
-        normalization = layer(center=by_fit, scale=by_fit)
-        layers = [keras.layers.Dense(4), normalization, keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input([3]), *layers])
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer = hvd.DistributedOptimizer(optimizer) if together else optimizer
-        rows = mine if together else slice(None)
-        if by_fit:
-            model.compile(optimizer, loss="mse")
-            model.fit(Batches([(x[rows], y[rows])] * 2), verbose=0)
-            return list(model.weights)
-        for _ in range(2):
-            if together:
-                optimizer.sample_weight = len(x[rows])
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(model(x[rows], training=True) - y[rows]))
-            optimizer.apply(
-                tape.gradient(loss, model.trainable_variables), model.trainable_variables
-            )
-        return list(model.weights)
-
-    found = [train(True, by_fit) for by_fit in (True, False)]
-    for weights, by_fit in zip(found, (True, False), strict=True):
-        assert_close(weights, train(False, by_fit), rtol=1e-4)
-    with raising(ValueError):
-        own_layer(fused=True)
-    return digest([*found[0], *found[1]])
