@@ -19,7 +19,6 @@ QUIET = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "PYTHONWARNINGS": "ignore"}
 
 
 def run(program: str, backend: str, np: int, folder: Path, python: Path | None = None) -> str:
-    """Run a program of the page on a backend, and return what it printed."""
     begin = START if backend == "hvdtrain" else "import torch\n"
     if backend == "gloo" and program == TRANSFORMERS:
         begin += 'torch.distributed.init_process_group("gloo")\n'  # it asks for the size early

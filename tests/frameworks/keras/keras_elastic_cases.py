@@ -32,7 +32,6 @@ def own_state(**values: Any) -> Any:
 
 
 def fit_of(state: Any, epochs: int, *callbacks: Any) -> list[tuple[int, int]]:
-    """Fit the model of a state with Horovod's callbacks, and return what was committed."""
     x, y = (array.reshape(-1, array.shape[-1])[: 2 * STEPS] for array in data())
     commits = Commits(state)
     updates = [

@@ -27,7 +27,6 @@ STEPS = 4
 
 
 def digest(variables: Any) -> str:
-    """Return a hash of the bits of variables."""
     data = b"".join(np.asarray(keras.ops.convert_to_numpy(v)).tobytes() for v in variables)
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -49,7 +48,6 @@ def mean_gradients(step: int, shapes: Any = SHAPES) -> list[Array]:
 
 
 def stepped(optimizer: Any, of: Callable[[int], list[Array]], steps: int = STEPS) -> list[Any]:
-    """Return variables after steps on these gradients."""
     random = np.random.default_rng(0)
     variables = [keras.Variable(random.normal(size=shape).astype(np.float32)) for shape in SHAPES]
     apply = optimizer.apply

@@ -110,8 +110,6 @@ class Several(Regression):
 
 
 class Adversaries(Regression):
-    """Two optimizers, stepped by hand, one of them on accumulated gradients."""
-
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False

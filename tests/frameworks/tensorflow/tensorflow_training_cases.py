@@ -26,7 +26,6 @@ STEPS = 3
 
 
 def digest(variables: Any) -> str:
-    """Return a hash of the bits of variables."""
     data = b"".join(np.asarray(tf.convert_to_tensor(v)).tobytes() for v in variables)
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 

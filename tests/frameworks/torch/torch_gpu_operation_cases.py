@@ -24,7 +24,6 @@ def ramp(rank: int, *shape: int) -> torch.Tensor:
 
 
 def all_ramps(*shape: int) -> torch.Tensor:
-    """Return what all ranks give, in float64, one after the other."""
     return torch.stack([ramp(rank, *shape).double() for rank in range(hvd.size())])
 
 

@@ -25,7 +25,6 @@ INTEGERS = (
 
 
 def mine(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Return rank + 1 everywhere, plus the position."""
     count = int(torch.tensor(shape).prod())
     return (torch.arange(count) + hvd.rank() + 1).reshape(shape).to(dtype)
 

@@ -31,7 +31,6 @@ from hvdtrain.errors import MismatchError
 
 
 def scaled_late(parameter: torch.Tensor) -> None:
-    """Multiply a gradient by rank + 1, some time after it has been accumulated."""
     time.sleep(0.02)
     grad_of(parameter).mul_(hvd.rank() + 1)
 

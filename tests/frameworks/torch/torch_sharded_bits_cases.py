@@ -37,7 +37,6 @@ def build_odd(dtype: torch.dtype) -> Model:
 
 
 def kinds() -> Iterator[Callable[[Model], torch.optim.Optimizer]]:
-    """Yield functions that make an optimizer with groups of settings."""
     for kind, all_settings in MAKES.items():
         for settings in all_settings:
 
@@ -57,7 +56,6 @@ def trained(
     step_of: Step,
     passes: int = 1,
 ) -> tuple[list[torch.Tensor], dict[str, Any], bool]:
-    """Return weights, state, and whether the kernel has taken the steps."""
     model = build_odd(dtype)
     optimizer = wrapped(
         lambda _: make(model), model, sharded=sharded, backward_passes_per_step=passes

@@ -62,7 +62,6 @@ def pair(make: Make, dtype: torch.dtype = torch.float64) -> list[tuple[Model, An
 
 
 def state_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return the largest difference between the states of two optimizers, else alike."""
     assert one["param_groups"] == other["param_groups"]
     assert one["state"].keys() == other["state"].keys()
     largest = 0.0
@@ -81,7 +80,6 @@ def state_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def in_node_memory(optimizer: hvd.DistributedOptimizer) -> bool:
-    """Return whether ranks share the memory of weights and state."""
     exchange = gradients_of(optimizer).buckets.exchange
     return isinstance(exchange, ShardedExchange) and isinstance(exchange.slices, Slices)
 

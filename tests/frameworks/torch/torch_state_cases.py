@@ -24,7 +24,6 @@ warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
 
 
 def tensors_of(rank: int) -> dict[str, torch.Tensor]:
-    """Return tensors of every kind with the values of a rank."""
     dense = torch.diag(torch.arange(1.0, 4.0)).roll(rank, 0) * (rank + 1)
     blocks = torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)) * (rank + 1)
     kinds = {

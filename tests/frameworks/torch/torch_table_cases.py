@@ -83,14 +83,12 @@ def fresh(name: str, members: ProcessSet = global_process_set) -> Exchange:
 
 
 def refusal(error: Exception, *parts: str) -> str:
-    """Check that a refusal is one line that has these parts."""
     assert "\n" not in str(error), error
     assert all(part in str(error) for part in parts), error
     return REFUSED
 
 
 def in_turn(outcomes: Sequence[str]) -> str:
-    """Return what was found in one step after the other."""
     return ", then ".join(dict.fromkeys(outcomes))
 
 

@@ -37,7 +37,6 @@ def set_clock(rank: int) -> Callable[[], float]:
 
 
 def timed(call: Callable[[], None], ahead: Callable[[], float]) -> dict[str, object]:
-    """Return how long a call takes, and by how much the clock was ahead before and after it."""
     before, began = ahead(), time.perf_counter()
     call()
     return {"seconds": time.perf_counter() - began, "ahead": [before, ahead()]}

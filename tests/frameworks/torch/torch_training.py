@@ -49,7 +49,6 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
-    """Return normal numbers, the same on every rank and device, in float64."""
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.randn(*shape, generator=generator, device="cpu")
     return numbers.double().to(torch.get_default_device())
@@ -147,7 +146,6 @@ def mean_of_ranks() -> float:
 
 
 def refused(kind: type[Exception], call: Callable[[], object]) -> str:
-    """Return the message of the error that `call` must raise."""
     try:
         call()
     except kind as error:
@@ -156,7 +154,6 @@ def refused(kind: type[Exception], call: Callable[[], object]) -> str:
 
 
 def warned(kind: type[Warning], call: Callable[[], object]) -> str:
-    """Return the text of the one warning that `call` must give."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()

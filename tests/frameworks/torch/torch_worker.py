@@ -80,8 +80,6 @@ def run(job: str) -> dict[str, object]:
 
 
 class Jobs(dict[str, Callable[[], object]]):
-    """All that can be asked for."""
-
     def __missing__(self, job: str) -> Callable[[], object]:
         return lambda: run(job)
 
