@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ from hvdtrain.world import promised_world
 
 keras = tf.keras
 RATE = 0.25
-
-# Of rank r, whose gradient is r + 1 for each weight that it steps on once.
-Step = Callable[[Any, tf.Variable], None]
 
 
 def sum_of_gradients() -> float:

@@ -62,10 +62,6 @@ class Alone:
         self.optimizers = [self._make(parameters(model)) for model in self.models]
 
 
-def sgd(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(own, lr=0.1)
-
-
 def adam(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """Return AdamW, which DiLoCo has within."""
     return torch.optim.AdamW(own, lr=0.01)
