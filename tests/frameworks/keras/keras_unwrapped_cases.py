@@ -58,6 +58,17 @@ def warnings_of(
     return said.getvalue().splitlines()
 
 
+def weights_that_differ_are_told() -> None:
+    """Once, on rank 0."""
+    x = np.ones([8, 3], np.float32)
+    for seed, expected in ((0, 0), (hvd.rank(), hvd.size() > 1 and hvd.rank() == 0)):
+        model = dense_model(seed)
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        fit = partial(model.fit, x, x[:, :2], batch_size=2, epochs=2, verbose=0)
+        said = [line for line in logged(fit) if WEIGHTS_DIFFER in line]
+        assert len(said) == expected, said
+
+
 def plain_optimizers_are_warned_of() -> None:
     """Once, on rank 0, where there are others."""
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
@@ -99,14 +110,3 @@ def layers_of_another_distribution_are_warned_of() -> None:
         said = warnings_of(hvd.DistributedOptimizer(keras.optimizers.SGD()), layers=layers)
         found = [line for line in said if "hvdtrain.tensorflow.SyncBatchNormalization()" in line]
         assert len(found) == (synchronized and hvd.size() > 1 and hvd.rank() == 0), said
-
-
-def weights_that_differ_are_told() -> None:
-    """Once, on rank 0."""
-    x = np.ones([8, 3], np.float32)
-    for seed, expected in ((0, 0), (hvd.rank(), hvd.size() > 1 and hvd.rank() == 0)):
-        model = dense_model(seed)
-        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
-        fit = partial(model.fit, x, x[:, :2], batch_size=2, epochs=2, verbose=0)
-        said = [line for line in logged(fit) if WEIGHTS_DIFFER in line]
-        assert len(said) == expected, said
