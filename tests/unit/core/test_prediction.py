@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hvdtrain_bench.scaling.paper import Work, step_seconds
-from hvdtrain_bench.scaling.scheme import allreduce_seconds, fit_link
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
@@ -32,10 +30,8 @@ from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.measured_costs import StepTimes, rehearse
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
-from hvdtrain.core.gradients.communicators import Communicators
-from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
+from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
-from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 
 FREE = AllreduceCost(0.0, float("inf"))
@@ -65,27 +61,6 @@ def average(plan: BucketPlan) -> Method:
 def on_link(link: AllreduceCost, plan: BucketPlan, *methods: Method, owners: int = 1) -> Measured:
     ready = tuple(0.001 * (1 + number) for number in range(len(plan.buckets)))
     return Measured(2, owners, link, FREE, ready, (average(plan), *methods))
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_average_is_predicted_as_bench_scaling_does(ranks: int) -> None:
-    """With the link that the same times give there."""
-    cost = AllreduceCost(1e-4, 1e8)
-    points = [(nbytes, cost.seconds(nbytes)) for nbytes in (0, 1 << 20)]
-    link = fit_link("link", ranks, points)
-    plan = plan_of([300_000, 10_000, 500_000, 7, 200_000], 1 << 20)
-    measured = on_link(cost, plan)
-    buckets = [bucket.nbytes for bucket in plan.buckets]
-    forward, backward = 0.0004, measured.ready_seconds[-1] - 0.0004
-    pairs = zip(buckets, measured.ready_seconds, strict=True)
-    ready = tuple((nbytes, at - forward) for nbytes, at in pairs)
-    expected = step_seconds(
-        Work("model", forward, backward, 0.0, ready),
-        ranks,
-        lambda nbytes: allreduce_seconds(ranks, nbytes, link),
-    )
-    assert predict(measured, plan, [0] * 5).seconds == pytest.approx(expected)
-    assert predict(measured, plan, [0] * 5).sent_bytes == sum(buckets)  # 2 (n - 1) / n is 1
 
 
 def test_owners_and_the_node_have_their_share() -> None:
@@ -217,20 +192,6 @@ def test_buckets_are_timed_from_the_end_of_the_step_before() -> None:
     assert times.median_seconds() == 10.5
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("auto:allow=diloco", "name must be one of half, nbit, powersgd, topk"),
-        ("auto:allow=nbit:bits=3", "bits must be 1, 2, 4 or 8, got 3"),
-        ("auto:allow=half+nbit:bits=2/rank=1", "one of bits, block, per_rank, got 'rank=1'"),
-        ("auto:steps=0", "steps must be at least 1, got 0"),
-    ],
-)
-def test_wrong_options_are_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_exchange(text)
-
-
 def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
     given: tuple[Exchange, ...] = (LocalSGD(2), AllreduceExchange())
     for each in given:
@@ -247,32 +208,3 @@ def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
     specs = make_exchange("auto:allow=nbit:bits=2/block=64+average+topk,steps=3").spec
     assert specs.startswith("auto:steps=3 of allreduce:op=average")
     assert "or nbit:bits=2,block=64 or topk:ratio=0.01" in specs
-
-
-class Planned(HalfExchange):
-    """Half types, which note the plan."""
-
-    plan = BucketPlan((), (), 0, 0)
-
-    def prepare(self, plan: BucketPlan) -> None:
-        self.plan = plan
-
-    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
-        assert bucket.specs is self.plan.specs
-
-
-def test_what_was_chosen_is_prepared_for_later_plans() -> None:
-    auto = AutoExchange([Planned()])
-    auto.load(ExchangeState({"auto choice": np.array([1, 1])}))
-    for count in (4, 8):
-        plan = plan_of([count], 1 << 10)
-        auto.prepare(plan)
-        buffer = Buffer.from_array(np.ones(count, np.float32))
-        bucket = FilledBucket(0, buffer, plan.buckets[0], plan.specs)
-        auto.reduce(bucket, StepInfo(0, 1), Communicators.flat(LocalCommunicator()))
-
-
-def test_measurements_of_other_exchanges_are_refused() -> None:
-    plan = plan_of([8], 1 << 10)
-    with pytest.raises(ValueError, match="must have the methods average, half"):
-        AutoExchange("half", measured=on_link(FREE, plan))

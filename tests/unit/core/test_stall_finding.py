@@ -11,7 +11,6 @@ from hvdtrain.core.stall import (
     Wait,
     describe,
     find_stalls,
-    stalls_of_one,
 )
 from hvdtrain.topology import Topology
 
@@ -63,12 +62,6 @@ def test_markers_count_once_and_only_if_nothing_else_is_stalled() -> None:
     assert lines(left, left, [], []) == ["leave the job for 90 s: ranks 0, 1 wait for ranks 2, 3"]
     (line,) = lines(left, left, [wait(SUM, 70)], [])
     assert line.startswith("allreduce 'a'")
-
-
-def test_what_one_rank_knows_by_itself() -> None:
-    waits = [wait(SUM, 70), wait(Request("broadcast", "b"), 5), wait(LEAVE, 80)]
-    (stall,) = stalls_of_one(2, 4, waits, 60, "nothing is known")
-    assert describe(stall) == "allreduce 'a' for 70 s: rank 2 waits, and nothing is known"
 
 
 def test_a_stall_is_reported_once_in_a_period(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hvdtrain.core.agreement.operation import BucketTimes, Marker
+from hvdtrain.core.agreement.operation import Marker
 from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.timeline.events import bucket_phases, operation_phases
 from hvdtrain.core.timeline.file import TimelineError, merge_pieces, usable_path, write
 from hvdtrain.core.timeline.piece import (
     GrowingFile,
@@ -23,7 +20,6 @@ from hvdtrain.core.timeline.piece import (
     earlier_path,
     find_pieces,
     piece_path,
-    read_events,
     remove_pieces,
 )
 from hvdtrain.core.timeline.recorder import History
@@ -37,7 +33,6 @@ from hvdtrain.core.timeline.times import (
     Records,
     RecoveryTimes,
     offset,
-    root_clock,
 )
 from hvdtrain.engines.local import LocalCommunicator
 
@@ -59,59 +54,6 @@ def test_the_narrowest_barriers_bound_an_offset() -> None:
     low, high = 50.0 - 0.1, 50.0 + 0.3
     assert middle == pytest.approx((low + high) / 2)
     assert error == pytest.approx((high - low) / 2)
-
-
-def test_an_offset_that_may_be_zero_is_zero() -> None:
-    root = np.array([[10.0, 10.1]])
-    assert offset(root + 0.05, root)[0] == 0.0
-    assert offset(root + 0.15, root)[0] == pytest.approx(0.15)
-
-
-def test_the_error_of_an_offset_is_the_distance_to_the_farther_bound() -> None:
-    root = np.array([[0.0, 0.1]])
-    assert offset(np.array([[0.08, 0.18]]), root) == pytest.approx((0.0, 0.18))
-    # Between the barriers the clock has gained more than they take, so that the bounds cross.
-    root = np.array([[0.0, 0.1], [10.0, 10.1]])
-    own = root + np.array([[1.0], [1.5]])
-    assert offset(own, root) == pytest.approx((1.25, 0.15))
-
-
-def test_drift_is_even() -> None:
-    """A clock that runs at 1 + 1e-3 of rank 0's, and was 7 s ahead when that was at 0."""
-
-    def own(root: float) -> float:
-        return root * (1 + 1e-3) + 7.0
-
-    start, stop = (Reading(own(t), own(t) - t, 0.0) for t in (1000.0, 3000.0))
-    clock = root_clock(start, stop)
-    for moment in (1000.0, 1234.5, 3000.0):
-        assert clock(own(moment)) == pytest.approx(moment, abs=1e-9)
-    assert root_clock(start, start)(own(1000.0)) == pytest.approx(1000.0)
-
-
-@pytest.mark.parametrize(
-    ("times", "phases"),
-    [
-        (operation(1, 1, 3, 3, ended=4), [("negotiation", 1, 3), ("moving", 3, 4)]),
-        (
-            operation(1, 2, 3, 5, ended=6),
-            [("queue", 1, 2), ("negotiation", 2, 3), ("queue", 3, 5), ("moving", 5, 6)],
-        ),
-        (operation(1, 2, ended=6), [("queue", 1, 2), ("negotiation", 2, 6)]),
-        (operation(1, ended=6), [("queue", 1, 6)]),
-        (operation(1, 1, 1, 1, ended=1), [("negotiation", 1, 1), ("moving", 1, 1)]),
-    ],
-)
-def test_phases_of_an_operation(
-    times: OperationTimes, phases: list[tuple[str, float, float]]
-) -> None:
-    assert operation_phases(times) == phases
-
-
-def test_phases_of_a_bucket() -> None:
-    early, late = BucketTimes(0, 8, 3, 1, 4, 5), BucketTimes(0, 8, 1, 3, 4, 5)
-    assert bucket_phases(early) == [("queue", 1, 4), ("moving", 4, 5)]
-    assert bucket_phases(late) == [("waiting", 1, 3), ("queue", 3, 4), ("moving", 4, 5)]
 
 
 def times_of(operations: Records[OperationTimes]) -> RankRecords:
@@ -183,16 +125,6 @@ def test_paths_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "it.json"
-    path.write_text("old")
-    link = tmp_path / "link.json"
-    link.symlink_to(path)
-    assert usable_path(str(link)) == str(path.resolve())
-    assert path.read_text() == "old"
-    assert written(path, times_of(Records()))
-
-
 def test_losses_and_joinings_of_ranks_are_marked(tmp_path: Path) -> None:
     recording = Recording("", False, CLOCK, CLOCK.at_seconds)
     recording.times.recoveries.append(RecoveryTimes(101.0, 101.5, (1, 2), 4))
@@ -204,43 +136,12 @@ def test_losses_and_joinings_of_ranks_are_marked(tmp_path: Path) -> None:
     ]
 
 
-NAMES = st.lists(st.text(max_size=30), max_size=4)
-
-
 def events(names: list[str], kind: str = "X") -> list[dict[str, Any]]:
     return [{"name": name, "ph": kind} for name in names]
 
 
 def names_in(path: Path) -> list[str]:
     return [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=5))
-def test_it_is_whole_after_each_write(
-    tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[list[str], list[str]]]
-) -> None:
-    path = tmp_path_factory.mktemp("growing") / "it.json"
-    file = GrowingFile(str(path), {"a note": "[]"})
-    lasting: list[str] = []
-    for stay, pass_ in writes:
-        file.write(events(stay), events([*pass_, "last"]))
-        lasting += stay
-        assert names_in(path) == [*lasting, *pass_, "last"]
-        with open(path, encoding="utf-8") as lines:
-            assert list(read_events(lines)) == events([*lasting, *pass_, "last"])
-    file.close()
-    assert json.loads(path.read_text())["otherData"] == {"a note": "[]"}
-
-
-def test_a_file_whose_last_write_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = Path(piece_path(str(tmp_path / "it.json"), 0))
-    file = GrowingFile(str(path), {})
-    file.write(events(["a", "b" * 100]), events(["passing"]))
-    file.close()
-    path.write_text(path.read_text()[:150])
-    merge_pieces(str(tmp_path / "it.json"), str(tmp_path / "out.json"))
-    assert names_in(tmp_path / "out.json") == ["a"]
 
 
 def test_one_that_grows_too_large_keeps_its_end(tmp_path: Path) -> None:
