@@ -15,10 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import load_file
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
@@ -80,17 +76,6 @@ def test_what_is_read_outlives_the_file(tmp_path: Path) -> None:
     content = load_checkpoint(path, "pt")
     path.write_bytes(bytes(path.stat().st_size))
     assert torch.equal(content["model"]["w"], torch.arange(5.0))
-
-
-def test_others_can_open_it(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, 3, 20, CONTENT, "pt")
-    assert path.name.startswith("checkpoint-0003+20-")
-    assert torch.equal(load_file(path)["model/w"], torch.arange(5.0))
-    with safe_open(path, framework="pt") as file:
-        assert file.metadata()["format"] == "pt"
-        assert file.get_tensor("model/half").dtype == torch.bfloat16
-    content = load_checkpoint(path, "pt")
-    assert (content["epoch"], content["loss"]) == (3, float("inf"))
 
 
 def test_a_flipped_bit_of_any_byte_and_every_cut_is_noticed(tmp_path: Path) -> None:
@@ -156,33 +141,6 @@ def test_what_fails_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-TENSORS = [
-    torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
-    torch.tensor(2.5),
-    torch.zeros(0, 3, dtype=torch.float64),
-    np.array([7, 2**32 - 1], np.uint32),
-    np.array(True),
-]
-KEYS = st.one_of(st.text(max_size=3), st.integers(-3, 3), st.sampled_from(["$tensor", "a/b", ""]))
-LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=4),
-    st.sampled_from(TENSORS),
-)
-CONTENTS = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(KEYS, inner, max_size=3),
-    ),
-    max_leaves=12,
-)
-
-
 def assert_same(one: Any, other: Any) -> None:
     """Check for equal types and values all the way down; tensors are the very same."""
     assert type(one) is type(other)
@@ -202,15 +160,13 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-@settings(deadline=None)
-@given(CONTENTS)
-def test_what_is_taken_apart_comes_together_again(content: Any) -> None:
-    tensors, skeleton = flatten(content)
-    text = json.dumps(skeleton, allow_nan=False)
-    assert_same(content, unflatten(json.loads(text), tensors))
-    for name in tensors:
-        name.encode()  # a name is text that any program can read
-        assert name != "__metadata__"
+def test_what_is_taken_apart_comes_together_again() -> None:
+    """Whatever keys there are, and what JSON has no words for."""
+    tensors = torch.arange(6, dtype=torch.bfloat16), np.array([7, 2**32 - 1], np.uint32)
+    odd = {"$tensor": 1, "a/b": tensors[0], "": [], 3: (None, -0.0), "$dict": {"a": {"b": ()}}}
+    content = {"a": [tensors[0], {"b": tensors[1]}], "odd": odd, "inf": [math.nan, -math.inf]}
+    found, skeleton = flatten(content)
+    assert_same(content, unflatten(json.loads(json.dumps(skeleton, allow_nan=False)), found))
 
 
 def test_what_stands_for_something_plain_becomes_it() -> None:
@@ -230,12 +186,6 @@ def test_what_stands_for_something_plain_becomes_it() -> None:
 def test_what_cannot_be_kept_is_named(content: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         flatten(content)
-
-
-@pytest.mark.parametrize("skeleton", [{"$tensor": "x"}, {"$new": 1}, {"$tuple": 1}, {"$dict": 5}])
-def test_a_skeleton_that_is_none_is_refused(skeleton: Any) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError)):
-        unflatten(skeleton, {})
 
 
 def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:
@@ -258,19 +208,6 @@ def test_the_best_one_is_a_way_back_too(tmp_path: Path) -> None:
     assert newest_good(tmp_path, "np").path == best
 
 
-def test_there_is_one_best(tmp_path: Path) -> None:
-    assert best_file(tmp_path) is None
-    first = mark_best(save(tmp_path, 1))
-    second = save(tmp_path, 2)
-    assert best_file(tmp_path) == first
-    best = mark_best(second)
-    assert mark_best(second) == best
-    assert best_file(tmp_path) == best
-    assert not first.exists()
-    assert load_checkpoint(best, "np")["epoch"] == 2
-    assert places(tmp_path) == [(2, 0), (1, 0)]
-
-
 def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:  # as FAT and some network file systems do
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -279,18 +216,6 @@ def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     best = mark_best(save(tmp_path, 1))
     assert load_checkpoint(best, "np")["epoch"] == 1
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_the_last_ones_and_the_best_one_stay(tmp_path: Path) -> None:
-    for epoch in range(1, 6):
-        written = save(tmp_path, epoch)
-        if epoch == 2:
-            mark_best(written)
-        remove_old(written, keep=2)
-    assert places(tmp_path) == [(5, 0), (4, 0)]
-    best = best_file(tmp_path)
-    assert best is not None
-    assert load_checkpoint(best, "np")["epoch"] == 2
 
 
 def test_damaged_ones_do_not_push_out_the_good_one(tmp_path: Path) -> None:

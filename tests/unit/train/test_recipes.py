@@ -133,8 +133,6 @@ def test_label_smoothing() -> None:
         (digits.recipe, {"label_smoothing": 1.0}, "label_smoothing must be .* below 1, got 1.0"),
         (imagefolder.recipe, {"size": 8, "crop": 9}, "crop must be from 1 to size, got crop 9"),
         (synthetic.recipe, {"shape": "3x32"}, "shape must be like 3x32x32 or 100, got '3x32'"),
-        (synthetic.recipe, {"shape": "axb"}, "shape must be like 3x32x32 or 100, got 'axb'"),
-        (synthetic.recipe, {"shape": "0"}, "shape must be at least 1, got 0"),
         (mnist.recipe, {}, "mnist needs --data-dir DIR, with train-images-idx3-ubyte"),
     ],
 )
@@ -234,13 +232,9 @@ def free(width: int = 3, **rest):
         ("width=1", {"data_dir": Path("d")}, ["--data-dir d", "takes no data_dir"]),
         ("data_dir: Path", {"set": {"data_dir": "d"}}, ["say --data-dir instead"]),
         ("a: int", {"set": {"a": "x"}}, ["--set a must be a whole number, got 'x'"]),
-        ("a: int", {"set": {"a": "1.5"}}, ["--set a must be a whole number, got '1.5'"]),
         ("a: int", {"set": {"a": True}}, ["--set a must be a whole number, got True"]),
-        ("a: int", {"set": {"a": None}}, ["--set a must be a whole number, got None"]),
         ("a: int", {"set": {"a": ["1"]}}, ["--set a must be a whole number, got ['1']"]),
-        ("a: float", {"set": {"a": "fast"}}, ["--set a must be a number, got 'fast'"]),
         ("a: bool", {"set": {"a": "1"}}, ["--set a must be true or false, got '1'"]),
-        ("a=False", {"set": {"a": "maybe"}}, ["--set a must be true or false, got 'maybe'"]),
         ("a: str", {"set": {"a": 1}}, ["--set a must be text, got 1"]),
         ("a: int | None", {"set": {"a": "x"}}, ["--set a must be a whole number or none"]),
         ("a: Literal['b', 'c']", {"set": {"a": "d"}}, ["--set a must be one of b, c, got 'd'"]),
@@ -263,10 +257,8 @@ def test_bad_arguments_of_a_file(
     ("body", "words"),
     [
         ("def recpie(): pass", ["has no function recipe: did you mean recpie?"]),
-        ("def f(): pass", ["has no function recipe: it has made_from, f"]),
         ("recipe = made_from()", ["recipe in", "is a Recipe: write a function that returns"]),
         ("def recipe(): pass", [":recipe returned None, expected a", "Recipe"]),
-        ("def recipe(): return 3", [":recipe returned a int, expected a", "Recipe"]),
         ("def recipe(:\n  pass", ["it.py:13: invalid syntax"]),
         ("\n  x = 1", ["it.py:14: ", "indent"]),
         ("import neighbour_a", ["neighbour_a.py:2: "]),
@@ -333,14 +325,6 @@ def test_what_the_users_code_raises_is_not_bad_input(tmp_path: Path) -> None:
             "from hvdtrain.errors import UsageError\n"
             "def recipe(): raise UsageError('no data here')",
         )
-
-
-def test_built_in_recipes() -> None:
-    assert load_recipe(TrainOptions(set={"label_smoothing": "0.1"}))().model is not None
-    with pytest.raises(UsageError, match="--set width: recipe digits has no such argument"):
-        load_recipe(TrainOptions(set={"width": "3"}))
-    with pytest.raises(UsageError, match="recipe digits takes no data_dir"):
-        load_recipe(TrainOptions(data_dir=Path("d")))
 
 
 def test_the_command_line(tmp_path: Path) -> None:

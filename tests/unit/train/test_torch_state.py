@@ -14,8 +14,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.saver import Saver, newest_good
-from hvdtrain.train.run import weights_digest
 from hvdtrain.train.torch.state import TorchTrainingState, require_savable
 
 
@@ -104,33 +102,6 @@ def test_a_snapshot_is_of_the_moment_it_was_taken() -> None:
     for state in training.optimizer.state.values():
         state["exp_avg"].fill_(7)
     assert_same(expected, snapshot.content())
-
-
-def test_the_memory_of_snapshots_is_used_again() -> None:
-    training = Training()
-    training.step(0)
-    training.state.reserve()
-    places = [
-        {name: t.data_ptr() for name, t in training.state.snapshot().content()["model"].items()}
-        for _ in range(2)
-    ]
-    assert places[0] == places[1]
-
-
-def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    whole, saver = Training(), Saver(tmp_path, keep=2)
-    for step in range(8):
-        if step in (2, 5):
-            saver.save(0, step, whole.state, {"epoch": 0})
-        whole.step(step)
-    saver.finish()
-    resumed = Training(seed=9)
-    content = newest_good(tmp_path, "pt").content
-    resumed.state.load(content)
-    for step in range(5, 8):
-        resumed.step(step)
-    assert weights_digest(resumed.state.weights()) == weights_digest(whole.state.weights())
-    assert_same(whole.content(), resumed.content())
 
 
 def test_other_extras_are_refused() -> None:

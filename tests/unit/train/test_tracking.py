@@ -22,7 +22,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.tracking.tracker import RunInfo, masked, metric_values, rank_values
-from hvdtrain.train.tracking.trackers import Trackers, open_trackers, tracker_names
+from hvdtrain.train.tracking.trackers import open_trackers, tracker_names
 
 
 def facts(directory: Path, resumed_step: int | None = None) -> RunInfo:
@@ -127,27 +127,6 @@ def test_bad_names_and_missing_packages(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UsageError, match=r"wandb needs .* not installed: pip install wandb$"):
         open_trackers("tensorboard, wandb", facts(tmp_path))
     assert list(tmp_path.iterdir()) == []  # found before anything was begun
-
-
-def test_a_second_end_does_nothing() -> None:
-    class Deaf:
-        def log(self, values: object, step: int, seconds: float) -> None:
-            raise ValueError("no http://me:secret@host\nand more")
-
-        def artifact(self, path: Path) -> None:
-            raise ValueError("no file")
-
-        def end(self, status: str) -> None:
-            raise ValueError("no end")
-
-    said: list[str] = []
-    trackers = Trackers({"deaf": Deaf()}, said.append)
-    for step in range(3):
-        trackers.log({"loss": 1.0}, step, 0.0)
-    trackers.artifact(Path("x"))
-    trackers.end("failed")
-    trackers.end("finished")
-    assert said == ["deaf: no http://***@host; training continues", "deaf: no end"]
 
 
 @pytest.mark.parametrize(
