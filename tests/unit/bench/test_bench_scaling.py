@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from math import inf
 from typing import Any
 
 import pytest
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.scaling.paper import (
-    StepPrediction,
     Work,
-    even_work,
     interval_of,
     jitter_seconds,
-    predict,
     seconds_on,
     step_seconds,
 )
@@ -30,19 +24,14 @@ from hvdtrain_bench.scaling.scheme import (
     Scheme,
     allreduce_seconds,
     backward_seconds,
-    fit_link,
 )
-from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import HvdtrainError
 
-RANKS = tuple(1 << power for power in range(13))
 LINK = Link("10 GB/s", 5e-6, 10e9)
 MB = 10**6
 
-counts = st.integers(1, 5000)
-sizes = st.integers(0, 10**10)
 links = st.builds(
     Link,
     st.just("any"),
@@ -50,18 +39,6 @@ links = st.builds(
     st.floats(1e6, 1e12),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
-
-
-def predicted(work: Work, ranks: Sequence[int], link: Link) -> list[StepPrediction]:
-    return predict([work], [work], ranks, [Cluster(link)])
-
-
-@st.composite
-def works(draw: st.DrawFn) -> Work:
-    phases = draw(st.tuples(*[st.floats(1e-4, 10.0)] * 3))
-    work = even_work("any", phases, draw(st.integers(1, 10**9)), 25 << 20, 1 << 20)
-    few = st.sampled_from([0.0, 1e-3])
-    return replace(work, jitter_seconds=draw(few), copy_seconds=draw(few))
 
 
 @pytest.mark.parametrize(
@@ -72,38 +49,6 @@ def works(draw: st.DrawFn) -> Work:
 )
 def test_an_allreduce_of_100_mb(ranks: int, milliseconds: float) -> None:
     assert 1e3 * allreduce_seconds(ranks, 100 * MB, LINK) == pytest.approx(milliseconds)
-
-
-@given(counts, sizes, links)
-def test_no_allreduce_beats_its_lower_bounds(ranks: int, nbytes: int, link: Link) -> None:
-    found = allreduce_seconds(ranks, nbytes, link)
-    assert found >= 2 * (ranks - 1) / ranks * nbytes / link.bytes_per_second * (1 - 1e-9)
-    assert found >= (ranks - 1).bit_length() * link.latency_seconds * (1 - 1e-9)
-    assert allreduce_seconds(ranks, nbytes + 1000, link) >= found
-
-
-@given(works(), links)
-def test_one_rank_is_perfectly_efficient(work: Work, link: Link) -> None:
-    (found,) = predicted(work, [1], link)
-    assert found.seconds.middle == pytest.approx(work.compute_seconds)
-    assert (found.efficiency.middle, found.exposed_seconds.middle) == (1.0, 0.0)
-
-
-@given(works())
-def test_with_a_perfect_link_a_step_is_its_computation(work: Work) -> None:
-    quiet = replace(work, jitter_seconds=0.0)
-    alone, *others = predicted(quiet, RANKS, Link("perfect", 0.0, inf))
-    for found in others:
-        seconds = found.seconds.middle
-        assert seconds == pytest.approx(work.compute_seconds + work.copy_seconds)
-        assert found.efficiency.middle == pytest.approx(alone.seconds.middle / seconds)
-        assert found.exposed_seconds.middle == pytest.approx(0.0)
-
-
-@given(works(), links)
-def test_more_ranks_never_help_a_rank(work: Work, link: Link) -> None:
-    efficiencies = [found.efficiency.middle for found in predicted(work, RANKS, link)]
-    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(efficiencies))
 
 
 def test_early_buckets_are_hidden_behind_backward() -> None:
@@ -125,30 +70,6 @@ def test_jitter_is_what_ranks_do_not_share() -> None:
     assert jitter_seconds([[1.0, 2.0]]) == 0.0
     # Of two ranks the slower is 0.56 standard deviations above their mean.
     assert jitter_seconds([[1.0, 7.0], [3.0, 5.0]]) == pytest.approx(1 / 0.564, rel=0.05)
-
-
-@given(st.integers(2, 64), links)
-def test_a_fit_finds_the_link_that_made_the_times(ranks: int, link: Link) -> None:
-    points = [(size, allreduce_seconds(ranks, size, link)) for size in (0, MB, 64 * MB)]
-    if ranks & (ranks - 1) == 0:  # for other numbers the best algorithm depends on the size
-        found = fit_link("fit", ranks, points)
-        assert found.latency_seconds == pytest.approx(link.latency_seconds, rel=1e-3)
-        assert found.bytes_per_second == pytest.approx(link.bytes_per_second, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "points", "reason"),
-    [
-        (1, [(1, 1.0), (2, 2.0)], "two ranks or more"),
-        (2, [(1, 1.0), (1, 2.0)], "two sizes"),
-        (2, [(1, 2.0), (10, 1.0)], "do not grow"),
-    ],
-)
-def test_what_cannot_be_fitted_is_refused(
-    ranks: int, points: list[tuple[int, float]], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        fit_link("fit", ranks, points)
 
 
 def test_ranks_of_a_node_share_its_card() -> None:
@@ -184,28 +105,6 @@ def test_an_exchange_sends_less_and_computes_more() -> None:
     found = backward_seconds(Cluster(LINK, node, 2), scheme, 8, 100 * MB)
     assert found == pytest.approx(allreduce_seconds(2, 100 * MB, node) + sent + 1e-3 + 0.05)
     assert backward_seconds(Cluster(LINK, node, 2), scheme, 2, MB) == allreduce_seconds(2, MB, node)
-
-
-def test_weights_that_are_averaged_every_few_steps_cost_a_part_of_each() -> None:
-    work = Work("two", 0.03, 0.06, 0.01, ((MB, 0.01), (2 * MB, 0.06)), copy_seconds=0.08)
-    cluster, scheme = Cluster(LINK), Scheme("local", period=8)
-    spent = allreduce_seconds(4, MB, LINK) + allreduce_seconds(4, 2 * MB, LINK)
-    assert seconds_on(work, 4, cluster, scheme) == pytest.approx(0.1 + 0.01 + spent / 8)
-
-
-def test_ranks_that_share_the_optimizer_gather_weights_after_it() -> None:
-    """All ranks without nodes, else those of a node, in half the time of an all-reduce."""
-    work = Work("one", 0.03, 0.06, 0.08, ((100 * MB, 0.06),))
-    scheme, node = Scheme("sharded", sharded=True), Link("node", 1e-6, 100e9)
-    spent = allreduce_seconds(4, 100 * MB, LINK)
-    assert seconds_on(work, 4, Cluster(LINK), scheme) == pytest.approx(0.09 + 0.02 + spent)
-    nodes = Cluster(LINK, node, 2)
-    spent = backward_seconds(nodes, AVERAGE, 8, 100 * MB)
-    assert seconds_on(work, 8, nodes, scheme) == pytest.approx(0.09 + 0.04 + spent)
-    # Gathering hides nothing: with spare cores half of an early bucket is exposed.
-    early = Work("early", 0.0, 10.0, 0.0, ((100 * MB, 0.0),))
-    spent = allreduce_seconds(4, 100 * MB, LINK)
-    assert seconds_on(early, 4, Cluster(LINK), scheme) == pytest.approx(10 + spent / 2)
 
 
 BUCKETS = ((100_000_000, 0.06),)
@@ -274,22 +173,6 @@ def test_ranks_that_share_cores_take_longer(crowding: float) -> None:
     assert first.error == pytest.approx(0, abs=1e-9)
     assert second.error == pytest.approx(0, abs=1e-9)
     assert second.efficiency == pytest.approx(0.1 / expected)
-
-
-def test_on_one_node_nothing_is_compressed() -> None:
-    base = profile(2, 1, [0.1 + SPENT], points(Cluster(NODE), 2, [1.0]))
-    case = replace(base.cases[0], values={**base.cases[0].values, "half": [0.1 + SPENT]})
-    works = {"made": {**base.extra["works"]["made"], "schemes": [{"name": "half", "rate": 0.5}]}}
-    with_half = replace(base, cases=[case], extra={**base.extra, "works": works})
-    _, check = check_predictions([with_half])
-    assert check.scheme == "half"
-    assert check.error == pytest.approx(0, abs=1e-9)
-
-
-def test_a_slow_network_is_not_taken_for_slow_computing() -> None:
-    base = profile(2, 2, [0.9], points(Cluster(NETWORK), 2, [1.0]))
-    (steps,) = steps_of(base)
-    assert steps.works[0].compute_seconds == pytest.approx(0.1)
 
 
 def test_times_that_no_link_fits_are_an_error_in_one_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,10 @@ from hvdtrain_bench.compare.contenders import parse_contenders, reference
 from hvdtrain_bench.compare.division import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import write_page
 from hvdtrain_bench.compare.protocol import (
-    ContenderTask,
     ProcessPlace,
     RankResult,
     error_file,
-    read_result,
-    read_task,
     result_file,
-    write,
     write_error,
 )
 from hvdtrain_bench.compare.rows import (
@@ -34,10 +29,9 @@ from hvdtrain_bench.compare.rows import (
     make_rows,
     ratio_to,
     time_steps,
-    without_start,
 )
 from hvdtrain_bench.compare.strategies import STRATEGIES, Need
-from hvdtrain_bench.compare.tables import ratio_text, time_cells
+from hvdtrain_bench.compare.tables import ratio_text
 from hvdtrain_bench.compare.turns import Difference, Outcome, Turn, failure, largest_difference
 from hvdtrain_bench.harness.jobs import JobEnd
 from hypothesis import given
@@ -45,7 +39,6 @@ from hypothesis import strategies as st
 
 from hvdtrain.cli.main import main
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import TrainOptions
 
 
 def test_commas_between_options_of_an_exchange() -> None:
@@ -55,24 +48,6 @@ def test_commas_between_options_of_an_exchange() -> None:
         ("ddp", ""),
         ("hvdtrain", "sharded"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("hvdtrian", "no such strategy: did you mean hvdtrain"),
-        ("ddp:fast", "ddp has no variants"),
-        ("", "no such strategy: with --framework torch choose from hvdtrain"),
-    ],
-)
-def test_wrong_names(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        parse_contenders([text], {}, "torch")
-
-
-def test_an_environment_for_a_strategy_that_does_not_take_part() -> None:
-    with pytest.raises(UsageError, match="does not name ddp"):
-        parse_contenders(["hvdtrain"], {"ddp": sys.executable}, "torch")
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
@@ -125,12 +100,6 @@ def test_the_cause_of_a_failure_in_one_line(tmp_path: Path) -> None:
     assert said(2, JobEnd(1)) == "torch is not installed (rank 1 of 2)"
     write_error(tmp_path, 1, ValueError("x"))
     assert error_file(tmp_path, 1).read_text() == "ValueError: x"
-
-
-def test_the_first_steps_do_not_count() -> None:
-    assert without_start([9.0, 1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
-    assert without_start([9.0]) == [9.0]
-    assert len(without_start([1.0] * 100)) == 90
 
 
 def test_the_interval_holds_the_quartiles_and_the_median_of_each_repeat() -> None:
@@ -232,42 +201,6 @@ def outcomes() -> list[Outcome]:
     ]
 
 
-def test_tasks_and_results_are_read_as_they_were_written(tmp_path: Path) -> None:
-    options = TrainOptions(recipe="digits", data_dir=tmp_path, set={"array": "3"})
-    task = ContenderTask(
-        "ddp", "v", options, 2, 3, keeps_weights=True, folder=tmp_path, shared=tmp_path
-    )
-    write(tmp_path / "task", task)
-    assert read_task(tmp_path / "task") == task
-    made = result(1, 0.5, checked_weights={"a/b": np.ones((2, 1), np.float16)})
-    write(tmp_path / "result", made)
-    found = read_result(tmp_path / "result")
-    np.testing.assert_array_equal(found.trained, made.trained)
-    np.testing.assert_array_equal(
-        found.checked_weights["a/b"], np.ones((2, 1), np.float16), strict=True
-    )
-    assert (found.library, found.epoch_seconds, found.threads) == ("library 1.0", [2.0], 1)
-
-
-def test_rows() -> None:
-    first, again, failed, alone = make_rows(outcomes(), 2)
-    assert first.step is not None
-    assert first.step.seconds == 1.05
-    assert (first.ratio, first.verdict) == (None, "")
-    assert first.trained is not None
-    assert first.trained.exact
-    assert first.evaluated is not None
-    assert (first.evaluated.seen, first.evaluated.duplicates) == (4, 1)
-    assert first.scores == {"loss": 1.75}
-    assert (first.memory_bytes, first.socket_bytes, first.processes) == (1001, 10.0, 2)
-    assert again.verdict == "same code, no difference"
-    assert again.notes == (
-        "the same code took 1.01 to 1.01 of its own time: median ratios of 0.98 to 1.02 are noise",
-    )
-    assert (failed.step, failed.failure) == (None, "ValueError: <no>")
-    assert (alone.processes, alone.lines, alone.verdict) == (1, 0, "slower")
-
-
 def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None:
     """The second ddp takes 1.25 of the time of the first, in each repeat."""
     contenders = parse_contenders(["hvdtrain,fsdp2,ddp,ddp"], {}, "torch")
@@ -286,15 +219,6 @@ def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None
     # One that has failed says nothing of noise.
     failed = make_rows([*found[:2], replace(found[2], failure="gone"), found[3]], 2)
     assert [row.verdict for row in failed] == ["", "slower", "", "slower"]
-
-
-def test_without_the_first_contender_nothing_is_compared() -> None:
-    found = outcomes()
-    rows = make_rows([replace(found[0], failure="gone"), *found[1:]], 2)
-    assert [row.ratio for row in rows] == [None] * 4
-    assert rows[1].step is not None
-    ran = [row for row in rows if not row.failure]
-    assert [time_cells(row, rows[0])[3:5] for row in ran] == [["-", ""]] * 2
 
 
 def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
