@@ -38,25 +38,20 @@ def test_names_and_values(tmp_path: Path, mark: str, packed: bool) -> None:
 
 
 def test_where_files_are_expected(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as none:
-        load_mnist(None)
-    layout = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte"
-    assert str(none.value).startswith(f"mnist needs --data-dir DIR, with {layout}")
-    with pytest.raises(UsageError, match=f"there is no folder {tmp_path}/x; .*{layout}"):
+    with pytest.raises(UsageError, match=f"there is no folder {tmp_path}/x; expected a folder"):
         load_mnist(tmp_path / "x")
     write_mnist(tmp_path, train=2, test=2)
     (tmp_path / "t10k-labels-idx1-ubyte").unlink()
     (tmp_path / IMAGES_FILE).unlink()
-    with pytest.raises(UsageError) as two:
-        load_mnist(tmp_path)
     missing = "train-images-idx3-ubyte, t10k-labels-idx1-ubyte not found in"
-    assert str(two.value).startswith(f"mnist: {missing} {tmp_path}; expected {layout}")
-    assert str(two.value).endswith("nothing is downloaded")
-    assert "\n" not in str(two.value)
+    with pytest.raises(UsageError, match=f"{missing} {tmp_path}; .*nothing is downloaded$"):
+        load_mnist(tmp_path)
 
 
 IMAGES_FILE, LABELS_FILE = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 IMAGES = np.zeros((2, 28, 28), np.uint8)
+ROW, LABEL = np.zeros((1, 3072), np.uint8), np.array([3], np.uint8)
+BATCH = python_batch(ROW, LABEL)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +60,7 @@ IMAGES = np.zeros((2, 28, 28), np.uint8)
         (IMAGES_FILE, idx(IMAGES)[:-5], "is truncated: got 1579 bytes, expected 1584"),
         (IMAGES_FILE, idx(IMAGES) + b"x", "is longer than its header says: got 1585"),
         (IMAGES_FILE, idx(IMAGES)[:9], "ends after 9 bytes, in its header"),
-        (IMAGES_FILE, b"", "with 3 dimensions: it begins with nothing"),
         (IMAGES_FILE, b"<html>", "begins with 3c 68 74 6d, not 00 00 08 03"),
-        (LABELS_FILE, idx(IMAGES), "begins with 00 00 08 03, not 00 00 08 01"),
         (
             IMAGES_FILE,
             idx(IMAGES)[:4] + struct.pack(">3I", *[2**32 - 1] * 3),
@@ -75,22 +68,31 @@ IMAGES = np.zeros((2, 28, 28), np.uint8)
         ),
         (IMAGES_FILE, idx(IMAGES[:, 1:]), "has images of 27 x 28 pixels"),
         (LABELS_FILE, idx(np.zeros(3, np.uint8)), "has 2 images, but .* 3 labels"),
-        (IMAGES_FILE, idx(IMAGES[:1]), "has 1 images, but .* 2 labels"),
         ("t10k-labels-idx1-ubyte", idx(np.array([9, 10], np.uint8)), "label 10 of image 1 is not"),
+        ("data_batch_2.bin", bytes(3072), "its 3072 bytes are not a multiple of 3073"),
+        ("data_batch_2.bin", b"", "has no images"),
+        ("data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 10 of image 1"),
+        ("test_batch", BATCH[:-100], "truncated"),
+        ("test_batch", b"", "Ran out of input"),
+        ("test_batch", b"no pickle", "UnpicklingError|invalid"),
+        ("test_batch", pickle.dumps({}), "KeyError"),
+        ("test_batch", BATCH.replace(b"u1", b"f4"), "not rows of unsigned bytes"),
+        ("test_batch", python_batch(ROW[:, :5], LABEL), "cannot reshape"),
+        ("test_batch", BATCH.replace(b"numpy\nndarray", b"numpy\nmemmap"), "it names numpy.memmap"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, fault: str) -> None:
-    write_mnist(tmp_path, train=2, test=2)
+    if name.endswith("ubyte"):
+        load = load_mnist
+        write_mnist(tmp_path, train=2, test=2)
+    else:
+        load = load_cifar10
+        write_cifar10(tmp_path, 1, python=name == "test_batch")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=fault) as error:
-        load_mnist(tmp_path)
+        load(tmp_path)
     assert str(tmp_path / name) in str(error.value)
-
-
-def test_no_images(tmp_path: Path) -> None:
-    write_mnist(tmp_path, train=0, test=1)
-    with pytest.raises(UsageError, match="train-images-idx3-ubyte has no images"):
-        load_mnist(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -125,36 +127,6 @@ def test_both_versions(tmp_path: Path, inner: str, python: bool) -> None:
     assert [*data.train.labels, *data.test.labels] == labels.tolist()
 
 
-def test_where_batches_are_expected(tmp_path: Path) -> None:
-    layout = r"data_batch_1.bin to data_batch_5.bin and test_batch.bin \(the binary version\)"
-    with pytest.raises(UsageError, match=f"cifar10 needs --data-dir DIR, with {layout}"):
-        load_cifar10(None)
-    with pytest.raises(UsageError, match=f"data_batch_1.bin, data_batch_1 not found .*{layout}"):
-        load_cifar10(tmp_path)
-    write_cifar10(tmp_path, 1, python=False)
-    for gone in (3, 4):
-        (tmp_path / f"data_batch_{gone}.bin").unlink()
-    with pytest.raises(
-        UsageError, match=f"data_batch_3.bin, data_batch_4.bin not found in {tmp_path}; .*{layout}"
-    ):
-        load_cifar10(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (bytes(3072), "its 3072 bytes are not a multiple of 3073"),
-        (b"", "has no images"),
-        (bytes(3073) + b"\x0a" + bytes(3072), "label 10 of image 1 is not from 0 to 9"),
-    ],
-)
-def test_damaged_binary_batches(tmp_path: Path, content: bytes, fault: str) -> None:
-    write_cifar10(tmp_path, 1, python=False)
-    (tmp_path / "data_batch_2.bin").write_bytes(content)
-    with pytest.raises(UsageError, match=f"{tmp_path}/data_batch_2.bin.* {fault}"):
-        load_cifar10(tmp_path)
-
-
 class Evil:
     """Touches a file when it is unpickled in the usual way."""
 
@@ -163,32 +135,6 @@ class Evil:
 
     def __reduce__(self) -> tuple[object, tuple[object]]:
         return Path.touch, (self.path,)
-
-
-ROW, LABEL = np.zeros((1, 3072), np.uint8), np.array([3], np.uint8)
-GOOD = python_batch(ROW, LABEL)
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (GOOD[:-100], "truncated"),
-        (b"", "Ran out of input"),
-        (b"no pickle", "UnpicklingError|invalid"),
-        (pickle.dumps([1, 2]), "TypeError"),
-        (pickle.dumps({}), "KeyError"),
-        (GOOD.replace(b"u1", b"f4"), "not rows of unsigned bytes"),
-        (python_batch(ROW[:, :5], LABEL), "cannot reshape"),
-        (GOOD.replace(b"numpy\nndarray", b"numpy\nmemmap"), "it names numpy.memmap"),
-        (python_batch(ROW, np.array([10], np.uint8)), "label 10 of image 0 is not from 0 to 9"),
-    ],
-)
-def test_damaged_python_batches(tmp_path: Path, content: bytes, fault: str) -> None:
-    write_cifar10(tmp_path, 1, python=True)
-    (tmp_path / "test_batch").write_bytes(content)
-    with pytest.raises(UsageError, match=f"{tmp_path}/test_batch.*({fault})") as error:
-        load_cifar10(tmp_path)
-    assert "\n" not in str(error.value)
 
 
 def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
@@ -244,8 +190,6 @@ def test_bad_folders(tmp_path: Path, names: list[str], fault: str) -> None:
     with pytest.raises(UsageError) as error:
         load_image_folders(tmp_path, 16, 8)
     assert fault.format(tmp_path, tmp_path) in str(error.value)
-    with pytest.raises(UsageError, match="imagefolder needs --data-dir DIR, with train/CLASS/"):
-        load_image_folders(None, 16, 8)
 
 
 def test_map_files(tmp_path: Path) -> None:
@@ -266,9 +210,7 @@ def test_map_files(tmp_path: Path) -> None:
     ("text", "fault"),
     [
         ("a.png\t1\nb.png 2\n", "line 2: expected PATH, a tab and LABEL, got 'b.png 2'"),
-        ("\n\n\t2", "line 3: expected PATH, a tab and LABEL"),
         ("a.png\tcat", "line 1: the label must be an integer from 0, got 'cat'"),
-        ("a.png\t-1", "line 1: the label must be an integer from 0, got '-1'"),
         ("a.png\t1\t2", r"line 1: the label must be an integer from 0, got '1\\t2'"),
         ("a.png\t3", "line 1: label 3 is not one of the 3 training classes"),
         ("\n", "map.txt lists no images"),
@@ -280,8 +222,6 @@ def test_bad_map_files(tmp_path: Path, text: str, fault: str) -> None:
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UsageError, match=f"{tmp_path}/map.txt.*{fault}|{fault}"):
         read_map_file(path, 3)
-    with pytest.raises(UsageError, match=r"train.txt, test.txt not found in .*, a tab and its"):
-        load_map_files(tmp_path, 16, 8)
 
 
 def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
@@ -298,10 +238,9 @@ def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
 def test_bad_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images([tmp_path / "a.png"], (400, 300))
     whole = (tmp_path / "a.png").read_bytes()
-    for name, content in (("cut.png", whole[:200]), ("text.png", b"text"), ("empty.png", b"")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(UsageError, match=f"cannot read the image {tmp_path}/{name}: "):
-            read_image(tmp_path / name, 8)
+    (tmp_path / "cut.png").write_bytes(whole[:200])
+    with pytest.raises(UsageError, match=f"cannot read the image {tmp_path}/cut.png: "):
+        read_image(tmp_path / "cut.png", 8)
     with pytest.raises(UsageError, match=f"{tmp_path}/gone.png: No such file or directory"):
         read_image(tmp_path / "gone.png", 8)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)

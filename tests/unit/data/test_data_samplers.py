@@ -23,7 +23,7 @@ from hvdtrain.data import (
     step_seed,
 )
 from hvdtrain.data.sampling import epoch_permutation
-from hvdtrain.errors import NotInitializedError, UsageError
+from hvdtrain.errors import UsageError
 
 SAMPLES = st.integers(1, 200)
 BATCHES = st.integers(1, 60)
@@ -91,23 +91,6 @@ def test_evaluation_sees_each_sample_once(samples: int, size: int) -> None:
     assert np.concatenate([sampler.indices() for sampler in ranks]).tolist() == [*range(samples)]
 
 
-def test_epochs_follow_each_other() -> None:
-    sampler = GlobalBatchSampler(10, 4, seed=3, rank=0, size=1)
-    orders = []
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        orders.append(sampler.indices().tolist())
-        for _ in list(sampler):
-            sampler.advance()
-    assert (sampler.epoch, sampler.consumed) == (2, 0)
-    assert orders == [epoch_permutation(10, 3, epoch).tolist() for epoch in range(2)]
-    sampler.advance()
-    sampler.set_epoch(2)  # goes on
-    assert sampler.consumed == 4
-    sampler.set_epoch(0)
-    assert sampler.indices().tolist() == orders[0]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_that_reads_ahead_does_not_move_the_position(workers: int) -> None:
     data = TensorDataset(torch.arange(37) * 10)
@@ -157,13 +140,6 @@ def test_wrong_arguments(arguments: dict[str, int | None], fault: str) -> None:
         GlobalBatchSampler(**{**good, **arguments})  # type: ignore[arg-type]
 
 
-def test_without_rank_and_size_there_must_be_a_world() -> None:
-    with pytest.raises(NotInitializedError, match="init"):
-        EvaluationSampler(5)
-    with pytest.raises(ValueError, match="samples must be at least 0, got -1"):
-        EvaluationSampler(-1, 0, 1)
-
-
 def test_seeds_are_the_ones_that_checkpoints_rely_on() -> None:
     numbers = b"".join(number.to_bytes(8, "little") for number in (3, 2, 1))
     for make, purpose in ((sample_seed, b"sample"), (step_seed, b"step")):
@@ -189,12 +165,6 @@ def test_global_generators() -> None:
         torch.set_rng_state(before[2])
     assert draws[0] == draws[2]
     assert all(one != other for one, other in zip(draws[0], draws[1], strict=True))
-
-
-@pytest.mark.parametrize("wrong", [-1, 2**64, 0.5])
-def test_wrong_numbers(wrong: int) -> None:
-    with pytest.raises(ValueError, match=r"integers from 0 to 2\^64 - 1, got \(0, "):
-        sample_seed(0, wrong, 0)
 
 
 class Numbers:
@@ -257,14 +227,6 @@ def test_shards_are_used_once(samples: int, rows: int, size: int) -> None:
     got, ranks = steps(Sharded(samples), samples, rows * size, size)
     assert not ranks[0].exact
     assert sorted(n for step in got for n in step) == list(range(samples))
-
-
-def test_a_shard_goes_on_and_a_long_one_is_cut() -> None:
-    got, ranks = steps(Sharded(20), 12, 4, 2)  # 10 in each shard, 3 steps of 2
-    assert got == [[0, 2, 1, 3], [4, 6, 5, 7], [8, 10, 9, 11]]
-    ranks[0].advance()
-    rest, _ = steps(Sharded(20), 12, 4, 2, ranks[0].state_dict())
-    assert rest == got[1:]
 
 
 def test_a_rank_reads_no_more_than_an_epoch() -> None:

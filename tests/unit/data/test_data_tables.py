@@ -122,16 +122,6 @@ def test_synthetic() -> None:
         make_synthetic(9, (), 2)
 
 
-def test_images_and_labels() -> None:
-    data = load_digits()
-    assert data.train.inputs.shape == (1437, 1, 8, 8)
-    assert data.test.inputs.shape == (360, 1, 8, 8)
-    assert data.train.inputs.dtype == np.float32
-    assert data.train.labels.dtype == np.int64
-    assert (data.train.inputs.min(), data.train.inputs.max()) == (0.0, 1.0)
-    assert set(data.test.labels.tolist()) == set(range(10))
-
-
 def test_images_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits as reference
 

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import resource
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.compiled.library import KernelError
@@ -27,9 +25,7 @@ from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import share_memory
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.engines.shared_memory.system_errors import SystemFailure
-from hvdtrain.errors import PeerFailureError
-from hvdtrain.polling import poll_until
-from hvdtrain.types import DType, ReduceOp
+from hvdtrain.types import ReduceOp
 
 KERNEL = load_kernel()
 FORK = multiprocessing.get_context("fork")
@@ -122,63 +118,6 @@ def test_a_node_with_64_ranks() -> None:
             assert (array == (64 * 63 / 2 + 64 * (np.arange(array.size) % 7)) / 2).all()
 
     assert in_processes(64, work) == [0] * 64
-
-
-@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
-def test_half_types_are_rounded_once(dtype: DType) -> None:
-    patterns = np.arange(1 << 16, dtype=np.uint16)
-    kind = getattr(torch, dtype.value)
-    halves = torch.from_numpy(patterns.copy()).view(kind)
-
-    def reduced(prescale: float) -> torch.Tensor:
-        array = patterns.copy()
-        assert KERNEL is not None
-        team = open_node_group(KERNEL, 0, lambda value: [value])
-        assert team is not None
-        buffer = Buffer.from_array(array, dtype)
-        team.allreduce(buffer, buffer, ReduceOp.SUM, prescale, 1.0)
-        return torch.from_numpy(array).view(kind)
-
-    for factor in (1.0, 1 / 3, 1e-4, 300.0):
-        expected = (halves.float() * torch.tensor(factor, dtype=torch.float32)).to(kind)
-        assert torch.equal(reduced(factor).isnan(), expected.isnan())
-        numbers = ~expected.isnan()
-        got = reduced(factor)[numbers].view(torch.int16)
-        assert torch.equal(got, expected[numbers].view(torch.int16)), factor
-
-
-def test_half_types_are_added_in_float32() -> None:
-    def work(team: NodeGroup, rank: int) -> None:
-        array = np.full(1000, [2048.0, 1.0, 1.0, 2.0][rank], np.float16)
-        buffer = Buffer.from_array(array)
-        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
-        assert (array == 2052.0).all()  # 2048 + 1 is 2048 in float16
-
-    assert in_processes(4, work) == [0] * 4
-
-
-def test_a_dead_peer_is_noticed() -> None:
-    def work(team: NodeGroup, rank: int) -> None:
-        buffer = Buffer.from_array(np.ones(100_000, np.float32))
-        team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        started = time.monotonic()
-        with pytest.raises(PeerFailureError, match=r"peer on this node \(number 1 of 3\)"):
-            team.allreduce(buffer, buffer, ReduceOp.SUM, 1.0, 1.0)
-        assert time.monotonic() - started < 60
-
-        def vote() -> None:
-            pending = team.start_max(np.zeros(2, np.uint64))  # which may look at the peers itself
-            if rank == 0:
-                pending.wait()
-            else:
-                poll_until(pending.test)
-
-        with pytest.raises(PeerFailureError):
-            vote()
-
-    assert in_processes(3, work) == [0, -signal.SIGKILL, 0]
 
 
 def test_without_memory_to_share() -> None:

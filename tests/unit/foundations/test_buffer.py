@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.core.collectives.allreduce import divide_truncating
-from hvdtrain.engines.torch_distributed.backend import bytes_of
-from hvdtrain.torch.tensors.routes import as_buffer
+from hvdtrain.buffer import Buffer
 from hvdtrain.types import DType
 
 
@@ -56,29 +53,12 @@ def test_types_of_both_kinds(dtype: DType) -> None:
         assert bytes_of_it.view(dtype).elements().dtype == buffer.elements().dtype
 
 
-def test_one_element_with_strides_of_its_own() -> None:
-    one = torch.arange(6).reshape(2, 3).t()[1:2, 1:]
-    assert one.stride() != (1, 1)
-    for buffer in (Buffer.of(one), as_buffer(one)):
-        assert list(buffer.view(DType.UINT8).elements()) == [4, *[0] * 7]
-        assert bytes_of(buffer).tolist() == [4, *[0] * 7]
-
-
 def test_what_is_no_element_type() -> None:
     for elements in (np.zeros(2, "datetime64[s]"), torch.zeros(2, dtype=torch.float8_e4m3fn)):
         with pytest.raises(ValueError, match="cannot be communicated"):
             Buffer.of(elements)
     with pytest.raises(ValueError, match="7 bytes are not a multiple of the size of int32"):
         Buffer.of(np.zeros(7, np.uint8)).view(DType.INT32)
-
-
-def test_a_gradient_is_written_without_a_record() -> None:
-    weight = torch.ones(3, requires_grad=True)
-    buffer = Buffer.of(weight)
-    buffer.scale(3.0)
-    assert weight.tolist() == [3.0, 3.0, 3.0]
-    buffer.zero()
-    assert weight.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_tensor_of_inference_is_written_like_any_other() -> None:
@@ -91,19 +71,6 @@ def test_a_tensor_of_inference_is_written_like_any_other() -> None:
         buffer.scale(3.0)
         buffer.zero()
     Buffer.of(on_device).copy_from(other)
-
-
-@pytest.mark.parametrize("first", [np.arange(4.0), torch.arange(4.0, dtype=torch.float64)])
-@pytest.mark.parametrize("second", [np.ones(4), torch.ones(4, dtype=torch.float64)])
-def test_copies(first: Elements, second: Elements) -> None:
-    target = Buffer.of(first).like(4)
-    for source in (first, second):
-        target.copy_from(Buffer.of(source))
-        assert target.array().tolist() == [float(x) for x in source]
-    with pytest.raises(ValueError, match="cannot be copied to"):
-        target.copy_from(Buffer.of(first).slice(0, 3))
-    with pytest.raises(ValueError, match="cannot be copied to"):
-        target.copy_from(Buffer.of(first).view(DType.INT64))
 
 
 def test_memory_without_addresses() -> None:
@@ -123,15 +90,6 @@ def test_memory_without_addresses() -> None:
             view.host()
     with pytest.raises(ValueError, match="cannot be copied to"):
         buffer.copy_from(Buffer.of(torch.zeros(2)))
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int64", "uint8"])
-def test_division_truncates_towards_zero(dtype: str) -> None:
-    low = np.iinfo(dtype).min
-    values = [low, low + 1, 0, 1, 5, np.iinfo(dtype).max] + ([-1, -5] if low else [])
-    array = np.array(values, dtype)
-    divide_truncating(Buffer.from_array(array), 3)
-    assert array.tolist() == [int(abs(v) // 3 * (1 if v > 0 else -1)) for v in map(int, values)]
 
 
 def test_scale() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 
 import pytest
-from paths import ROOT
 
 from hvdtrain.advice import require_version
 from hvdtrain.config import Config
@@ -142,28 +139,6 @@ def test_versions_that_are_too_old(oldest: str, found: str) -> None:
     line = f"hvdtrain.torch needs PyTorch >= {oldest}, found {found}: pip install 'torch>={oldest}'"
     with pytest.raises(UsageError, match=f"^{re.escape(line)}$"):
         require_version("hvdtrain.torch needs PyTorch", "torch", found, oldest)
-
-
-def calls() -> Iterator[tuple[str, list[str]]]:
-    """Yield the interface that checks a version, and the texts that it gives."""
-    for path in sorted((ROOT / "hvdtrain").glob("*/__init__.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "require_version":
-                texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-                yield path.parent.name, list(map(str, texts))
-
-
-def test_no_version_is_refused_that_setup_claims() -> None:
-    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    found = list(calls())
-    assert [interface for interface, _ in found] == ["keras", "keras", "tensorflow", "torch"]
-    for interface, (need, package, oldest) in found:
-        assert need.startswith(f"hvdtrain.{interface} needs ")
-        assert package in need.lower()
-        claimed = re.findall(rf'"{package}(?:-cpu)?>=([\d.]+)"', setup)
-        assert claimed
-        for version in claimed:
-            require_version(need, package, version, oldest)
 
 
 def places(*nodes: int) -> list[Topology]:

@@ -13,7 +13,6 @@ from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import unpacked
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast, ReduceScatter
-from hvdtrain.core.collectives.memory import AllocateMemory, device_types
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.membership.world import answer_with_zeros
@@ -45,13 +44,6 @@ def test_members_with_tensors_on_different_devices_are_told_apart(
     assert str(there).endswith("device meta)")
 
 
-def test_members_make_memory_on_devices_of_one_type() -> None:
-    here, there, other = (
-        AllocateMemory(8, "x", device).request for device in ("cpu", "cuda:0", "cuda:1")
-    )
-    assert here.ballot != there.ballot == other.ballot
-
-
 class _Copying(Streams):
     """A copy into memory of the host is under way until it is waited for."""
 
@@ -72,11 +64,6 @@ def test_a_step_that_is_abandoned_brings_zeros_whatever_is_being_copied() -> Non
     copying.settle(None)
     assert step.complete
     assert memory.tolist() == [0.0] * 4
-
-
-def test_members_have_devices_of_other_numbers() -> None:
-    buffers = [Buffer(0, DType.FLOAT32, 1, device) for device in ("cpu", "cuda:1", "cuda")]
-    assert device_types(buffers) == ("cpu", "cuda", "cuda")
 
 
 @pytest.mark.parametrize("devices", [["meta"], ["cpu", "meta"], ["cpu"]])

@@ -35,33 +35,17 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "2
 @pytest.mark.parametrize(
     ("environ", "promised"),
     [
-        pytest.param(
-            MVAPICH2,
-            PromisedWorld("MVAPICH2's mpirun", 1, 2, "MV2_COMM_WORLD_SIZE"),
-            id="mpirun_rsh",
-        ),
-        pytest.param(JSRUN, PromisedWorld("jsrun", 5, 12, "JSM_NAMESPACE_SIZE"), id="jsrun"),
-        pytest.param(PALS, PromisedWorld("PALS mpiexec", 2, 4, "PMI_SIZE"), id="PALS"),
-        pytest.param(FLUX, PromisedWorld("flux run", 1, 2, "FLUX_JOB_SIZE"), id="flux"),
-        pytest.param(
-            BY_HAND,
-            PromisedWorld("torchrun", 1, 2, "WORLD_SIZE"),
-            id="torchrun's variables set by hand",
-        ),
-        pytest.param(
-            OPEN_MPI | BY_HAND,
-            PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE"),
-            id="mpirun where such variables are left over",
-        ),
-        pytest.param({"OMPI_COMM_WORLD_RANK": "0"}, None, id="a rank without a size"),
-        pytest.param({"OMPI_COMM_WORLD_SIZE": "2"}, None, id="a size without a rank"),
-        pytest.param(
-            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "2"},
-            None,
-            id="a rank beyond the size",
-        ),
-        pytest.param({"PMI_RANK": "-1", "PMI_SIZE": "many"}, None, id="no numbers"),
-        pytest.param({}, None, id="no launcher"),
+        (MVAPICH2, PromisedWorld("MVAPICH2's mpirun", 1, 2, "MV2_COMM_WORLD_SIZE")),
+        (JSRUN, PromisedWorld("jsrun", 5, 12, "JSM_NAMESPACE_SIZE")),
+        (PALS, PromisedWorld("PALS mpiexec", 2, 4, "PMI_SIZE")),
+        (FLUX, PromisedWorld("flux run", 1, 2, "FLUX_JOB_SIZE")),
+        (BY_HAND, PromisedWorld("torchrun", 1, 2, "WORLD_SIZE")),
+        # Where variables that somebody has set by hand are left over.
+        (OPEN_MPI | BY_HAND, PromisedWorld("Open MPI's mpirun", 3, 8, "OMPI_COMM_WORLD_SIZE")),
+        (env("OMPI_COMM_WORLD_RANK=0"), None),
+        (env("OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=2"), None),
+        (env("PMI_RANK=-1 PMI_SIZE=many"), None),
+        ({}, None),
     ],
 )
 def test_promise(environ: dict[str, str], promised: PromisedWorld | None) -> None:
@@ -89,13 +73,8 @@ def test_no_tasks_are_idle_where_none_were_asked_for() -> None:
     assert idle_tasks(BATCH | interactive) == 0
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
-        pytest.param({"PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}, id="srun with PMIx"),
-        pytest.param({"PMI_PORT": "h:4", "PMI_ID": "1"}, id="mpiexec -pmi-port"),
-    ],
-)
-def test_launchers_that_tell_no_size(environ: dict[str, str]) -> None:
-    assert promised_world(environ) is None
-    assert under_launcher(environ)
+def test_launchers_that_tell_no_size() -> None:
+    """srun with PMIx, and mpiexec -pmi-port."""
+    for environ in (env("PMIX_NAMESPACE=slurm.pmix.7.0 PMIX_RANK=1"), env("PMI_PORT=h:4 PMI_ID=1")):
+        assert promised_world(environ) is None
+        assert under_launcher(environ)
