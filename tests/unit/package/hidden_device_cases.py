@@ -25,11 +25,6 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def seen(tensor: torch.Tensor) -> object:
-    with allowed():
-        return tensor.tolist()
-
-
 @case
 def the_host_reads_nothing() -> None:
     tensor = torch.arange(6.0, device=DEVICE)

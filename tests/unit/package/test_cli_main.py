@@ -1,4 +1,4 @@
-"""What the program raises leaves the command line as what it is."""
+"""Commands: of packages beside hvdtrain, for programs, and misspelt ones."""
 
 from __future__ import annotations
 
@@ -9,44 +9,6 @@ import sys
 import pytest
 
 from hvdtrain.core.exchanges.catalog import EXCHANGES
-
-TRAIN = """
-from hvdtrain.cli.main import main
-from hvdtrain.train.recipes.builtin import digits
-
-def fail():
-    raise {error}
-
-digits.load_digits = fail
-main(["train"])
-"""
-
-
-def train(error: str) -> subprocess.CompletedProcess[str]:
-    """Train in a process of its own, where making the recipe raises."""
-    return subprocess.run(
-        [sys.executable, "-c", TRAIN.format(error=error)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("error", ["EOFError('Ran out of input')", "OSError('no')"])
-def test_an_error_keeps_its_name_and_its_traceback(error: str) -> None:
-    done = train(error)
-    assert done.returncode == 1
-    assert "in fail" in done.stderr
-    assert error.split("(")[0] in done.stderr.splitlines()[-1]
-    assert "interrupted" not in done.stderr
-
-
-def test_an_interruption_is_one_line() -> None:
-    done = train("KeyboardInterrupt")
-    assert done.returncode == 130
-    assert "Traceback" not in done.stderr
-    assert "interrupted" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -95,20 +95,3 @@ def extras() -> set[str]:
     ]
     assert isinstance(found, ast.Dict)
     return {str(key.value) for key in found.keys if isinstance(key, ast.Constant)}
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("python -m hvdtrain run -np 2 -- train digits --epochs 2", None),
-        ("python -m hvdtrain run -np 2 -- train digits --epocs 2", "No such option"),
-        ("HVDTRAIN_ENGINE=gloo mpirun -np 2 python -m hvdtrain trian", "train"),
-        ("python -m hvdtrain job slurm --nodes two > job.sh", "not a valid integer"),
-        ("pip install 'hvdtrain[torch,openmp]'", "no extra {'openmp'}"),
-        ("make trian", "no trian"),
-        ("rm -rf site", "no test knows"),
-    ],
-)
-def test_a_wrong_command_is_found(line: str, fault: str | None) -> None:
-    found = objection(line)
-    assert found is None if fault is None else found is not None and fault in found

@@ -73,29 +73,18 @@ def test_imports_point_down() -> None:
     assert faults(PACKAGE, *BESIDE) == []
 
 
-def test_the_whole_package_is_read() -> None:
-    assert len(list(PACKAGE.rglob("*.py"))) > 20
-
-
 @pytest.mark.parametrize(
     ("name", "text", "fault"),
     [
         ("topology.py", "import hvdtrain.core.x", "foundations must not import core"),
-        ("engines/a.py", "from hvdtrain.core import x", "engines must not import core"),
-        ("core/a.py", "from hvdtrain.torch.x import y", "core must not import torch"),
         ("core/a.py", "from ..torch import x", "core must not import torch"),
         ("core/a.py", "def f():\n    import hvdtrain.torch.x", "core must not import torch"),
         ("core/a.py", "if TYPE_CHECKING:\n    import hvdtrain.cli.x", "must not import cli"),
-        ("torch/a.py", "import hvdtrain.tensorflow.x", "torch must not import tensorflow"),
         ("core/agreement/a.py", "import hvdtrain.core.x", "agreement must not import core"),
         ("train/loop/a.py", "import hvdtrain.train.torch.x", "loop must not import torch"),
-        ("train/loop/a.py", "import hvdtrain.train.x", "loop must not import train"),
         ("train/odd/a.py", "", "no order is known for this folder"),
-        ("data/a.py", "import hvdtrain.train.x", "data must not import train"),
-        ("torch/a.py", "import hvdtrain.engines.x", "only engines know a concrete engine"),
         ("core/a.py", "from hvdtrain.engines import x", "only engines know a concrete engine"),
         ("surprise/a.py", "", "hvdtrain.surprise.a: no layer is known for it"),
-        ("surprise.py", "", "hvdtrain.surprise: no layer is known for it"),
         ("core/a.py", "import hvdtrain.core.gone", "hvdtrain.core.gone, which is not there"),
         ("core/a.py", "from torch import nn", "core must not know it"),
         ("launch/a.py", "def f():\n    from mpi4py import MPI", "launch must not know it"),
@@ -107,23 +96,6 @@ def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, fault: st
     others = {f"{layer}/x.py": "" for layer in layers}
     found = faults(tree(tmp_path, others | {name: text}))
     assert any(fault in line for line in found), found
-
-
-def test_right_imports_are_not_faults(tmp_path: Path) -> None:
-    package = tree(
-        tmp_path,
-        {
-            "types.py": "import numpy",
-            "engines/communicator.py": "from hvdtrain.types import x",
-            "engines/mpi_engine.py": "from mpi4py import MPI\nfrom . import communicator",
-            "core/a.py": "from hvdtrain.engines.communicator import x",
-            "torch/a.py": "import torch\nfrom ..core import a",
-            "data/a.py": "def f():\n    import torch",
-            "cli/main.py": "import hvdtrain\nfrom hvdtrain import torch",
-            "__main__.py": "from hvdtrain.cli.main import main",
-        },
-    )
-    assert faults(package) == []
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
-"""The check that a test leaves nothing behind finds each kind of leak."""
+"""The check that a test leaves nothing behind finds what was left."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ ORPHAN = (
     f"child = subprocess.Popen({SLEEP!r}, start_new_session=True, stdout=subprocess.DEVNULL)\n"
     "print(child.pid)"
 )
-
-
-def test_nothing_is_no_leak() -> None:
-    before = Snapshot.take()
-    subprocess.run([sys.executable, "-c", ""], check=True)
-    assert leaks(before, PATIENCE_SECONDS) == []
 
 
 def test_variables_and_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,27 +37,6 @@ def test_variables_and_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f"working directory {tmp_path}",
     ]
     assert leaks(before, 0.0) == []
-
-
-def test_a_thread_is_given_time_and_then_reported() -> None:
-    before, end = Snapshot.take(), threading.Event()
-    thread = threading.Thread(target=end.wait, name="forgotten", daemon=True)
-    thread.start()
-    found = leaks(before, 0.1)
-    threading.Timer(0.1, end.set).start()
-    assert found == ["thread forgotten"]
-    assert leaks(before, PATIENCE_SECONDS) == []
-    thread.join()
-
-
-def test_a_child_is_reported_and_ended() -> None:
-    before = Snapshot.take()
-    with subprocess.Popen(SLEEP) as child:
-        found = leaks(before, 0.1)
-        restore(before)
-        assert child.wait(PATIENCE_SECONDS) != 0
-    assert len(found) == 1
-    assert f"process {child.pid}: " in found[0]
 
 
 def test_an_orphan_is_reported_and_ended() -> None:
