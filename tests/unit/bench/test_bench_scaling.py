@@ -9,7 +9,6 @@ import pytest
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.scaling.paper import (
     Work,
-    interval_of,
     jitter_seconds,
     seconds_on,
     step_seconds,
@@ -136,14 +135,6 @@ def points(cluster: Cluster, ranks: int, factors: list[float]) -> list[list[Any]
 def _allreduce(cluster: Cluster, ranks: int, nbytes: float) -> float:
     quiet = Work("none", 0.0, 0.0, 0.0, ((int(nbytes), 0.0),))
     return seconds_on(quiet, ranks, cluster)
-
-
-def test_an_interval_leaves_out_five_percent_on_each_side() -> None:
-    found = interval_of([float(n) for n in range(101)])
-    assert (found.low, found.middle, found.high) == (5.0, 50.0, 95.0)
-    assert found.contains(5.0)
-    assert not found.contains(4.9)
-    assert set(vars(interval_of([2.0])).values()) == {2.0}
 
 
 def test_computing_while_communicating_is_as_slow_as_every_other_turn_tells() -> None:

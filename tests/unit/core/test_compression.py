@@ -26,15 +26,6 @@ def both(values: Any) -> list[Any]:
     return [values, cast("Array", torch.tensor(values))]
 
 
-@pytest.mark.parametrize("count", [1, 100, 5000, 100_000])
-def test_largest_elements_with_many_ties(count: int) -> None:
-    """Of 100000 elements with 200 different magnitudes."""
-    values = np.random.default_rng(0).integers(-200, 200, 100_000).astype(np.float32)
-    expected = np.argsort(-np.abs(values), kind="stable")[:count]
-    for elements in both(values):
-        assert (to_host(largest(elements, count)) == expected).all()
-
-
 def test_largest_elements_where_a_sample_says_nothing() -> None:
     """All but ten are zero; then NaN and infinity, which come before all others."""
     values = np.zeros(100_000)

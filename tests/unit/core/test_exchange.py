@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from exchanging import Driven, plan_of
-from hypothesis import given
-from hypothesis import strategies as st
+from exchanging import plan_of
 from one_bit import OneBit
 
 from hvdtrain.buffer import Buffer
@@ -27,7 +24,7 @@ from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.local_sgd import LocalSGD, PostLocalSGD
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
-from hvdtrain.core.gradients.communicators import Communicators, slice_bounds
+from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, ParameterSpec
 from hvdtrain.engines.local import LocalCommunicator
@@ -42,42 +39,6 @@ GIVEN: list[Exchange] = [
     DiLoCo(),
     WarmUp(OneBit(), 3),
 ]
-
-
-@pytest.mark.parametrize("tensors", [False, True])
-@given(st.data())
-def test_pieces_of_a_slice_are_its_elements_in_order(tensors: bool, data: st.DataObject) -> None:
-    driven = Driven(AllreduceExchange(), plan_of(DType.FLOAT32, 1 << 20), tensors)
-    (bucket,) = driven.buckets
-    start = data.draw(st.integers(0, bucket.buffer.count - 1))
-    count = data.draw(st.integers(1, bucket.buffer.count - start))
-    elements: Any = bucket.elements[start : start + count]
-    elements[...] = 0
-    pieces = bucket.pieces(elements, start)
-    for number, piece in enumerate(pieces):
-        piece.elements[...] = piece.elements + (number + 1)
-        length = piece.elements.shape[0]
-        assert bucket.specs[piece.index].count == piece.count >= piece.first + length
-    assert sum(piece.elements.shape[0] for piece in pieces) == count
-    assert sorted(elements.tolist()) == elements.tolist()
-    assert elements[0] == 1
-    assert [p.first for p in pieces[1:]] == [0] * (len(pieces) - 1)
-
-
-@given(st.integers(0, 50), st.integers(1, 6), st.none() | st.sets(st.integers(0, 49)))
-def test_slices_cover_a_buffer_and_begin_where_they_may(
-    count: int, owners: int, cuts: set[int] | None
-) -> None:
-    allowed = None if cuts is None else sorted({0, *(cut for cut in cuts if cut <= count)})
-    bounds = slice_bounds(count, owners, allowed)
-    assert len(bounds) == owners + 1
-    assert bounds == sorted(bounds)
-    assert (bounds[0], bounds[-1]) == (0, count)
-    if allowed is not None:
-        assert set(bounds) <= {*allowed, count}
-    else:
-        sizes = [high - low for low, high in pairwise(bounds)]
-        assert max(sizes) - min(sizes) <= 1
 
 
 def test_weights_make_factors_in_the_order_that_bits_depend_on() -> None:

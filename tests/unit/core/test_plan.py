@@ -160,14 +160,6 @@ def test_every_element_has_one_owner(owners: int, bucket_bytes: int) -> None:
             assert inside if segment.count else owner == 0
 
 
-@pytest.mark.parametrize(("count", "owners"), [(0, 2), (1, 3), (64, 2), (65, 2), (1_000_003, 7)])
-def test_slices_are_whole_cache_lines(count: int, owners: int) -> None:
-    bounds = aligned_bounds(count, owners)
-    assert (len(bounds), bounds[0], bounds[-1]) == (owners + 1, 0, count)
-    assert bounds == sorted(bounds)
-    assert all(bound % 64 == 0 or bound == count for bound in bounds)
-
-
 @pytest.mark.parametrize("owners", [2, 3, 4, 8])
 def test_no_owner_has_more_than_its_share(owners: int) -> None:
     """Of a transformer's parameters, and of Adam's state with what aligns it."""

@@ -1,4 +1,4 @@
-"""A timeline: clocks, phases, the file that grows, and the pieces of ranks."""
+"""A timeline: its rows, the file that grows, and the pieces of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hvdtrain.core.agreement.operation import Marker
@@ -32,7 +31,6 @@ from hvdtrain.core.timeline.times import (
     Reading,
     Records,
     RecoveryTimes,
-    offset,
 )
 from hvdtrain.engines.local import LocalCommunicator
 
@@ -44,16 +42,6 @@ def operation(*times: float | None, ended: float) -> OperationTimes:
     submitted, proposed, agreed, began = (*times, None, None, None, None)[:4]
     assert submitted is not None
     return OperationTimes("allreduce", "x", "sum", 8, submitted, proposed, agreed, began, ended, "")
-
-
-def test_the_narrowest_barriers_bound_an_offset() -> None:
-    # A clock that is 50 s ahead. Rank 0 enters the first barrier last, and the second one first.
-    root = np.array([[10.0, 10.1], [20.0, 20.9]])
-    own = np.array([[9.0, 10.3], [20.8, 21.0]]) + 50.0
-    middle, error = offset(own, root)
-    low, high = 50.0 - 0.1, 50.0 + 0.3
-    assert middle == pytest.approx((low + high) / 2)
-    assert error == pytest.approx((high - low) / 2)
 
 
 def times_of(operations: Records[OperationTimes]) -> RankRecords:

@@ -203,14 +203,6 @@ def steps(
     return [[n for items, count in step for n in items[:count]] for step in together], ranks
 
 
-@given(st.integers(1, 80), st.integers(1, 30), st.integers(1, 6), st.integers(0, 9))
-def test_the_order_is_that_of_the_stream(samples: int, batch: int, size: int, more: int) -> None:
-    got, ranks = steps(Numbers(samples + more), samples, batch, size)
-    assert ranks[0].exact
-    assert [n for step in got for n in step] == list(range(samples))
-    assert [len(step) for step in got[:-1]] == [batch] * (len(got) - 1)
-
-
 @given(st.integers(1, 80), st.integers(1, 30), st.tuples(st.integers(1, 5), st.integers(1, 5)))
 def test_it_goes_on_with_other_ranks(samples: int, batch: int, sizes: tuple[int, int]) -> None:
     got, ranks = steps(Numbers(samples), samples, batch, sizes[0])

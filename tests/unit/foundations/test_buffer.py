@@ -39,20 +39,6 @@ def test_views_of_a_tensor_are_tensors() -> None:
         Buffer.of(tensor.t())
 
 
-@pytest.mark.parametrize("dtype", list(DType))
-def test_types_of_both_kinds(dtype: DType) -> None:
-    tensor = Buffer.of(torch.zeros(3, dtype=getattr(torch, dtype.value)))
-    array = Buffer.of(np.zeros(3, dtype.numpy), dtype)
-    assert (tensor.dtype, tensor.nbytes) == (array.dtype, array.nbytes)
-    for buffer in (tensor, array):
-        fresh = buffer.like(5)
-        assert (fresh.dtype, fresh.count, fresh.device) == (dtype, 5, "cpu")
-        assert type(fresh.elements()) is type(buffer.elements())
-        bytes_of_it = fresh.view(DType.UINT8)
-        assert bytes_of_it.count == fresh.nbytes
-        assert bytes_of_it.view(dtype).elements().dtype == buffer.elements().dtype
-
-
 def test_what_is_no_element_type() -> None:
     for elements in (np.zeros(2, "datetime64[s]"), torch.zeros(2, dtype=torch.float8_e4m3fn)):
         with pytest.raises(ValueError, match="cannot be communicated"):
