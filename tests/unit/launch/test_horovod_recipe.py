@@ -29,7 +29,7 @@ TARGET = Target(
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Target)])
 def test_whatever_decides_about_a_wheel_changes_its_name(name: str) -> None:
-    assert replace(TARGET, **{name: "other"}).key != TARGET.key
+    assert replace(TARGET, **{name: "other"}).key != TARGET.key  # type: ignore[arg-type]
 
 
 def test_only_variables_of_the_build_count() -> None:
