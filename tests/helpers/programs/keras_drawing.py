@@ -11,7 +11,10 @@ from typing import Any
 Spec = dict[str, Any]
 LAYERS = ["dense", "dense", "embedding", "embedding", "norm", "shared", "frozen"]
 EMA = ("use_ema", "ema_momentum", "ema_overwrite_frequency")
-OPTIMIZERS = ["sgd", "momentum", "adam", "adamw"]
+OPTIMIZERS = ["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
+# On one node they are the plain average; those of weights are that with plain SGD.
+EXCHANGES = ["average", "half:type=bf16", "half:type=fp16", "nbit:bits=2", "powersgd:rank=2"]
+WEIGHTS = ["local:steps=1", "postlocal:after=1,steps=1", "diloco:steps=1,rate=1,momentum=0"]
 
 
 class _Draw(random.Random):
@@ -47,6 +50,9 @@ def draw(seed: int, backend: str | None = None) -> Spec:
         ("data", 0.4, ["arrays", "generator"]),
         ("executions", 0.15, [2, 3]),
         ("jit", 0.3, [True, False]),
+        ("validate", 0.2, [True]),
+        ("schedule", 0.2, [True]),
+        ("fits", 0.15, [2]),
     ):
         if d.maybe(chance):
             program[key] = d.choice(values)
@@ -82,11 +88,11 @@ def _options(d: _Draw) -> Spec:
     options: Spec = {}
     if d.maybe(0.3):
         options["sparse_as_dense"] = True
-    kind = d.choice(["sharded", "exchange", "groups", "predivide", *["plain"] * 4])
+    kind = d.choice(["sharded", "exchange", "groups", "predivide", *["plain"] * 3])
     if kind == "sharded":
         options["sharded"] = True
     elif kind == "exchange":
-        options["exchange"] = d.choice(["half:type=bf16", "half:type=fp16", "average"])
+        options["exchange"] = d.choice([*EXCHANGES, *WEIGHTS])
     elif kind == "groups":
         options["groups"] = 2
     elif kind == "predivide":
@@ -100,7 +106,7 @@ def _settle(program: Spec, backend: str) -> None:
     options, settings = get("options", {}), get("with", {})
     own, fit = get("loop") == "own", get("loop", "fit") == "fit"
     if not fit:
-        drop("short", "data", "executions", "callbacks", "epochs")
+        drop("short", "data", "executions", "callbacks", "epochs", "validate", "fits")
     if own:  # which computes its loss, and its divisor, itself
         drop("mask", "l2")
     if get("weights") == "class" and (own or get("losses") != ["crossentropy"] or not get("pool")):
@@ -115,7 +121,8 @@ def _settle(program: Spec, backend: str) -> None:
     if backend == "torch":
         drop("executions")
     kinds = {layer.get("kind") for layer in get("layers", [])}
-    apart = any("clip" in key for key in settings) or "adam" in get("optimizer", "")
+    linear = get("optimizer", "sgd") in OPTIMIZERS[:2]
+    apart = not linear or any("clip" in key for key in settings)
     if backend == "tensorflow" and "embedding" in kinds and apart:
         # Keras takes each of several slices of a row by itself, so that dense gradients differ.
         drop("short")
@@ -125,8 +132,13 @@ def _settle(program: Spec, backend: str) -> None:
         drop("scale", "passes", "short")
         for key in ("clipnorm", "gradient_accumulation_steps", *EMA):
             settings.pop(key, None)
-    if "half" in options.get("exchange", "") and get("optimizer", "sgd") not in OPTIMIZERS[:2]:
+    if "half" in options.get("exchange", "") and not linear:
         program["optimizer"] = "sgd"  # others make rounding large
+    if options.get("exchange") in WEIGHTS:  # between which gradients are those of each rank
+        program["optimizer"] = "sgd"
+        drop("scale", "short")
+        for key in set(settings) - {"weight_decay"}:
+            del settings[key]
     if "passes" in program:
         settings.pop("gradient_accumulation_steps", None)
         if "average_passes" not in program:
@@ -150,8 +162,10 @@ def _settle(program: Spec, backend: str) -> None:
         drop("epochs")
         if backend == "tensorflow":  # where Keras takes a step more than there are batches
             drop("data")
-    if ("short" in program or get("data") == "generator") and "warmup" in callbacks:
-        callbacks.remove("warmup")  # which needs to know the number of batches
+        drop("fits")
+    unknown = "short" in program or get("data") == "generator"
+    if "warmup" in callbacks and (unknown or "schedule" in program or "fits" in program):
+        callbacks.remove("warmup")  # which needs to know the number of batches, and sets the rate
 
 
 def allowed(program: Spec, backend: str | None = None) -> bool:

@@ -26,6 +26,8 @@ OPTIMIZERS: dict[str, tuple[Any, Spec]] = {
     "momentum": (keras.optimizers.SGD, {"momentum": 0.9, "nesterov": True}),
     "adam": (keras.optimizers.Adam, {"epsilon": 0.01}),
     "adamw": (keras.optimizers.AdamW, {"epsilon": 0.01}),
+    "rmsprop": (keras.optimizers.RMSprop, {"epsilon": 0.01}),
+    "adagrad": (keras.optimizers.Adagrad, {"epsilon": 0.01}),
 }
 REDUCTIONS = {"mean": "sum_over_batch_size"}
 
@@ -114,7 +116,8 @@ class Training:
         passes = self.get("passes", 1)
         if passes > 1 and not self.together:
             settings["gradient_accumulation_steps"] = passes
-        optimizer = kind(RATE, **settings)
+        schedule = keras.optimizers.schedules.ExponentialDecay(RATE, 1, 0.5)
+        optimizer = kind(schedule if self.get("schedule") else RATE, **settings)
         if self.get("scale"):
             optimizer = keras.optimizers.LossScaleOptimizer(
                 optimizer, initial_scale=8.0, dynamic_growth_steps=2
@@ -193,7 +196,8 @@ class Training:
                 jit_compile=self.get("jit", "auto") if self.together else "auto",
             )
             if self.fit:
-                logs = self._fit()
+                for _ in range(self.get("fits", 1)):
+                    logs = self._fit()
             for number in range(0 if self.fit else self.count):
                 self.model.train_on_batch(*self._given(number))
         named = [*self.model.weights, *self.optimizer.variables]
@@ -243,6 +247,8 @@ class Training:
             how["batch_size"] = len(keras.tree.flatten(parts[0])[0])
             whole = keras.tree.map_structure(lambda *each: np.concatenate(each), *parts)
             data, how["y"], how["sample_weight"] = (*whole, None)[:3]
+        if self.get("validate") and (0 in self.parts or "metrics" in self.callbacks):
+            how["validation_data"] = self.batch(0)[:2]  # else of rank 0 alone
         history = self.model.fit(data, verbose=0, **how).history
         exact = "metrics" in self.callbacks and self.reduction == "sum_over_batch_size"
         exact = exact and self.get("op") != "sum" and self.get("passes", 1) == 1

@@ -8,10 +8,17 @@ from typing import Any
 
 Spec = dict[str, Any]
 PLAIN = ["sgd", "momentum", "decay", "adam", "amsgrad", "adamw", "rmsprop", "adagrad", "asgd"]
+CLOSING = ["lbfgs", "wolfe"]
+# On one node they are the plain average; those of weights are that with optimizers that are linear.
+GRADIENTS = ["average", "half:type=bf16", "half:type=fp16", "nbit:bits=2", "powersgd:rank=2"]
+GRADIENTS += ["topk:ratio=0.1", "nbit:bits=1,warmup=1"]
+WEIGHTS = ["local:steps=1,state=average", "postlocal:after=1,steps=1,state=average"]
+WEIGHTS += ["diloco:steps=1,rate=1,momentum=0,state=average"]
 KINDS = [
     *("linear", "linear", "linear", "tied", "frozen", "unused", "embedding", "embedding", "conv"),
     *("complex", "scalar", "normed", "lazy", "gru", "layernorm", "batchnorm"),
 ]
+EVENTS = ["freeze", "add", "reload", "rate", "model", "broadcast", "evaluate", "wrap", "resume"]
 
 
 class _Draw(random.Random):
@@ -42,8 +49,8 @@ def draw(seed: int) -> Spec:
         program["groups"] = d.choice([1, 2, 3])
     if d.maybe(0.1) and not sharded and program["mode"] != "sum":
         program["predivide"] = 2.0
-    elif d.maybe(0.1) and not sharded and program["mode"] != "sum":
-        program["exchange"] = d.choice(["half:type=bf16", "half:type=fp16", "average"])
+    elif d.maybe(0.3) and not sharded and program["mode"] != "sum":
+        program["exchange"] = d.choice([*GRADIENTS, *WEIGHTS])
     if d.maybe(0.15):
         program["members"] = d.choice([[0, 1], [1, 2], [0, 2], [1]])
     for key, chance, values in (
@@ -52,14 +59,17 @@ def draw(seed: int) -> Spec:
         ("scaler", 0.15, [True]),
         ("sparse_as_dense", 0.5 if sharded else 0.2, [True]),
         ("pre_hook", 0.1, [0.01]),
+        ("overlap", 0.08, ["plain", "plain", "plain", "wrapped"]),
     ):
         if d.maybe(chance):
             program[key] = d.choice(values)
     _steps(d, program)
-    if d.maybe(0.1) and not sharded and "members" not in program and "passes" not in program:
+    if d.maybe(0.1) and not sharded:
+        program["optimizers"][0] = d.choice(CLOSING)
+    if d.maybe(0.25) and not sharded and "members" not in program and "passes" not in program:
         program["join"] = d.choice([[1, 0], [0, 2], [2, 0, 1]])
     _settle(d, program)
-    if _Draw(f"compiled {seed}").maybe(0.08):  # so that other programs stay what they were
+    if d.maybe(0.08):
         _compile(program)
     if "average" in program and d.maybe(0.5):
         program["average"] = "exponential"
@@ -110,9 +120,8 @@ def _steps(d: _Draw, program: Spec) -> None:
         ):
             if d.maybe(chance):
                 step[key] = d.choice(values)
-        kinds = ("freeze", "add", "reload", "rate", "model", "broadcast", "evaluate", "wrap")
         if number and d.maybe(0.4):
-            step["before"] = [{"kind": d.choice(kinds), "layer": d.randrange(5)}]
+            step["before"] = [{"kind": d.choice(EVENTS), "layer": d.randrange(5)}]
         program["steps"].append(step)
 
 
@@ -145,10 +154,15 @@ def _settle(d: _Draw, program: Spec) -> None:
         if program.get("sharded"):
             program["sparse_as_dense"] = True
         if not program.get("sparse_as_dense"):
-            few = [d.choice(["sgd", "adagrad"]) for _ in program["optimizers"]]
+            few = [
+                name if name in CLOSING else d.choice(["sgd", "adagrad"])
+                for name in program["optimizers"]
+            ]
             program["optimizers"] = few
-            if program["mode"] == "weight":  # which is refused
-                program["mode"] = "average"
+            if d.maybe(0.4):
+                program["optimizers"] = ["sparse_adam", d.choice(["sgd", "momentum", "adam"])]
+                for layer in layers:
+                    layer["optimizer"] = 0 if layer.get("sparse") else 1
             program.pop("pre_hook", None)
             program.pop("join", None)  # which is refused: a joined rank has no rows to give
             for step in steps:
@@ -202,8 +216,30 @@ def _settle(d: _Draw, program: Spec) -> None:
         "exchange", ""
     ):
         # Others divide by the size of gradients, and so make rounding large.
-        plain = [name if name in PLAIN[:3] else "sgd" for name in program["optimizers"]]
-        program["optimizers"] = plain
+        _limit(program, PLAIN[:3])
+    exchange = program.get("exchange", "average")
+    if exchange not in GRADIENTS[:3]:  # which is refused
+        program.pop("join", None)
+    weights = exchange in WEIGHTS
+    if weights:  # between which gradients are those of each rank
+        _limit(program, PLAIN[: 1 if partial else 3])
+        for key in ("scaler", "pre_hook"):
+            program.pop(key, None)
+        for step in steps:
+            step.pop("clip", None)
+            events = step.get("before", [])
+            events[:] = [e for e in events if e["kind"] != "freeze"]  # which is refused
+    closing = program["optimizers"][0] in CLOSING
+    if closing:
+        for key in ("scaler", "overlap"):
+            program.pop(key, None)
+        if partial:  # others cannot tell which of several evaluations this rank has
+            del program["optimizers"][1:]
+    if program.get("overlap") == "plain" and (weights or "scaler" in program):
+        del program["overlap"]
+    elif program.get("overlap") == "wrapped":  # which is refused, on ranks that take part
+        program["optimizers"] = (program["optimizers"] * 2)[:2]
+        program.pop("members", None)
     skipped = False
     # Whether backward() may return before all gradients are reduced: it does while another rank
     # waits for this one in another operation.
@@ -218,10 +254,16 @@ def _settle(d: _Draw, program: Spec) -> None:
         # A rank without gradients cannot tell that others skip theirs.
         if step.get("skip") and (partial or program.get("sharded")):
             step["sync"] = True
-        if step.get("sync"):
+        if weights or closing:
+            step["sync"] = False
+        elif program.get("overlap") == "plain":
+            step["sync"] = True
+        if closing:
+            step["closure"] = True
+        elif step["sync"]:
             step.pop("closure", None)
         kept = step["zero"] == "keep" and not program.get("sharded") and program["mode"] != "sum"
-        kept = kept and not skipped and "scaler" not in program
+        kept = kept and not skipped and "scaler" not in program and not weights
         if (step["zero"] == "keep" and not kept) or program.get("sharded"):  # removes gradients
             step["zero"] = "none"
         skipped = step.get("skip", False)
@@ -231,6 +273,11 @@ def _settle(d: _Draw, program: Spec) -> None:
             for when in ("hooks_before", "hooks_after"):
                 if "post" in layer.get(when, []):
                     del layer[when]
+
+
+def _limit(program: Spec, names: list[str]) -> None:
+    """Take other optimizers for those with other names."""
+    program["optimizers"] = [n if n in names else "sgd" for n in program["optimizers"]]
 
 
 # Features that are known to go wrong: the test draws no program that has them all.

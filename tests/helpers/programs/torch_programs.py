@@ -38,6 +38,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.05),
     "sparse_adam": lambda p: torch.optim.SparseAdam(p, lr=0.01, eps=0.01),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=2),
+    "wolfe": lambda p: torch.optim.LBFGS(p, max_iter=2, line_search_fn="strong_wolfe"),
 }
 
 
@@ -169,6 +170,9 @@ class Training:
         """Make new optimizers, while the program still has those before."""
         self.optimizers = self._optimizers()
         self.former.append(self.optimizers)
+        # Steps with the gradients of the first one, too.
+        shared = _parameters(self.optimizers[0]) if self.program.get("overlap") == "plain" else []
+        self.plain = [torch.optim.SGD(shared, lr=0.01)] if shared else []
         gamma = self.program.get("scheduler")
         make = torch.optim.lr_scheduler.StepLR
         self.schedulers = [make(o, 1, gamma) for o in self.optimizers if gamma]
@@ -182,9 +186,11 @@ class Training:
             for p in layer.parameters():
                 if id(p) not in taken and not layer.spec.get("late"):
                     taken.add(id(p))
-                    owned[number % len(specs)].append(p)
-        pairs = [(OPTIMIZERS[s](p), s) for s, p in zip(specs, owned, strict=True) if p]
-        return [self._wrap(optimizer) for optimizer, _ in pairs]
+                    owned[layer.spec.get("optimizer", number) % len(specs)].append(p)
+        if self.program.get("overlap") == "wrapped" and len(specs) > 1:
+            owned[-1].extend(owned[0][:1])
+        made = [OPTIMIZERS[s](p) for s, p in zip(specs, owned, strict=True) if p]
+        return [self._wrap(optimizer) for optimizer in made]
 
     def _wrap(self, optimizer: torch.optim.Optimizer) -> Any:
         if "pre_hook" in self.program:
@@ -322,6 +328,8 @@ class Training:
         for optimizer in scaled:
             self.scaler.unscale_(optimizer)
         self.clip(step.get("clip"))
+        for optimizer in self.plain:
+            optimizer.step()
         for optimizer in self.optimizers:
             take = partial_step(self.scaler, optimizer, optimizer in scaled)
             if sync:
@@ -382,6 +390,12 @@ class Training:
                 hvd.broadcast_optimizer_state(optimizer)
         elif kind == "wrap":
             self._begin_phase()
+        elif kind == "resume":
+            states = [copy.deepcopy(o.state_dict()) for o in self.optimizers]
+            self._begin_phase()
+            for optimizer, state in zip(self.optimizers, states, strict=True):
+                if len(state["param_groups"]) == len(optimizer.param_groups):
+                    optimizer.load_state_dict(state)
         elif kind == "evaluate" and 0 in self.parts:  # rank 0 alone
             self.net.eval()
             with torch.no_grad():
@@ -395,6 +409,7 @@ class Training:
         for step in steps:
             self.step(step, self.members)
         grads = not (self.sharded or self.program.get("scaler") or steps[-1:] == [])
+        grads = grads and "steps=" not in self.program.get("exchange", "")  # each rank has its own
         grads = grads and not any(steps[-1].get(k) for k in ("skip", "closure", "overflow"))
         if "join" in self.program:
             self._join(steps)
@@ -409,8 +424,9 @@ class Training:
         for number in range(mine):
             active = [r for r in self.members if extra[r] > number]
             # Unscaling needs all gradients reduced.
-            sync = self.program.get("scaler", False)
-            self.step({"seed": 50 + number, "sync": sync}, active)
+            sync = bool(self.program.get("scaler") or self.plain)
+            closure = isinstance(self.optimizers[0], torch.optim.LBFGS)
+            self.step({"seed": 50 + number, "sync": sync, "closure": closure}, active)
         if self.together:
             root = hvd.join()
             hvd.broadcast_parameters(self.net.state_dict(), root)
@@ -514,5 +530,7 @@ def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
         if len(chosen) < size:
             hvd.remove_process_set(process_set)
     except Exception as error:
+        if program.get("overlap") == "wrapped":  # others may wait for this rank in backward()
+            hvd.barrier()
         return failure(error, "torch")
     return result
