@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.core import context
+from hvdtrain.core import context, sample_weights
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.exchanges.saved import (
     SAMPLES_PER_STEP,
@@ -59,6 +59,7 @@ class Exchanged(Follower):
         self.weights: Weights | None = None
         with context.alone_if_newcomer():
             self._plan()
+        sample_weights.register(self)
         if self.gradients is not None:
             context.current().followers.add(self, settings.process_set.channel().ranks)
 
@@ -82,6 +83,20 @@ class Exchanged(Follower):
                 settings = replace(settings, exchange=settings.exchange.first)
             rate = partial(rate_of, self._optimizer)
             self.gradients = Gradients(trainable, settings, rate, self.loss_scale)
+
+    def has(self, parameters: Set[int]) -> bool | None:
+        """Return whether ranks exchange one of these; see sample_weights."""
+        exchanged = self.gradients or self.weights
+        if exchanged is None or exchanged.claim.lost:
+            return False
+        if not parameters.isdisjoint(exchanged.claim.names):
+            return True
+        return None if exchanged.world is context.current() else False
+
+    @property
+    def weight(self) -> float | None:
+        """What this rank counts with; see sample_weights."""
+        return self.sample_weight
 
     @property
     def exchanges_weights(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hvdtrain.collective import collective
-from hvdtrain.core import context, sample_weights
+from hvdtrain.core import context
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
@@ -105,11 +105,10 @@ class Gradients:
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
         self.claim = Claim(parameters)
-        sample_weights.register(self)
 
     @collective
     def _make_plan(self) -> None:
-        self._world = context.current()
+        self.world = context.current()
         self.buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
         self._used: Sequence[int] = ()  # for each parameter, how many ranks had the last gradient
@@ -123,14 +122,6 @@ class Gradients:
     @property
     def _reducer(self) -> Reducer:
         return self.buckets.reducer
-
-    def has(self, parameters: Set[int]) -> bool | None:
-        """Return whether it reduces the gradient of one of these; see sample_weights."""
-        if self.claim.lost:
-            return False
-        if not parameters.isdisjoint(self.claim.names):
-            return True
-        return None if self._world is context.current() else False
 
     @property
     def _own(self) -> OwnStep:
@@ -574,7 +565,7 @@ class Gradients:
     def _begin(self) -> None:
         """Make a new plan if dtypes of parameters or the world have changed."""
         self.refuse_capture()
-        if context.is_initialized() and context.current() is not self._world:
+        if context.is_initialized() and context.current() is not self.world:
             self._remake_plan()
             return
         change = describe_dtype_change(self._named, self.buckets.dtypes)

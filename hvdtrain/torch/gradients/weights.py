@@ -11,6 +11,7 @@ import torch
 
 from hvdtrain.arrays import Array, HostArray, is_tensor
 from hvdtrain.collective import collective
+from hvdtrain.core import context
 from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.gradients.exchange import FilledBucket, InnerState, StepInfo
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
@@ -116,11 +117,12 @@ class Weights:
         self._parameters = [parameter for _, parameter in parameters]
         self.weight: float | None = None
         self.counter = StepCounter()
-        self._claim = Claim(parameters)
+        self.claim = Claim(parameters)
         self._make_plan()
 
     @collective
     def _make_plan(self) -> None:
+        self.world = context.current()
         self._buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
 
@@ -128,7 +130,7 @@ class Weights:
     def before_step(self) -> None:
         """Prepare for a step (local; collective before the first one if samples are counted)."""
         check_reduced(self._optimizer, self._parameters)
-        self._claim.check()
+        self.claim.check()
         self._check_trained()
         counts = self._buckets.exchange.counts_samples and self.counter.samples_per_step is None
         if counts and self.weight is not None:

@@ -160,7 +160,7 @@ def _settle(d: _Draw, program: Spec) -> None:
             ]
             program["optimizers"] = few
             if d.maybe(0.4):
-                program["optimizers"] = ["sparse_adam", d.choice(["sgd", "momentum", "adam"])]
+                program["optimizers"] = ["sparse_adam", d.choice(["sgd", "adagrad"])]
                 for layer in layers:
                     layer["optimizer"] = 0 if layer.get("sparse") else 1
             program.pop("pre_hook", None)
@@ -173,6 +173,8 @@ def _settle(d: _Draw, program: Spec) -> None:
             if step.get("clip") == "inf":
                 step["clip"] = "2"
     if "complex" in kinds:
+        if program.get("exchange") in GRADIENTS[3:]:  # which refuse them
+            del program["exchange"]
         program.pop("pre_hook", None)
         program.pop("scaler", None)
         for step in steps:
@@ -229,6 +231,8 @@ def _settle(d: _Draw, program: Spec) -> None:
             step.pop("clip", None)
             events = step.get("before", [])
             events[:] = [e for e in events if e["kind"] != "freeze"]  # which is refused
+    if "conv" in kinds:  # torch's LBFGS takes no channels_last
+        _limit(program, [*PLAIN, "sparse_adam"])
     closing = program["optimizers"][0] in CLOSING
     if closing:
         for key in ("scaler", "overlap"):
