@@ -136,7 +136,7 @@ def _settle(program: Spec, backend: str) -> None:
         program["optimizer"] = "sgd"  # others make rounding large
     if options.get("exchange") in WEIGHTS:  # between which gradients are those of each rank
         program["optimizer"] = "sgd"
-        drop("scale", "short")
+        drop("scale", "short", "passes")
         for key in set(settings) - {"weight_decay"}:
             del settings[key]
     if "passes" in program:

@@ -228,7 +228,8 @@ def _settle(d: _Draw, program: Spec) -> None:
         for key in ("scaler", "pre_hook"):
             program.pop(key, None)
         for step in steps:
-            step.pop("clip", None)
+            for key in ("clip", "skip") if partial else ("clip",):
+                step.pop(key, None)
             events = step.get("before", [])
             events[:] = [e for e in events if e["kind"] != "freeze"]  # which is refused
     if "conv" in kinds:  # torch's LBFGS takes no channels_last

@@ -171,8 +171,8 @@ class Training:
         self.optimizers = self._optimizers()
         self.former.append(self.optimizers)
         # Steps with the gradients of the first one, too.
-        shared = _parameters(self.optimizers[0]) if self.program.get("overlap") == "plain" else []
-        self.plain = [torch.optim.SGD(shared, lr=0.01)] if shared else []
+        first = self.optimizers[:1] if self.program.get("overlap") == "plain" else []
+        self.plain = [torch.optim.SGD(_parameters(o), lr=0.01) for o in first]
         gamma = self.program.get("scheduler")
         make = torch.optim.lr_scheduler.StepLR
         self.schedulers = [make(o, 1, gamma) for o in self.optimizers if gamma]
@@ -425,7 +425,7 @@ class Training:
             active = [r for r in self.members if extra[r] > number]
             # Unscaling needs all gradients reduced.
             sync = bool(self.program.get("scaler") or self.plain)
-            closure = isinstance(self.optimizers[0], torch.optim.LBFGS)
+            closure = any(isinstance(o, torch.optim.LBFGS) for o in self.optimizers)
             self.step({"seed": 50 + number, "sync": sync, "closure": closure}, active)
         if self.together:
             root = hvd.join()
