@@ -129,6 +129,8 @@ def _settle(program: Spec, backend: str) -> None:
         options.pop("sparse_as_dense", None)
         options.pop("sharded", None)
     if options.get("sharded"):
+        if get("optimizer") in OPTIMIZERS[4:]:  # which are refused
+            program["optimizer"] = "sgd"
         drop("scale", "passes", "short")
         for key in ("clipnorm", "gradient_accumulation_steps", *EMA):
             settings.pop(key, None)
