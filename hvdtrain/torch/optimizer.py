@@ -53,13 +53,17 @@ def loss_of_all_ranks(
     counts = is_tensor or isinstance(loss, (int, float))
     share = 0.0 if not counts else 1.0 if weight is None else weight
     own = float(loss.detach() if is_tensor else loss) * share if share else 0.0
-    terms = torch.tensor([own, share], dtype=torch.float64, device="cpu")
-    total, shares = allreduce(
+    terms = torch.tensor(
+        [own, share, not counts, weight is not None], dtype=torch.float64, device="cpu"
+    )
+    total, shares, lacking, weighted = allreduce(
         terms, name="loss of a closure", op=ReduceOp.SUM, process_set=process_set
     ).tolist()
     if not shares or not (counts or loss is None):
         return loss
-    result = total / shares if op is ReduceOp.AVERAGE else total
+    # Without weights, gradients are divided by the number of all ranks, also of those that joined.
+    divisor = shares if weighted else len(process_set.channel().ranks) - lacking
+    result = total / divisor if op is ReduceOp.AVERAGE else total
     return torch.full_like(loss.detach(), result) if is_tensor else result
 
 

@@ -38,6 +38,8 @@ _FOUND: dict[int, list[dict[str, Any]]] = {
             {"layers": [{}, {"kind": "batchnorm"}], "steps": [{"rows": [2, 3]}], "exchange": name}
             for name in ("average", "local:steps=1")
         ),
+        # The loss of a closure was not divided by the number of all ranks, as gradients are.
+        {"optimizers": ["wolfe"], "steps": [{"closure": True}], "join": [1, 0], "mode": "average"},
         {"layers": [{"kind": "scalar", "dtype": "bf16"}], "world": {"ENGINE": "gloo"}},
         {"layers": [{"kind": "scalar"}], "optimizers": ["adam"], "sharded": True},
         {"layers": [{}, {"ranks": [1, 0]}], "steps": [{"graph": True}] * 2, "sharded": True},
