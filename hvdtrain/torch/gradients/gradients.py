@@ -111,7 +111,7 @@ class Gradients:
         self.world = context.current()
         self.buckets = ParameterBuckets.agree(self._named, self._settings)
         self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
-        self._used: Sequence[int] = ()  # for each parameter, how many ranks had the last gradient
+        self.used: Sequence[int] = ()  # for each parameter, how many ranks had the last gradient
         self._removed_before = ""  # of these gradients, the program, for the next step
         self.plan_is_final = False  # until it follows the order in which gradients arrive
 
@@ -387,16 +387,14 @@ class Gradients:
         usage = self._end_step()
         self._reducer.count_step()
         self.steps += 1
-        self._used = () if usage is None else usage.used
+        self.used = () if usage is None else usage.used
         if usage is not None:
             self._check_removed(arrived, usage)
 
     def note_removed(self) -> None:
         """Note which results the program does not step on; ranks compare that in the next step."""
         none = [index for index, p in enumerate(self.parameters) if p.grad is None]
-        removed = [
-            self._named[i][0] for i in none if self._used and self._used[i] and not self.open
-        ]
+        removed = [self._named[i][0] for i in none if self.used and self.used[i] and not self.open]
         self._removed_before = _without(removed) if removed else ""
 
     def _check_weight(self) -> None:

@@ -103,7 +103,7 @@ class TorchSharedSteps:
         if self._scaled and not self.kept:
             self.gradients.check_unchanged()
         hooks = getattr(self._optimizer, "_optimizer_step_pre_hooks", {})
-        if hooks and not self.kept:
+        if hooks and not self.kept and any(self.gradients.used):
             raise UnsupportedError(
                 "sharded=True: a step pre-hook of the optimizer would see gradients of this rank "
                 "alone: call optimizer.synchronize() before step()"

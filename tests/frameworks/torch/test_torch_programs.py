@@ -43,6 +43,13 @@ _FOUND: dict[int, list[dict[str, Any]]] = {
         {"layers": [{"kind": "scalar", "dtype": "bf16"}], "world": {"ENGINE": "gloo"}},
         {"layers": [{"kind": "scalar"}], "optimizers": ["adam"], "sharded": True},
         {"layers": [{}, {"ranks": [1, 0]}], "steps": [{"graph": True}] * 2, "sharded": True},
+        # An optimizer without any gradient was told to synchronize, which it had done.
+        {
+            "layers": [{"steps": [0, 1]}],
+            "steps": [{"sync": True, "clip": "own"}],
+            "pre_hook": 0.01,
+            "sharded": True,
+        },
         # The optimizer before was not deleted.
         {"steps": [{}, {"before": [{"kind": "wrap"}]}], "sharded": True},
         # Gradients were sparse on ranks outside the process set.
