@@ -112,6 +112,13 @@ def _run(
     if settings is not None and place.rank == 0:
         for remark in remarks(settings, place.size, gpu):
             click.echo(f"hvdtrain: {remark}", err=True)
+    if place.size > 1 and place.rank == 0 and script.ignores_ranks():
+        click.echo(
+            f"hvdtrain: {script.program[-1]} neither joins a world nor looks at its rank: each of "
+            f"the {place.size} ranks does all of its work. Use hvdtrain.torch, or "
+            "torch.distributed, in it, or start it with one rank",
+            err=True,
+        )
     local_rank = None if passed is None else f"{passed}={place.local_rank}"
     words = script.command(local_rank, watched)
     if listening is None:

@@ -81,7 +81,7 @@ class Run:
     @collective
     def run(self) -> Summary | None:
         """Train the epochs that are left and write the results."""
-        while self._progress.epoch < self._options.epochs and not self._is_stale:
+        while self._progress.epoch < self._step_plan.epochs and not self._is_stale:
             stop_rank = self._heartbeat.stop_rank
             if stop_rank is not None:  # its checkpoint is written
                 lines = stop_lines(stop_rank, self._progress, str(self._state.directory))
@@ -112,8 +112,8 @@ class Run:
         if state.pausing is not None and done < self._step_plan.samples:
             self._pause(False, 0.0)
             state.pausing = None
-        title = f"epoch {self._progress.epoch + 1}/{self._options.epochs}"
-        later = (self._options.epochs - self._progress.epoch - 1) * steps
+        title = f"epoch {self._progress.epoch + 1}/{self._step_plan.epochs}"
+        later = (self._step_plan.epochs - self._progress.epoch - 1) * steps
         self._terminal.begin(title, steps, done // self._step_plan.global_batch_size, later)
         whole, samples, seconds = False, self._progress.samples, 0.0
         while not (whole or self._is_stale or self._heartbeat.interrupts):
@@ -252,7 +252,7 @@ class Run:
         if self._is_due(EVALUATE, self._triggers.evaluate, whole):
             better = self._evaluate(lines)
         if lines:
-            self._terminal.print(epoch_lines(lines, self._options.epochs))
+            self._terminal.print(epoch_lines(lines, self._step_plan.epochs))
             if self._run_log is not None:
                 self._run_log.write(lines)
         self._watch_due |= self._triggers.watches(step, whole)
@@ -393,7 +393,7 @@ class Run:
             weights_sha256=allgather_object(weights_digest(self._loop.state.weights()), "weights"),
             steps=progress.step,
             best=None if progress.best is None else asdict(progress.best),
-            ended="early stop" if progress.epoch < options.epochs else "epochs",
+            ended="early stop" if progress.epoch < self._step_plan.epochs else "epochs",
             parameter_server=_parameter_server(options, self._loop.pushes),
             failures=state.failures,
             joins=state.joins,

@@ -39,6 +39,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "device": device_text(setup.devices),
         "data": f"{samples} training and {setup.test_samples} test samples",
         "batch": f"{counted(batch, 'sample')} of all ranks{per_rank}{whole}",
+        "epochs": _epochs_text(options, setup.step_plan.epochs),
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 else "",
@@ -59,12 +60,17 @@ def _exchange_text(options: TrainOptions, hosts: int) -> str:
     return f"{options.exchange}. {exchange.exactness}"
 
 
+def _epochs_text(options: TrainOptions, epochs: int) -> str:
+    return f"{epochs}: {options.epochs} divided by the ranks" if options.divide_epochs else ""
+
+
 def _lr_text(options: TrainOptions, size: int, setup: TrainingSetup) -> str:
     base, scaled = options.base_lr, options.scaled_lr(size)
     text = f"{scaled:.4g} = base {base:.4g} x {scaled / base:.4g} ({options.lr_scaling} scaling)"
     if base != scaled and options.warmup_epochs:
         text += f", warm-up over {counted(options.warmup_epochs, 'epoch')}"
-    text += decay_text(options, options.warmup_epochs if base != scaled else 0.0)
+    warmup = options.warmup_epochs if base != scaled else 0.0
+    text += decay_text(options, warmup, setup.step_plan.epochs)
     own = setup.recipe.optimizer is not None
     shared = ", shared by ranks" * setup.loop.shares_optimizer
     return f"{text}, {'the optimizer of the recipe' if own else options.optimizer}{shared}"
@@ -79,11 +85,11 @@ def _servers_text(options: TrainOptions, size: int) -> str:
     return f"{format_ranks(range(workers, size))}; workers: {format_ranks(range(workers))}"
 
 
-def decay_text(options: TrainOptions, warmup: float) -> str:
+def decay_text(options: TrainOptions, warmup: float, epochs: int) -> str:
     """Describe how the learning rate decays: ", cosine from epoch 5 on"; "" if it is constant."""
     if options.schedule == "constant":
         return ""
-    if warmup >= options.epochs:
+    if warmup >= epochs:
         length = counted(warmup, "epoch")
         return f", no {options.schedule}: the warm-up ({length}) takes the whole run"
     if options.schedule == "step":

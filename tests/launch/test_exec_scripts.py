@@ -188,6 +188,38 @@ def test_what_imports_accelerate(
     assert not Script.parse(["-m", "package.missing"]).uses_accelerate()
 
 
+def test_a_script_that_does_not_know_of_ranks_is_said(tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("import numpy, parts.model\nprint(parts.model.SIZE, flush=True)")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "model.py").write_text("SIZE = 3")
+    done = run_ranks([*EXEC, str(script)], 2)
+    assert done.stdout == "3\n3\n"
+    assert done.stderr.count("each of the 2 ranks does all of its work") == 1
+    assert "hvdtrain:" not in run_ranks([*EXEC, str(script)], 1).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "beside", "ignores"),
+    [
+        ("import torch\nmodel = torch.nn.DataParallel(model)", "", True),
+        ("from torch.distributions import Normal\nimport beside", "import numpy as np", True),
+        ("import torch.distributed as dist", "", False),
+        ("import beside", "from torch import distributed", False),
+        ("import os\nplace = os.environ['LOCAL_RANK']", "", False),
+        ("import keras\nkeras.distribution.initialize()", "", False),
+        ("import some_package", "", False),
+        ("from . import beside", "", False),
+        ("import torch as", "", True),
+    ],
+)
+def test_what_does_not_know_of_ranks(text: str, beside: str, ignores: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    (tmp_path / "beside.py").write_text(beside)
+    assert Script.parse([str(script)]).ignores_ranks() == ignores
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -68,6 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
         "watch_every": 5,
         "shard_optimizer": False,  # otherwise the next step gives all ranks the owner's weights
     },
+    "divided": {**NOISY, "epochs": 4, "divide_epochs": True},
     "poisoned": POISONED,
     "skipping": {**POISONED, "non_finite": "skip"},
     "adasum": {**NOISY, "exchange": "adasum:warmup=2", "watch_every": 1, "clip_norm": 1.0},
@@ -176,6 +177,11 @@ def poisoned_step(epoch: int) -> tuple[int, int]:
     step, place = divmod(order.index(POISON), 12)
     size = min(12, 100 - 12 * step)
     return step, next(rank for rank in range(SIZE) if place < (rank + 1) * size // SIZE)
+
+
+def test_epochs_are_divided_by_the_ranks(runs: Any) -> None:
+    for result in runs[1]["divided"]:
+        assert (result["steps"], result["epochs"], result["ended"]) == (18, 2, "epochs")
 
 
 def test_a_sample_that_is_no_number_stops_the_run(runs: Any) -> None:

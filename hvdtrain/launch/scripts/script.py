@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import runpy
 import sys
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -70,6 +72,24 @@ def interpreter_options() -> list[str]:
 
 # transformers' Trainer is built on Accelerate.
 _ACCELERATE = {"accelerate", "transformers"}
+# Modules that take no part in a world unless the script's text says so in one of these words.
+_OF_ONE_PROCESS = sys.stdlib_module_names | {
+    *("PIL", "cv2", "datasets", "flax", "h5py", "jax", "keras", "matplotlib", "numpy", "optax"),
+    *(
+        "pandas",
+        "scipy",
+        "sklearn",
+        "tensorboard",
+        "tensorflow",
+        "tensorflow_datasets",
+        "tokenizers",
+    ),
+    *("torch", "torchtext", "torchvision", "tqdm", "yaml"),
+}
+_WORDS_OF_RANKS = re.compile(
+    r"distribute|distribution\b|rank|world_size|TF_CONFIG|SLURM_|PMI_|subprocess|^\s*from\s+\.",
+    re.IGNORECASE | re.MULTILINE,
+)
 _WATCH = ("-m", "hvdtrain.launch.scripts.watched")
 
 
@@ -94,25 +114,27 @@ class Script:
 
     def uses_accelerate(self) -> bool:
         """Return whether its own text imports Accelerate, or transformers, whose Trainer does."""
-        path = self._file()
-        if path is None:
+        text = self._text()
+        return text is not None and not _ACCELERATE.isdisjoint(_imported(text))
+
+    def ignores_ranks(self) -> bool:
+        """Return whether nothing in it, or in modules beside it, can tell one rank from another.
+
+        Other packages may: only those are known not to that have one process by themselves.
+        """
+        path, text = self._file(), self._text()
+        if path is None or text is None:
             return False
-        try:
-            tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError):  # the script's own matter
-            return False
-        names = [
-            name
-            for node in ast.walk(tree)
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom) and not node.level
-                else []
-            )
-        ]
-        return any(name.partition(".")[0] in _ACCELERATE for name in names)
+        seen: dict[str, str] = {"": text}
+        to_read = [text]
+        while to_read:
+            for name in _imported(to_read.pop()) - seen.keys() - _OF_ONE_PROCESS:
+                beside = _module_files(path.parent, name)
+                if not beside:
+                    return False
+                seen[name] = "\n".join(map(_read, beside))
+                to_read.append(seen[name])
+        return not any(map(_WORDS_OF_RANKS.search, seen.values()))
 
     def command(self, local_rank: str | None = None, watched: bool = False) -> list[str]:
         """Return the command line, with the options of this process's interpreter."""
@@ -120,6 +142,10 @@ class Script:
         first = [] if local_rank is None else [local_rank]
         options = interpreter_options()
         return [sys.executable, *options, *watch, *self.program, *first, *self.arguments]
+
+    def _text(self) -> str | None:
+        path = self._file()
+        return None if path is None else _read(path)
 
     def _file(self) -> Path | None:
         """Return the file of the program, if it is found without importing a package."""
@@ -131,6 +157,33 @@ class Script:
                 if path.is_file():
                     return path
         return None
+
+
+def _read(path: Path) -> str:
+    try:
+        with tokenize.open(path) as file:  # as Python decodes it
+            return file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):  # the script's own matter
+        return ""
+
+
+def _imported(text: str) -> set[str]:
+    """Return the top-level modules that a text imports; none if it is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [
+        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    return {name.partition(".")[0] for name in names}
+
+
+def _module_files(folder: Path, name: str) -> list[Path]:
+    """Return the files of a module or package in a folder."""
+    file = folder / f"{name}.py"
+    return [file] if file.is_file() else sorted((folder / name).rglob("*.py"))
 
 
 USE_CPU, MIXED_PRECISION = "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION"

@@ -69,6 +69,11 @@ class StepPlan:
         return self.options.samples_per_step(self.ranks or self.topology.size)
 
     @property
+    def epochs(self) -> int:
+        """Number of epochs, those before a resume included."""
+        return self.options.epochs_with(self.ranks or self.topology.size)
+
+    @property
     def steps_per_epoch(self) -> int:
         """Number of steps that use every sample once."""
         return steps_per_epoch(self.samples, self.global_batch_size)
@@ -84,7 +89,7 @@ class StepPlan:
         options = self.options
         return ScheduleSettings(
             steps_per_epoch=self.steps_per_epoch,
-            steps=self.steps_per_epoch * options.epochs,
+            steps=self.steps_per_epoch * self.epochs,
             base_lr=options.base_lr,
             target_lr=self.target_lr,
             # Without a rate to warm up to, the warm-up does not delay the schedule.

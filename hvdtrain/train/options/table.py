@@ -90,6 +90,9 @@ class DeclaredOptions:
         group="Data",
         check=at_least(1),
     )
+    divide_epochs: bool = option(
+        False, "Divide --epochs by the number of ranks, rounded up, as Horovod's examples do."
+    )
     batch_size: int | None = option(
         None, "Samples per rank and backward pass.", unset=str(BATCH_SIZE), check=at_least(1)
     )

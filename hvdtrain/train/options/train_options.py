@@ -105,6 +105,10 @@ class TrainOptions(DeclaredOptions):
             return self.base_lr
         return scaled_lr(self.base_lr, self.worker_count(size), self.lr_scaling)
 
+    def epochs_with(self, size: int) -> int:
+        """Return the number of epochs that `size` ranks train."""
+        return -(-self.epochs // self.worker_count(size)) if self.divide_epochs else self.epochs
+
     def samples_per_step(self, size: int) -> int:
         """Return the global batch size for `size` ranks, all backward passes of a step included."""
         if self.global_batch_size is not None:
@@ -257,6 +261,11 @@ def _check_data(options: TrainOptions) -> None:
         raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
     if options.virtual_shards is None:
         return
+    if options.divide_epochs:
+        raise UsageError(
+            "--virtual-shards and --divide-epochs exclude each other: with fewer epochs more ranks "
+            "cannot give the same weights"
+        )
     if options.global_batch_size is None:
         raise UsageError(
             "--virtual-shards needs --global-batch-size: a batch that grows with the ranks cannot "

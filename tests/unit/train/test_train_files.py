@@ -158,7 +158,7 @@ TRAIN = MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 100
 def test_how_the_rate_falls(schedule: str, warmup: float, text: str) -> None:
     milestones = "3,6" if schedule == "step" else ""
     options = TrainOptions(epochs=9, schedule=schedule, warmup_epochs=warmup, milestones=milestones)
-    assert decay_text(options, options.warmup_epochs) == text
+    assert decay_text(options, options.warmup_epochs, options.epochs) == text
 
 
 def test_mpirun_passes_on_all_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
