@@ -204,6 +204,8 @@ def test_a_script_that_does_not_know_of_ranks_is_said(tmp_path: Path) -> None:
     [
         ("import torch\nmodel = torch.nn.DataParallel(model)", "", True),
         ("from torch.distributions import Normal\nimport beside", "import numpy as np", True),
+        ("import tensorflow as tf\nplace = tf.distribute.MirroredStrategy()", "", True),
+        ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "", False),
         ("import torch.distributed as dist", "", False),
         ("import beside", "from torch import distributed", False),
         ("import os\nplace = os.environ['LOCAL_RANK']", "", False),

@@ -87,7 +87,8 @@ _OF_ONE_PROCESS = sys.stdlib_module_names | {
     *("torch", "torchtext", "torchvision", "tqdm", "yaml"),
 }
 _WORDS_OF_RANKS = re.compile(
-    r"distribute|distribution\b|rank|world_size|TF_CONFIG|SLURM_|PMI_|subprocess|^\s*from\s+\.",
+    r"distributed|distribution\b|MultiWorkerMirrored|ParameterServerStrategy|ClusterResolver"
+    r"|rank|world_size|TF_CONFIG|SLURM_|PMI_|subprocess|^\s*from\s+\.",
     re.IGNORECASE | re.MULTILINE,
 )
 _WATCH = ("-m", "hvdtrain.launch.scripts.watched")
