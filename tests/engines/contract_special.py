@@ -30,6 +30,7 @@ def reduce_special(c: Communicator, dtype: DType, op: ReduceOp) -> None:
         [
             *((nan, 1), (-nan, 1), (nan, inf), (-nan, -inf), (nan, nan), (inf, 1), (-inf, 1)),
             *((inf, -inf), (-0.0, 1), (-0.0, -1), (-0.0, -0.0), (tiny, 0), (-tiny, 0), (tiny, -1)),
+            (-0.0, 0),
         ]
     )
     # The tail and the body of loops over vectors; pieces of what is shared between nodes.
@@ -57,12 +58,15 @@ def _reduce(
     c.reduce_scatter(
         Buffer.from_array(send, dtype), Buffer.from_array(part, dtype), [count] * c.size, op
     )
-    expected = _expected(special, other, c.size, op)
+    expected = expected_of(special, other, c.size, op)
     for name, got in (("allreduce", own), ("reduce_scatter", part)):
         values, rounded = _decoded(got, dtype), _decoded(_encoded(expected, dtype), dtype)
-        # -0.0 equals 0.0, and NaN has any sign.
+        # -0.0 equals 0.0, and NaN has any sign, as has the larger or smaller one of zeros.
         right = np.where(np.isnan(rounded), np.isnan(values), values == rounded)
-        right &= np.isnan(rounded) | (np.signbit(values) == np.signbit(rounded))
+        signless = np.isnan(rounded)
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            signless |= (special == other) & (np.signbit(special) != np.signbit(other))
+        right &= signless | (np.signbit(values) == np.signbit(rounded))
         (wrong,) = np.nonzero(~right)
         assert not wrong.size, (
             f"{name} of {special[wrong[0]]} on rank {holder} and {other[wrong[0]]}: "
@@ -70,7 +74,7 @@ def _reduce(
         )
 
 
-def _expected(
+def expected_of(
     special: npt.NDArray[np.float64], other: npt.NDArray[np.float64], size: int, op: ReduceOp
 ) -> npt.NDArray[np.float64]:
     fold = {
@@ -79,6 +83,7 @@ def _expected(
         ReduceOp.MIN: np.minimum,
         ReduceOp.MAX: np.maximum,
     }[op]
+    """Return the reduction of values that one rank has, and others that all others have."""
     total = special
     with np.errstate(all="ignore"):
         for _ in range(size - 1):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+from itertools import takewhile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from contract_special import SPECIAL_TYPES, expected_of
 from horovod_environment import horovod_python
 from hosts import AGENT_ARGS, require_hosts, write_hostfile
 from mpis import MPICH, OPEN_MPI_4
 from ranks import launch, run_ranks, start
 from shared_launch import SharedLaunch, results_of
 
+from hvdtrain.types import DType, ReduceOp
+
 WORKER = Path(__file__).parent / "contract_worker.py"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 # How many cases of the table each engine runs and refuses; a number that sinks is a loss.
 # Ranks of one node, and only they, reduce halves in shared memory.
@@ -60,6 +66,23 @@ def _kind(case: str, np: int) -> str:
     if case in ("mpi", "mpi-hidden"):
         return "node" if np > 1 else "mpi"
     return case.split()[0]
+
+
+def test_the_page_says_what_the_contract_demands() -> None:
+    """Of two ranks, in a table whose rows the contract has, too."""
+    text = (DOCS / "numerics.md").read_text()
+    lines = text.partition("<!-- checked by tests/engines/test_engines.py -->")[2].splitlines()
+    header, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in takewhile(bool, lines[1:])
+    )
+    tiny = SPECIAL_TYPES[DType.FLOAT64]
+    numbers = {"denormal": tiny, "any": 1.0}
+    for values, *cells in rows:
+        one, other = (numbers.get(word) or float(word) for word in values.split(" and "))
+        for name, cell in zip(header[1:], cells, strict=True):
+            reduced = expected_of(np.array([one]), np.array([other]), 2, ReduceOp(name.lower()))
+            said = [numbers.get(word) or float(word) for word in cell.split(" or ")]
+            assert repr(float(reduced[0])) in map(repr, said), (values, name)
 
 
 def test_local() -> None:

@@ -121,11 +121,14 @@ def allreduce(
 
 @collective
 def allgather(
-    tensors: Sequence[tf.Tensor], process_set: ProcessSet, name: OperationName
+    tensors: Sequence[tf.Tensor],
+    process_set: ProcessSet,
+    name: OperationName,
+    back: ReduceOp = ReduceOp.AVERAGE,
 ) -> list[tf.Tensor]:
     """Concatenate each tensor [rows, ...] of a group over the ranks.
 
-    The gradient of a rank's rows is the average of the gradients that ranks send back for them.
+    The gradient of a rank's rows is the average, or the sum, of what ranks send `back` for them.
     """
     require_process_set(process_set)
     kind = "Allgather" if len(tensors) == 1 else "GroupedAllgather"
@@ -140,13 +143,12 @@ def allgather(
         return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
 
     def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        average = Reduction(ReduceOp.AVERAGE, process_set)
-        averaged = allreduce(upstream, average, name.automatic())
+        reduced = allreduce(upstream, Reduction(back, process_set), name.automatic())
         own = [_row_count(tensor) for tensor in inputs]
         counts = allgather(own, process_set, name.automatic())
         rank = process_set.rank() or 0
         gradients = []
-        for gradient, rows, tensor in zip(averaged, counts, inputs, strict=True):
+        for gradient, rows, tensor in zip(reduced, counts, inputs, strict=True):
             start = tf.reduce_sum(rows[:rank])
             own_rows = gradient[start : start + rows[rank]]
             gradients.append(tf.reshape(own_rows, tf.shape(tensor)))
@@ -245,7 +247,7 @@ def reducescatter(
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
         if how.op is ReduceOp.SUM:
             scaled = [each * size_as(each.dtype, how.process_set) for each in scaled]
-        return allgather(scaled, how.process_set, name.automatic())
+        return allgather(scaled, how.process_set, name.automatic(), ReduceOp.SUM)
 
     return differentiable(forward, backward, tensors)
 

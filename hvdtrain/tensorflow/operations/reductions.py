@@ -128,9 +128,8 @@ def _gather_slices(
         raise NotImplementedError("factors cannot be applied to tf.IndexedSlices: make them dense")
     parts = [part for each in slices for part in (each.values, each.indices)]
     own = name.name and f"{name.name}.slices"
-    gathered = differentiable.allgather(
-        parts, reduction.process_set, OperationName(own, name.ignore_name_scope)
-    )
+    full = OperationName(own, name.ignore_name_scope)
+    gathered = differentiable.allgather(parts, reduction.process_set, full, ReduceOp.SUM)
     summed, all_indices = gathered[::2], gathered[1::2]
     if reduction.op is ReduceOp.AVERAGE:
         summed = [values / size_as(values.dtype, reduction.process_set) for values in summed]

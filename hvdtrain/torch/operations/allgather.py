@@ -11,7 +11,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.allreduce import average_gradients
+from hvdtrain.torch.operations.allreduce import ALLREDUCE
 from hvdtrain.torch.operations.divergence import note_exchanged
 from hvdtrain.torch.operations.handle import Handle, Tensors, Verb
 from hvdtrain.torch.tensors.dynamo import disable_compile
@@ -64,7 +64,7 @@ def grouped_allgather(
         name: name of the operation.
         process_set: ranks that take part.
     """
-    return tuple(ALLGATHER.run(list(tensors), name, process_set))
+    return tuple(ALLGATHER.run(list(tensors), name, process_set, ReduceOp.AVERAGE))
 
 
 @disable_compile
@@ -126,16 +126,16 @@ def sparse_allreduce_async(
 
 @collective
 def _gradient(
-    gradients: Tensors, kept: Any, name: str | None, process_set: ProcessSet
+    gradients: Tensors, kept: Any, name: str | None, process_set: ProcessSet, back: ReduceOp
 ) -> Sequence[torch.Tensor]:
-    """Return this rank's parts of the averages over ranks."""
-    averaged = average_gradients(gradients, process_set)
+    """Return this rank's parts of the averages, or sums, of what ranks send `back`."""
+    reduced = ALLREDUCE.run(gradients, back, None, 1.0, 1.0, process_set)
     own = [torch.tensor(shape[0] if shape else 1, device="cpu") for shape in kept.shapes]
     rows = allgather_handle(own, None, process_set).run()
     rank = process_set.rank()
     return [
         gradient.narrow(0, int(counts[:rank].sum()), int(counts[rank])).reshape(shape)
-        for gradient, counts, shape in zip(averaged, rows, kept.shapes, strict=True)
+        for gradient, counts, shape in zip(reduced, rows, kept.shapes, strict=True)
     ]
 
 
@@ -165,7 +165,7 @@ def allgather_handle(
     return Handle(channel, order(submitted, routes).operation, finish)
 
 
-ALLGATHER = Verb(allgather_handle, _gradient)
+ALLGATHER = Verb(lambda tensors, name, where, _: allgather_handle(tensors, name, where), _gradient)
 
 
 def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:

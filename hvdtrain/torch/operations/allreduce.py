@@ -255,12 +255,6 @@ def _gradient(
 ALLREDUCE = Verb(allreduce_handle, _gradient)
 
 
-@collective
-def average_gradients(gradients: Tensors, process_set: ProcessSet) -> Sequence[torch.Tensor]:
-    """Return the averages of a group of gradients, differentiably."""
-    return ALLREDUCE.run(gradients, ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
-
-
 @disable_compile
 @collective
 def grouped_allreduce(

@@ -10,10 +10,11 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
-from hvdtrain.torch.operations.allreduce import average_gradients
+from hvdtrain.torch.operations.allreduce import ALLREDUCE
 from hvdtrain.torch.operations.handle import Handle, Tensors, Verb
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
+from hvdtrain.types import ReduceOp
 
 
 @disable_compile
@@ -93,7 +94,8 @@ def _gradient(
     gradients: Tensors, _: Any, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Sequence[torch.Tensor]:
     """Return the average over ranks on the root rank, and zero on the others."""
-    (averaged,) = average_gradients(gradients, process_set)
+    arguments = (ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
+    (averaged,) = ALLREDUCE.run(gradients, *arguments)
     if context.current().topology.rank != root_rank:
         # Part of the graph, so that all ranks reduce when this is differentiated again.
         averaged = averaged.masked_fill(torch.ones_like(averaged, dtype=torch.bool), 0)

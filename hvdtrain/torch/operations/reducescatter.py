@@ -134,7 +134,8 @@ def _gradient(
     factor = prescale_factor * postscale_factor
     if op is ReduceOp.SUM:
         factor *= process_set.size() or 1
-    return ALLGATHER.run([gradient * factor for gradient in gradients], None, process_set)
+    scaled = [gradient * factor for gradient in gradients]
+    return ALLGATHER.run(scaled, None, process_set, ReduceOp.SUM)
 
 
 def _reducescatter_handle(

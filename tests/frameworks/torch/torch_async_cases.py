@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -309,37 +309,6 @@ def repeated_operations_of_a_process_set_that_is_made_again() -> None:
         if process_set.included():
             gone = partial(hvd.allreduce, tensor, name="of a set", process_set=process_set)
             assert "is not registered" in refused(ValueError, gone)
-
-
-def gradients_of_gradients() -> None:
-    """y = sum(f(x)^2) with f linear: the gradient of |dy/dx|^2 is that of a quadratic form."""
-    n, r = hvd.size(), hvd.rank()
-
-    def second(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        x = torch.full((n,), r + 1.0, dtype=torch.float64, requires_grad=True)
-        (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
-        (result,) = torch.autograd.grad(first.sum(), x)
-        return result
-
-    expected_of: dict[Callable[..., torch.Tensor], float] = {
-        # f averages, and so does its gradient, twice: 2 avg avg avg avg 1 = 2
-        hvd.allreduce: 2.0,
-        partial(hvd.allreduce, op=hvd.Sum): 2.0 * n * n,
-        # its gradient takes the own part of an average, whose gradient is 1/n of it on each rank
-        hvd.allgather: 2.0 / n,
-        hvd.alltoall: 2.0,
-        # the parts are averages, of which each rank gets the gradients
-        hvd.reducescatter: 2.0,
-        # all ranks send back 1/n of what the root's gradient depends on
-        partial(hvd.broadcast, root_rank=0): 2.0 / n if r == 0 else 0.0,
-    }
-    for function, expected in expected_of.items():
-        assert torch.allclose(second(function), torch.full((n,), expected).double()), function
-    for nonlinear in (hvd.Max, hvd.Min, hvd.Product, hvd.Adasum):
-        message = refused(ValueError, partial(second, partial(hvd.allreduce, op=nonlinear)))
-        assert f"op={nonlinear.value} has no gradient: use Average or Sum" in message
-    message = refused(ValueError, partial(second, partial(hvd.reducescatter, op=hvd.Max)))
-    assert "reducescatter with op=" in message
 
 
 def shapes_and_types_at_the_edges() -> None:

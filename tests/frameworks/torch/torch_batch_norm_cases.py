@@ -44,23 +44,6 @@ def equals_batch_norm_on_the_whole_batch() -> None:
     check([0 if rank == n - 1 and n > 1 else 3 for rank in range(n)], 2, momentum=0.3, affine=False)
 
 
-def gradients_can_be_differentiated() -> None:
-    n, mine = hvd.size(), slice(3 * hvd.rank(), 3 * hvd.rank() + 3)
-    torch.manual_seed(6)
-    whole = torch.randn(3 * n, 2, 4).double()
-    results = []
-    for layer, rows in ((hvd.SyncBatchNorm(2), mine), (torch.nn.BatchNorm1d(2), slice(None))):
-        x = whole[rows].clone().requires_grad_()
-        layer.double()
-        torch.nn.init.uniform_(layer.weight, 0.5, 2.0, torch.Generator().manual_seed(7))
-        (gradient,) = torch.autograd.grad((layer(x) ** 3).sum(), x, create_graph=True)
-        gradient.square().sum().backward()
-        results.append((grad_of(x), grad_of(layer.weight)))
-    (ours, weight), (theirs, whole_weight) = results
-    assert torch.allclose(ours, theirs[mine], rtol=1e-9, atol=1e-9)
-    assert torch.allclose(hvd.allreduce(weight, op=hvd.Sum), whole_weight, rtol=1e-9)
-
-
 def gradients_of_halves_are_added_in_float32() -> None:
     for rows, dtype in ((70_000, torch.half), (257, torch.bfloat16)):
         layer = hvd.SyncBatchNorm(1)

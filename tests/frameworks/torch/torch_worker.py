@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch_async_cases
 import torch_batch_norm_cases
 import torch_compile_cases
+import torch_derivative_cases
 import torch_exchange_cases
 import torch_local_cases
 import torch_operation_cases
@@ -46,7 +47,7 @@ TABLES: dict[str, Sequence[Callable[[], object]]] = {
     "sharded": SHARDED,
     "operations": [
         *(case for case in cases_of(torch_operation_cases) for _ in range(2)),
-        *cases_of(torch_repeated_cases, torch_state_cases),
+        *cases_of(torch_repeated_cases, torch_state_cases, torch_derivative_cases),
     ],
     "asynchronous": cases_of(torch_async_cases),
     "batch norm": cases_of(torch_batch_norm_cases),
