@@ -41,7 +41,15 @@ def next_in_trace_order() -> tf.Operation:
     """Add an operation to the graph that runs after all those that this function added before."""
     if save_context.in_save_context():  # which allows no resources other than the model's
         return tf.no_op()
-    return tf.raw_ops.AssignAddVariableOp(resource=_order_resource(), value=0)
+    resource = _captured(_order_resource(), tf.compat.v1.get_default_graph())
+    return tf.raw_ops.AssignAddVariableOp(resource=resource, value=0)
+
+
+def _captured(tensor: tf.Tensor, graph: tf.Graph) -> tf.Tensor:
+    """Return an eager tensor as every function around has it: tf.cond's gradient needs that."""
+    if not graph.building_function:
+        return tensor
+    return graph.capture(_captured(tensor, graph.outer_graph))
 
 
 @functools.cache

@@ -95,7 +95,8 @@ class LayoutReduction:
             return [(each.values, each.indices) for each in self.gather(weighted)]
 
         def rows() -> list[tuple[tf.Tensor, tf.Tensor]]:
-            return [(table, tf.range(tf.shape(table, tf.int64)[0])) for table in tables]
+            all_rows = [_all_rows(*each) for each in zip(tables, own, strict=True)]
+            return [(each.values, each.indices) for each in all_rows]
 
         pairs = tf.cond(mixed, rows, gathered) if layout.fixed else gathered()
         return [
@@ -128,10 +129,13 @@ class LayoutReduction:
             outputs = call_on_arrays(function, list(inputs), dtypes, shapes, self.name)
 
             def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
-                given = [tf.convert_to_tensor(each) for each in upstream[:count]]
-                back: list[tf.Tensor | None] = [*self._reduce_dense(given, {}, layout)[0]]
-                if layout.fixed and slices:
-                    back += _no_gradients(parts, outputs[count])
+                given = [tf.convert_to_tensor(each) for each in upstream]
+                tables = dict(zip(slices, given[count + 2 :], strict=True)) if parts else {}
+                rows = {i: _all_rows(table, slices[i]) for i, table in tables.items()}
+                reduced, instead = self._reduce_dense(given[:count], rows, layout)
+                back: list[tf.Tensor | None] = [*reduced]
+                for own, table in zip(slices.values(), instead[2:], strict=False):
+                    back += [_rows_if(instead[0], table, own), None, None]
                 back += [None] * (len(inputs) - len(back))
                 return back if len(back) > 1 else back[0]
 
@@ -201,10 +205,10 @@ def _table(values: HostArray, indices: HostArray, shape: HostArray) -> HostArray
     return table
 
 
-def _no_gradients(parts: Sequence[tf.Tensor], mixed: tf.Tensor) -> list[tf.Tensor | None]:
-    """Return zeros for the values of slices, or fail if they went into reduced tables."""
-    message = "a gradient that is sparse here and dense on other ranks cannot be differentiated: "
-    check = tf.debugging.Assert(tf.logical_not(mixed), [message + "use sparse_as_dense=True"])
-    with tf.control_dependencies([check] if check is not None else []):
-        zeros = [tf.zeros_like(values) for values in parts[::3]]
-    return [each for zero in zeros for each in (zero, None, None)]
+def _all_rows(table: tf.Tensor, like: tf.IndexedSlices) -> tf.IndexedSlices:
+    return tf.IndexedSlices(table, tf.range(tf.shape(table, tf.int64)[0]), like.dense_shape)
+
+
+def _rows_if(mixed: tf.Tensor, table: tf.Tensor, own: tf.IndexedSlices) -> tf.Tensor:
+    """Return the rows of slices that went into a reduced table, else zeros."""
+    return tf.cond(mixed, lambda: tf.gather(table, own.indices), lambda: tf.zeros_like(own.values))

@@ -128,26 +128,54 @@ def gathers_broadcasts_and_exchanges() -> None:
 def gradients_of_gradients() -> None:
     rank, size = hvd.rank(), hvd.size()
     total = size * (size + 1) / 2
+    mean = total / size
     x = tf.ones([size, 2]) * (rank + 1)
+
+    def slices(x: Any) -> Any:
+        return tf.convert_to_tensor(hvd.allreduce(tf.IndexedSlices(x, tf.range(size), x.shape)))
+
     # Derivatives of sum(f(x)^2 / 2): rank r's x is r + 1, and the last rank's is broadcast.
     is_root = rank == size - 1
     twice: list[tuple[Callable[[Any], Any], float, float]] = [
+        (hvd.allreduce, mean, 1),
+        (slices, mean, 1),
         (lambda x: hvd.allreduce(x, op=hvd.Sum), size * total, size * size),
+        (hvd.allgather, rank + 1, 1 / size),
         (lambda x: hvd.broadcast(x, size - 1), size * is_root, is_root / size),
+        (hvd.alltoall, rank + 1, 1),
+        (hvd.reducescatter, mean, size),
+        (lambda x: hvd.reducescatter(x, op=hvd.Sum), size * total, size**3),
     ]
-    for operation, want_first, want_second in twice:
+    for number, (operation, want_first, want_second) in enumerate(twice):
         with tf.GradientTape() as outer:
             outer.watch(x)
             with tf.GradientTape() as inner:
                 inner.watch(x)
                 y = tf.reduce_sum(operation(x) ** 2) / 2
             first = inner.gradient(y, x)
-        np.testing.assert_allclose(first, np.full((size, 2), want_first))
-        np.testing.assert_allclose(outer.gradient(first, x), np.full((size, 2), want_second))
+        for got, want in ((first, want_first), (outer.gradient(first, x), want_second)):
+            np.testing.assert_allclose(got, np.full((size, 2), want), err_msg=f"operation {number}")
     for operation in (hvd.allreduce, hvd.reducescatter):
         with tf.GradientTape() as tape, raising(ValueError, text="has no gradient: use Average"):
             tape.watch(x)
             tape.gradient(operation(x, op=hvd.Max), x)
+
+
+def gradients_of_operations_in_branches_and_loops() -> None:
+    rank = hvd.rank()
+
+    @tf.function
+    def slope(x: Any, go: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(go, lambda: hvd.allreduce(x**2), lambda: x)
+            for _ in tf.range(2):
+                y = hvd.allreduce(3.0 * y)
+        return tape.gradient(y, x)
+
+    x = tf.constant([rank + 1.0])
+    np.testing.assert_allclose(slope(x, tf.constant(True)), 9 * 2 * x)
+    np.testing.assert_allclose(slope(x, tf.constant(False)), [9])
 
 
 def shapes_are_known_in_graphs() -> None:

@@ -275,6 +275,31 @@ def layouts_that_differ_between_ranks() -> None:
                 np.testing.assert_allclose(got, mean_gradient(want), rtol=1e-6)
 
 
+def penalties_on_gradients() -> None:
+    """Of g = mean of c_r w over ranks, g^2 has the gradient 2 g c_r by w, which ranks sum up."""
+    rank, size = hvd.rank(), hvd.size()
+    mean, own = (size + 1) / 2, rank + 1.0
+    for others, as_dense in itertools.product(("sparse", "dense"), (False, True)):
+        kind = "sparse" if rank == 0 else others
+        table, factor = tf.Variable(tf.ones([3, 1])), tf.Variable(2.0)
+
+        def penalty(kind: Any = kind, dense: Any = as_dense, to: Any = (table, factor)) -> Any:
+            table, factor = to
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    rows = tf.gather(table, [0, 0]) / 2 if kind == "sparse" else table[:1] * 1.0
+                    loss = tf.reduce_sum(rows) * factor * own
+                tape = hvd.DistributedGradientTape(inner, sparse_as_dense=dense)
+                gradient = tf.convert_to_tensor(tape.gradient(loss, table))
+                squares = tf.reduce_sum(gradient**2)
+            return gradient, outer.gradient(squares, factor)
+
+        for run in (penalty, tf.function(penalty)):
+            gradient, slope = run()
+            np.testing.assert_allclose(gradient[:, 0], [2 * mean, 0, 0], rtol=1e-6)
+            np.testing.assert_allclose(slope, 2 * 2 * mean * own, rtol=1e-6)
+
+
 def gradients_that_ranks_add_up_and_have_not_all() -> None:
     a, b = (tf.Variable(tf.zeros([2])) for _ in "ab")
     optimizer = hvd.DistributedOptimizer(
