@@ -17,16 +17,23 @@ Case = Callable[[], str | None]
 
 def cases_of(*modules: ModuleType) -> list[Case]:
     """Return the public functions that take nothing and return nothing, or a digest, in order."""
-    functions = [(module, own) for module in modules for own in vars(module).values()]
-    return [
-        own
-        for module, own in functions
-        if isinstance(own, FunctionType)
+    found = [
+        (module, [own for own in vars(module).values() if _is_case(module, own)])
+        for module in modules
+    ]
+    empty = [module.__name__ for module, cases in found if not cases]
+    assert not empty, f"no cases in {empty}"
+    return [case for _, cases in found for case in cases]
+
+
+def _is_case(module: ModuleType, own: object) -> bool:
+    return (
+        isinstance(own, FunctionType)
         and own.__module__ == module.__name__
         and not own.__name__.startswith("_")
         and own.__annotations__.keys() == {"return"}
-        and own.__annotations__["return"] in ("None", "str", "str | None")
-    ]
+        and own.__annotations__["return"] in (None, str, "None", "str", "str | None")
+    )
 
 
 def run_all(cases: Iterable[Case], begin: Callable[[], Any] = bool) -> None:
