@@ -145,11 +145,19 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "class N(keras.Model):\n    pass\na = N()\nb = a\nb.save_weights('a.h5')  # here\n",
     ),
     ("HVD402", KERAS, "a = keras.callbacks\nb = [state, a.ModelCheckpoint('m.keras')]  # here\n"),
+    ("HVD403", DDP + "import mlflow as a\n", "b = a.log_metric\nb('c', 1)  # here\n"),
+    (
+        "HVD403",
+        HVD + "from torch.utils.tensorboard import SummaryWriter as w\n",
+        "def g(a):\n    a.add_scalar('b', 1)\nc = w\ng(c('d'))  # here\n",
+    ),
     (
         "HVD404",
         DDP,
         "def a(x):\n    print(x)  # here\ndef b():\n    for x in xs:\n        a(x)\nb()\n",
     ),
+    ("HVD405", HVD + "from tqdm import tqdm as t\n", "a = t\nfor x in a(xs):  # here\n    m(x)\n"),
+    ("HVD405", KERAS, "a = model.fit\na(x, y, callbacks=[state])  # here\n"),
     ("HVD406", DDP, "a = True\nb = datasets.MNIST('data', download=a)  # here\n"),
     (
         "HVD501",

@@ -8,6 +8,7 @@ import pytest
 from hvdtrain_lint.check import RULES, check_script
 from hvdtrain_lint.rules.rule import Finding
 from lint_cases import DDP, MISTAKES, RIGHT
+from lint_form_cases import FORM_MISTAKES, FORM_RIGHT
 from lint_plain_cases import HVD, PLAIN_MISTAKES, PLAIN_RIGHT
 
 
@@ -71,7 +72,11 @@ METHOD_MISTAKES = [("HVD101", DDP, rest) for rest in METHODS_FOUND]
 METHODS_RIGHT = [("HVD101", DDP, rest) for rest in METHODS_LEFT_ALONE]
 
 
-@pytest.mark.parametrize(("code", "start", "rest"), MISTAKES + PLAIN_MISTAKES + METHOD_MISTAKES)
+ALL_MISTAKES = MISTAKES + PLAIN_MISTAKES + FORM_MISTAKES + METHOD_MISTAKES
+ALL_RIGHT = RIGHT + PLAIN_RIGHT + FORM_RIGHT + METHODS_RIGHT
+
+
+@pytest.mark.parametrize(("code", "start", "rest"), ALL_MISTAKES)
 def test_a_mistake_is_found(tmp_path: Path, code: str, start: str, rest: str) -> None:
     text = start + rest
     lines = [number for number, line in enumerate(text.splitlines(), 1) if "# here" in line]
@@ -79,7 +84,7 @@ def test_a_mistake_is_found(tmp_path: Path, code: str, start: str, rest: str) ->
     assert hits == lines
 
 
-@pytest.mark.parametrize(("code", "start", "rest"), RIGHT + PLAIN_RIGHT + METHODS_RIGHT)
+@pytest.mark.parametrize(("code", "start", "rest"), ALL_RIGHT)
 def test_what_is_right_is_left_alone(tmp_path: Path, code: str, start: str, rest: str) -> None:
     assert [str(each) for each in found(tmp_path, start + rest) if each.code == code] == []
 
@@ -87,7 +92,7 @@ def test_what_is_right_is_left_alone(tmp_path: Path, code: str, start: str, rest
 def test_every_rule_has_both_kinds_of_scripts() -> None:
     codes = [rule.code for rule in RULES]
     assert len(set(codes)) == len(codes)
-    assert {code for code, _, _ in MISTAKES + PLAIN_MISTAKES} == set(codes)
+    assert {code for code, _, _ in PLAIN_MISTAKES} == set(codes)
     assert {code for code, _, _ in RIGHT} == set(codes)
 
 

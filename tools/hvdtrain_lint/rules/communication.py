@@ -7,15 +7,14 @@ import re
 from itertools import pairwise
 
 from hvdtrain_lint.rules.rule import Places, rule
-from hvdtrain_lint.source.collective import collective, collective_inside
+from hvdtrain_lint.source.collective import collective, inside
 from hvdtrain_lint.source.guards import Branch
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
-    FUNCTIONS,
+    DEFINITIONS,
     blocks,
     calls_in,
     constant,
-    keyword,
     last_name,
     path_of,
     written,
@@ -43,11 +42,9 @@ _BARRIERS = {"barrier", "wait_for_everyone", "monitored_barrier"}
 )
 def hvd101(script: Script) -> Places:
     for call, branch in script.on_some(script.calls):
-        made = collective(script, call)
-        inside = last_name(call) if made else collective_inside(script, call)
-        if inside and not _others_join(script, call, branch, inside):
-            what = made or f"{last_name(call)}(), which calls {inside}(),"
-            yield call, f"{what} {_some(branch)}"
+        made = call if collective(script, call) else inside(script, call, collective)
+        if made and not _others_join(script, call, branch, script.last(made)):
+            yield call, f"{_told(call, made)} {_some(branch)}"
 
 
 @rule(
@@ -67,7 +64,7 @@ def hvd106(script: Script) -> Places:
     "let all ranks reach it, and put what one rank does alone under a condition",
 )
 def hvd102(script: Script) -> Places:
-    own = {node.name for node in script.nodes if isinstance(node, FUNCTIONS)}
+    own = {node.name for node in script.nodes if isinstance(node, DEFINITIONS)}
     for call in script.calls:
         made = collective(script, call)
         left = script.exits(call) if made and not script.sure(call) else None
@@ -96,18 +93,20 @@ def hvd104(script: Script) -> Places:
     if script.imports(*_OTHER_PARALLELISM) or script.joins:
         return
     for call, branch in script.on_some(filter(script.runs_on_ranks, script.calls)):
-        if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
-            continue
-        # An optimizer or a scheduler: by what makes it, by name if that is not seen.
-        owner = call.func.value
-        made = script.makers(owner)
-        by_maker = any(map(_MAKERS.search, made))
-        if not (by_maker if any(made) else _STEPPED.search(last_name(owner))):
-            continue
-        other = branch.holder.orelse if branch.holds else branch.holder.body
-        elsewhere = calls_in(*(other if isinstance(other, list) else [other]))
-        if not any(last_name(each) == "step" for each in elsewhere):
-            yield call, f"{path_of(call.func)}() {_some(branch)}"
+        made = call if _steps(script, call) else inside(script, call, _steps)
+        elsewhere = calls_in(*branch.other)
+        if made and not any(last_name(each) in ("step", last_name(call)) for each in elsewhere):
+            yield call, f"{_told(call, made)} {_some(branch)}"
+
+
+def _steps(script: Script, call: ast.Call) -> bool:
+    """Return whether an optimizer or a scheduler steps: by what makes it, else by its name."""
+    owner = script.owner(call)
+    if owner is None or script.last(call) != "step":
+        return False
+    made = script.makers(owner)
+    by_maker = any(map(_MAKERS.search, made))
+    return by_maker if any(made) else bool(_STEPPED.search(last_name(owner)))
 
 
 @rule(
@@ -128,8 +127,12 @@ def hvd601(script: Script) -> Places:
                 yield again, f"{path_of(again.func)}() follows another one at once"
 
 
+def _told(call: ast.Call, made: ast.Call) -> str:
+    return written(call) if call is made else f"{written(call)}, which calls {written(made)},"
+
+
 def _some(branch: Branch, does: str = "runs") -> str:
-    return f"{does} on some ranks only (condition in line {branch.holder.lineno})"
+    return f"{does} on some ranks only (condition in line {branch.line})"
 
 
 def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> bool:
@@ -139,14 +142,19 @@ def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> b
     return any(
         script.sure(other) not in (None, branch)
         for other in others
-        if last_name(other) == name or collective_inside(script, other) == name
+        if script.last(other) == name or _last_inside(script, other) == name
     )
 
 
+def _last_inside(script: Script, call: ast.Call) -> str:
+    made = inside(script, call, collective)
+    return script.last(made) if made else ""
+
+
 def _is_gathered_state(script: Script, call: ast.Call) -> bool:
-    if not isinstance(call.func, ast.Attribute) or _CHECKPOINT.fullmatch(script.full(call)):
+    owner, name = script.owner(call), script.last(call)
+    if owner is None or _CHECKPOINT.fullmatch(script.full(call)):
         return bool(_CHECKPOINT.fullmatch(script.full(call)))
-    owner, name = call.func.value, call.func.attr
     if name == "consolidate_state_dict":
         return bool(script.made_by(owner, "ZeroRedundancyOptimizer"))
     if _STATES.fullmatch(name) and (script.last(owner) in _FSDP or script.made_by(owner, *_FSDP)):
@@ -154,4 +162,4 @@ def _is_gathered_state(script: Script, call: ast.Call) -> bool:
     if name != "state_dict" or "consolidate_state_dict" in script.words:
         return False
     wrappers = script.made_by(owner, "DistributedOptimizer")
-    return any(constant(keyword(each, "sharded")) is True for each in wrappers)
+    return any(constant(script.keyword(each, "sharded")) is True for each in wrappers)

@@ -10,13 +10,10 @@ from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
-    FUNCTIONS,
+    DEFINITIONS,
     NAMES,
     Scope,
-    arguments,
     constant,
-    gives,
-    keyword,
     last_name,
     path_of,
     words_in,
@@ -81,7 +78,7 @@ def _made(script: Script, node: ast.expr, seen: set[ast.expr]) -> Iterator[ast.e
 def _averages(script: Script, node: ast.expr) -> bool:
     if not isinstance(node, ast.Call) or script.full(node) != f"{HVD}.allreduce":
         return False
-    op = keyword(node, "op")
+    op = script.keyword(node, "op")
     scaled = any(each.arg not in ("name", "op", "tensor") for each in node.keywords)
     return len(node.args) <= 1 and not scaled and (op is None or last_name(op) == "Average")
 
@@ -93,7 +90,7 @@ def _averages(script: Script, node: ast.expr) -> bool:
 )
 def hvd209(script: Script) -> Places:
     for call in (call for call in script.calls if _averages(script, call)):
-        averaged = script.origins(keyword(call, "tensor", 0))
+        averaged = script.origins(script.keyword(call, "tensor", 0))
         parts = (node for each in averaged for node in ast.walk(each))
         lengths = script.origins(*(_measured(node.right) for node in _quotients(parts)))
         if any(is_every_nth(script, each) for each in lengths):
@@ -129,7 +126,7 @@ def hvd210(script: Script) -> Places:
 
 
 def _sums(script: Script, call: ast.Call) -> bool:
-    op = keyword(call, "op", 1)
+    op = script.keyword(call, "op", 1)
     is_sum = op is None or last_name(op) == "SUM"
     return is_sum and bool(call.args) and script.full(call) == "torch.distributed.all_reduce"
 
@@ -141,7 +138,8 @@ def _is_whole_set(script: Script, node: ast.expr) -> bool:
         return False
     loaders = script.made_by(data.value, "DataLoader")
     return loaders == script.origins(data.value) != [] and all(
-        evaluates(script, each, keyword(each, "dataset", 0)) and not has_sampler(each)
+        evaluates(script, each, script.keyword(each, "dataset", 0))
+        and not has_sampler(script, each)
         for each in loaders
     )
 
@@ -155,7 +153,7 @@ def hvd208(script: Script) -> Places:
     for call in script.calls:
         if script.full(call) not in _NOT_IN_PLACE or not isinstance(script.parent(call), ast.Expr):
             continue
-        path = path_of(keyword(call, "tensor", 0))
+        path = path_of(script.keyword(call, "tensor", 0))
         end = call.end_lineno or call.lineno
         if path and any(
             path_of(each) == path and each.lineno > end
@@ -179,7 +177,7 @@ def hvd401(script: Script) -> Places:
 def _writes(script: Script, call: ast.Call) -> bool:
     full = script.full(call)
     if full == "open":
-        return str(constant(keyword(call, "mode", 1)))[:1] in ("w", "x")
+        return str(constant(script.keyword(call, "mode", 1)))[:1] in ("w", "x")
     if full in _WRITING or not isinstance(call.func, ast.Attribute):
         return full in _WRITING
     if call.func.attr not in _KERAS_SAVES or not script.imports("keras", "tensorflow"):
@@ -194,10 +192,10 @@ def _writes(script: Script, call: ast.Call) -> bool:
 
 
 def _has_own_path(script: Script, call: ast.Call) -> bool:
-    parts = [each for argument in arguments(call) for each in ast.walk(argument)]
+    parts = [each for argument in script.arguments(call) for each in ast.walk(argument)]
     parts += script.origins(*(each for each in parts if isinstance(each, ast.Name)))
     own = any(map(_OWN_PATH.search, words_in(*parts)))
-    return own or script.mentions_rank(*arguments(call))
+    return own or script.mentions_rank(*script.arguments(call))
 
 
 @rule(
@@ -233,9 +231,9 @@ def hvd403(script: Script) -> Places:
     adds = any(script.everywhere(script.named(*_ADDS)))
     for call in script.calls:
         full = script.full(call)
-        if full in seen or not (full in _TRACKING or (adds and last_name(call) == _WRITER)):
+        if full in seen or not (full in _TRACKING or (adds and script.last(call) == _WRITER)):
             continue
-        if gives(call, "group") or not any(script.everywhere([call])):
+        if script.gives(call, "group") or not any(script.everywhere([call])):
             continue
         if not _has_own_path(script, call):
             seen.add(full)
@@ -250,7 +248,7 @@ def hvd403(script: Script) -> Places:
 def hvd404(script: Script) -> Places:
     # print may be another function here, as where only rank 0's is left.
     stored = (n for n in script.nodes if isinstance(n, NAMES) and isinstance(n.ctx, ast.Store))
-    own = {node.name for node in script.nodes if isinstance(node, FUNCTIONS)}
+    own = {node.name for node in script.nodes if isinstance(node, DEFINITIONS)}
     if {"print", "stdout"} & {*own, *map(last_name, stored)}:
         return
     seen: set[Scope] = set()
@@ -266,7 +264,7 @@ def hvd404(script: Script) -> Places:
 def _names_its_rank(script: Script, call: ast.Call) -> bool:
     texts = (str(constant(each)) for argument in call.args for each in ast.walk(argument))
     return (
-        gives(call, "file")
+        script.gives(call, "file")
         or script.mentions_rank(*call.args)
         or any(map(_OWN_LINE.search, words_in(*call.args)))
         or any(map(_OWN_TEXT.search, texts))
@@ -280,13 +278,13 @@ def _names_its_rank(script: Script, call: ast.Call) -> bool:
 )
 def hvd405(script: Script) -> Places:
     for call in script.everywhere(script.named("tqdm", "trange")):
-        if gives(call, "disable", "position", "file", None):
+        if script.gives(call, "disable", "position", "file", None):
             continue
         named = script.mentions_rank(*(each.value for each in call.keywords))
         if script.full(call).startswith("tqdm") and not named:
             yield call, f"{path_of(call.func)}() runs on all ranks"
     fits = script.named("fit", "fit_generator") if script.uses_hvd_keras else []
-    for call in script.everywhere(each for each in fits if not gives(each, None)):
-        verbose = keyword(call, "verbose", _VERBOSE_POSITION)
+    for call in script.everywhere(each for each in fits if not script.gives(each, None)):
+        verbose = script.keyword(call, "verbose", _VERBOSE_POSITION)
         if verbose is None or (isinstance(verbose, ast.Constant) and verbose.value):
             yield call, "fit() reports its progress on all ranks"

@@ -17,11 +17,8 @@ from hvdtrain_lint.source.data import (
 )
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
-    arguments,
     calls_in,
     constant,
-    gives,
-    keyword,
     last_name,
     path_of,
     words_in,
@@ -61,7 +58,7 @@ def hvd201(script: Script) -> Places:
     if "set_epoch" in script.words or script.is_managed:
         return
     for call, for_evaluation in rank_samplers(script, *_SAMPLERS):
-        shuffle = keyword(call, "shuffle", _SHUFFLE_POSITION)
+        shuffle = script.keyword(call, "shuffle", _SHUFFLE_POSITION)
         shuffles = shuffle is None or constant(shuffle) is True
         if shuffles and not for_evaluation and is_read_again(script, call):
             name = script.last(call)
@@ -130,9 +127,9 @@ def hvd206(script: Script) -> Places:
     if any(call not in equal for call in seeds) or list(script.everywhere(seeds)) != seeds:
         return
     for call in script.everywhere(script.named("DataLoader")):
-        data = keyword(call, "dataset", 0)
-        own = has_sampler(call) or gives(call, "generator")
-        if data is None or own or constant(keyword(call, "shuffle")) is not True:
+        data = script.keyword(call, "dataset", 0)
+        own = has_sampler(script, call) or script.gives(call, "generator")
+        if data is None or own or constant(script.keyword(call, "shuffle")) is not True:
             continue
         origins = script.origins(data)
         divided = any(map(_DIVIDED.search, words_in(data, *origins)))
@@ -152,8 +149,10 @@ def hvd207(script: Script) -> Places:
         return
     for call in script.everywhere(script.named("random_split", "train_test_split")):
         name = script.last(call)
-        is_ordered = gives(call, "shuffle") and constant(keyword(call, "shuffle")) is not True
-        is_seeded = gives(call, "generator", "random_state", None) or is_ordered
+        is_ordered = (
+            script.gives(call, "shuffle") and constant(script.keyword(call, "shuffle")) is not True
+        )
+        is_seeded = script.gives(call, "generator", "random_state", None) or is_ordered
         if not is_seeded and (name != "random_split" or len(call.args) < 3):
             yield call, f"{name}() has no seed"
 
@@ -170,12 +169,12 @@ def hvd406(script: Script) -> Places:
     if any(map(script.is_guarded, (*turns, *downloads))):
         return
     for call in script.everywhere(downloads):
-        if not script.mentions_rank(*arguments(call)):
+        if not script.mentions_rank(*script.arguments(call)):
             yield call, f"{path_of(call.func)}() downloads on all ranks at once"
 
 
 def _downloads(script: Script, call: ast.Call) -> bool:
-    asked = script.origins(keyword(call, "download"))
+    asked = script.origins(script.keyword(call, "download"))
     if asked and all(constant(each) is True for each in asked):
         return True
     of_keras = bool(_KERAS_SETS.search(script.full(call)))
@@ -195,7 +194,10 @@ def hvd202(script: Script) -> Places:
     if script.is_managed or is_cut or any(map(_BY_SAMPLE.search, script.words)):
         return
     for call, for_evaluation in rank_samplers(script, _PADDING):
-        if for_evaluation and constant(keyword(call, "drop_last", _DROP_POSITION)) is not True:
+        if (
+            for_evaluation
+            and constant(script.keyword(call, "drop_last", _DROP_POSITION)) is not True
+        ):
             yield call, "DistributedSampler repeats some of the samples for evaluation"
 
 
@@ -228,7 +230,7 @@ def hvd205(script: Script) -> Places:
     lists = [node.elts for node in script.nodes if isinstance(node, ast.List)]
     for call in script.named(*_MONITORING):
         late = any(_is_before_averages(script, call, each) for each in lists)
-        if late or (absent and constant(keyword(call, "monitor", 0)) in _OWN_METRICS):
+        if late or (absent and constant(script.keyword(call, "monitor", 0)) in _OWN_METRICS):
             yield call, f"{last_name(call)} sees the metric of its own rank"
 
 

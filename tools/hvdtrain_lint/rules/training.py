@@ -11,7 +11,7 @@ from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import NAMES, constant, divided, keyword, last_name, words_in
+from hvdtrain_lint.source.tree import NAMES, constant, divided, last_name, words_in
 from hvdtrain_lint.source.values import HVD
 
 _OPTIMIZERS = {
@@ -80,7 +80,7 @@ def hvd302(script: Script) -> Places:
 )
 def hvd303(script: Script) -> Places:
     for call in script.named("LearningRateWarmupCallback"):
-        rate = keyword(call, "initial_lr")
+        rate = script.keyword(call, "initial_lr")
         if rate is None or "scale" in last_name(rate).lower():
             continue
         if _size_factors(script, rate) == 0:
@@ -110,7 +110,7 @@ def hvd304(script: Script) -> Places:
 
 def _arguments_for_all(script: Script) -> Iterator[str]:
     for call in script.named("add_argument"):
-        text = str(constant(keyword(call, "help")))
+        text = str(constant(script.keyword(call, "help")))
         if _TOTAL_HELP.search(text) and not _EACH_HELP.search(text):
             for flag in (str(constant(each)) for each in call.args):
                 if flag.startswith("--") and "batch" in flag + text:
@@ -123,7 +123,7 @@ def _rates(script: Script) -> Iterator[tuple[ast.Call, ast.expr]]:
         last = script.last(call)
         if last in _OPTIMIZERS or _TF1_OPTIMIZER.match(last):
             position = 1 if script.full(call).startswith("torch") else 0
-            rate = keyword(call, "lr") or keyword(call, "learning_rate", position)
+            rate = script.keyword(call, "lr") or script.keyword(call, "learning_rate", position)
             if rate is not None:
                 yield call, rate
 
@@ -147,7 +147,7 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> float:
         return left + _SIGNS.get(type(node.op), 0 if is_constant else nan) * right
     if isinstance(node, ast.Call):
         return of(node.args[0]) if last_name(node) in _PASSING and node.args else nan
-    if isinstance(node, NAMES):
+    if isinstance(node, (*NAMES, ast.NamedExpr)):
         return _of_name(script, node, of)
     return 0 if isinstance(node, (ast.Constant, ast.UnaryOp, ast.Subscript)) else nan
 
@@ -193,7 +193,7 @@ def _scaled(script: Script, node: ast.BinOp) -> str:
     """Return what is scaled by the number of GPUs, unless the script means that of a node."""
     if not _is_device_count(script, node.right):
         return ""
-    told = (constant(keyword(call, "help")) for call in script.named("add_argument"))
+    told = (constant(script.keyword(call, "help")) for call in script.named("add_argument"))
     if any("node" in str(each) for each in told):
         return ""
     words = {word.lower() for word in words_in(node.left)}

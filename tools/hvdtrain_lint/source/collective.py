@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import gives, last_name, written
+from hvdtrain_lint.source.tree import Function, written
 from hvdtrain_lint.source.values import HVD
 
 _HVD = re.compile(
@@ -29,26 +30,39 @@ def collective(script: Script, call: ast.Call) -> str | None:
 
     Calls for a group of ranks are none: some ranks need not make them.
     """
-    name = last_name(call)
-    if gives(call, "group", "process_set", "pg") or (call.args and name == "barrier"):
+    name, owner = script.last(call), script.owner(call)
+    if script.gives(call, "group", "process_set", "pg") or (call.args and name == "barrier"):
         return None
     full = script.full(call)
     found = bool(_TORCH.fullmatch(full) or (_HVD.fullmatch(full) and not script.joins))
-    if isinstance(call.func, ast.Attribute) and not found:
+    if owner is not None and not found:
         if name == "save_checkpoint" and script.imports("lightning", "pytorch_lightning"):
-            found = bool(script.made_by(call.func.value, "Trainer"))
+            found = bool(script.made_by(owner, "Trainer"))
         elif name in _ACCELERATOR:
-            found = bool(script.made_by(call.func.value, "Accelerator"))
+            found = bool(script.made_by(owner, "Accelerator"))
     return written(call) if found else None
 
 
-def collective_inside(script: Script, call: ast.Call) -> str | None:
-    """Return the collective that a called function of the script makes whatever it is given."""
+def inside(
+    script: Script,
+    call: ast.Call,
+    wanted: Callable[[Script, ast.Call], object],
+    above: tuple[Function, ...] = (),
+) -> ast.Call | None:
+    """Return the wanted call that a called function of the script makes whatever it is given."""
     called = script.called(call)
-    own = script.own(called[0]) if len(called) == 1 else ()
-    calls = (each for each in own if isinstance(each, ast.Call) and collective(script, each))
-    sure = (c for c in calls if not _is_conditional(script, c) and script.sure(c) is None)
-    return next((last_name(call) for call in sure), None)
+    if len(called) != 1 or called[0] in above:
+        return None
+    for each in script.own(called[0]):
+        if not isinstance(each, ast.Call) or _is_conditional(script, each) or script.sure(each):
+            continue
+        if (
+            found := each
+            if wanted(script, each)
+            else inside(script, each, wanted, (*above, *called))
+        ):
+            return found
+    return None
 
 
 def averages_by_hvd(script: Script) -> bool:

@@ -11,11 +11,8 @@ from functools import lru_cache
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
     NAMES,
-    arguments,
     calls_in,
     constant,
-    gives,
-    keyword,
     last_name,
 )
 
@@ -44,7 +41,8 @@ def evaluates(script: Script, *nodes: ast.expr | None) -> bool:
     if trained - {None}:
         return True not in trained
     return any(
-        _is_for_evaluation(node) or all(map(_is_for_evaluation, script.origins(node)))
+        _is_for_evaluation(script, node)
+        or all(_is_for_evaluation(script, each) for each in script.origins(node))
         for node in known
     )
 
@@ -61,7 +59,7 @@ def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]
         targets = getattr(holder, "targets", [getattr(holder, "target", call)])
         by_name = any(_EVALUATION.search(last_name(each)) for each in targets)
         trains = any(_trains(script, each) for each in _readings(script, call))
-        evaluated = evaluates(script, call, keyword(call, "dataset", 0))
+        evaluated = evaluates(script, call, script.keyword(call, "dataset", 0))
         yield call, evaluated or (by_name and not trains)
 
 
@@ -69,15 +67,17 @@ def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
     """Yield the batch sizes of loaders and fits, without those for evaluation."""
     for call in script.named(*_SIZE_POSITIONS):
         last, owner = script.last(call), getattr(call.func, "value", None)
-        size = keyword(call, "batch_size", _SIZE_POSITIONS[last])
-        data = {"DataLoader": keyword(call, "dataset", 0), "batch": owner}.get(last)
+        size = script.keyword(call, "batch_size", _SIZE_POSITIONS[last])
+        data = {"DataLoader": script.keyword(call, "dataset", 0), "batch": owner}.get(last)
         if size and (owner or last == "DataLoader") and not (data and evaluates(script, data)):
             yield size
 
 
-def has_sampler(loader: ast.Call) -> bool:
+def has_sampler(script: Script, loader: ast.Call) -> bool:
     """Return whether a DataLoader has a sampler of its own, or may have one."""
-    return gives(loader, "sampler", "batch_sampler", None) or len(loader.args) > 2
+    return (
+        script.gives(loader, "sampler", "batch_sampler", None) or len(script.given(loader)[0]) > 2
+    )
 
 
 def is_every_nth(script: Script, node: ast.expr) -> bool:
@@ -119,7 +119,7 @@ def _sources(script: Script, node: ast.expr, depth: int) -> Iterator[ast.Call]:
         if isinstance(origin, ast.Call):
             yield origin
             if depth and script.last(origin) in _READERS:
-                for each in arguments(origin):
+                for each in script.arguments(origin):
                     yield from _sources(script, each, depth - 1)
 
 
@@ -136,8 +136,8 @@ def _runs_again(loop: ast.For | ast.While) -> bool:
     return isinstance(loop, ast.While) or ast.unparse(loop.iter) != "range(1)"
 
 
-def _is_for_evaluation(node: ast.expr) -> bool:
+def _is_for_evaluation(script: Script, node: ast.expr) -> bool:
     if not isinstance(node, ast.Call):
         return bool(_EVALUATION.search(last_name(node)))
-    split = constant(keyword(node, "split"))
-    return constant(keyword(node, "train")) is False or bool(_EVALUATION.search(str(split)))
+    split = constant(script.keyword(node, "split"))
+    return constant(script.keyword(node, "train")) is False or bool(_EVALUATION.search(str(split)))

@@ -6,10 +6,10 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hvdtrain_lint.source.ranks import RankValues
-from hvdtrain_lint.source.tree import Function, Scope, words_in
+from hvdtrain_lint.source.tree import COMPREHENSIONS, Function, Scope, words_in
 from hvdtrain_lint.source.values import HVD
 
 _STARTS = {"init_process_group", "Accelerator", "init_distributed"}
@@ -24,10 +24,12 @@ _ALONE = re.compile(
 
 @dataclass(frozen=True)
 class Branch:
-    """A condition on ranks that decides whether a statement runs."""
+    """A condition that decides whether a node runs: whether it has to hold, and what runs else."""
 
-    holder: ast.If | ast.IfExp | ast.While
+    test: ast.expr
     holds: bool
+    line: int
+    other: list[ast.AST] = field(compare=False)
 
 
 class Guards(RankValues):
@@ -35,12 +37,17 @@ class Guards(RankValues):
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         super().__init__(module, beside)
-        self._sites: dict[Scope, list[ast.Call]] = defaultdict(list)
+        self._sites: dict[Scope, list[ast.expr]] = defaultdict(list)
         self._called: dict[Scope, set[Function]] = defaultdict(set)
         for call in (node for node in self.known if isinstance(node, ast.Call)):
             for function in self.called(call):
                 self._sites[function].append(call)
-                self._called[self.scope(call)].add(function)
+        for each in self.known:
+            if isinstance(each, ast.Lambda) and not self._sites[each]:
+                self._sites[each].append(each)  # whoever gets it calls it
+        for function, sites in self._sites.items():
+            for site in sites:
+                self._called[self.scope(site)].add(function)
         starters: set[Scope] = {self.scope(call) for call in self.calls if self._is_starter(call)}
         self.starts_processes = bool(starters)
         starts = {self.scope(call) for call in self.calls if self._is_start(call)} - starters
@@ -77,7 +84,7 @@ class Guards(RankValues):
 
     def sure(self, node: ast.AST) -> Branch | None:
         """Return the innermost condition around a node with which surely only some ranks run it."""
-        found = (b for b in self._branches(node) if self.branches(b.holder.test)[not b.holds])
+        found = (b for b in self._branches(node) if self.branches(b.test)[not b.holds])
         return next(found, None)
 
     def on_some(self, calls: Iterable[ast.Call]) -> Iterator[tuple[ast.Call, Branch]]:
@@ -86,15 +93,11 @@ class Guards(RankValues):
 
     def exits(self, node: ast.AST) -> ast.If | None:
         """Return an earlier `if` with which some ranks surely leave before they reach a node."""
-        found = (each for each in self._leaving(node) if not each.orelse)
-        return next((each for each in found if all(self.branches(each.test))), None)
+        return next((each for each in self._leaving(node) if all(self.branches(each.test))), None)
 
     def is_guarded(self, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
         """Return whether a node may run on some ranks only, or on one after the other."""
-        tests = [branch.holder.test for branch in self._branches(node)]
-        for holder, child in self.within(node):
-            if isinstance(holder, ast.BoolOp):
-                tests += [value for value in holder.values if value is not child]
+        tests = [branch.test for branch in self._branches(node)]
         tests += [each.test for each in self._leaving(node)]
         if any(map(self.perhaps, tests)) or any(map(_ALONE.search, self.contexts(node))):
             return True
@@ -116,21 +119,42 @@ class Guards(RankValues):
         return self.last(call) in _STARTERS or (last == "run" and module in _STARTING_MODULES)
 
     def _branches(self, node: ast.AST) -> Iterator[Branch]:
+        """Yield the conditions around a node, innermost first."""
         for holder, child in self.within(node):
             if isinstance(holder, (ast.If, ast.IfExp, ast.While)) and child is not holder.test:
-                body = holder.body
-                yield Branch(holder, child in body if isinstance(body, list) else child is body)
+                either = [each if isinstance(each, list) else [each] for each in _sides(holder)]
+                holds = child in either[0]
+                yield Branch(holder.test, holds, holder.lineno, either[holds])
+            elif isinstance(holder, ast.BoolOp):
+                for value in holder.values[: holder.values.index(child)]:
+                    yield Branch(value, isinstance(holder.op, ast.And), holder.lineno, [])
+            elif isinstance(holder, COMPREHENSIONS) and child not in holder.generators:
+                for test in (test for each in holder.generators for test in each.ifs):
+                    yield Branch(test, True, test.lineno, [])
+        scope = self.scope(node)
+        if isinstance(scope, ast.Lambda) and self._sites[scope] == [scope]:
+            yield from self._branches(scope)
 
     def _leaving(self, node: ast.AST) -> Iterator[ast.If]:
-        """Yield the earlier conditions that end in a return, or in leaving a loop around `node`."""
+        """Yield the earlier conditions of which one side ends in leaving what holds `node`."""
         loops = self.loops(node)
+
+        def leaves(block: list[ast.stmt]) -> bool:
+            last = block[-1] if block else None
+            if isinstance(last, ast.If):
+                return leaves(last.body) and leaves(last.orelse)
+            ends = isinstance(last, (ast.Continue, ast.Break))
+            return isinstance(last, ast.Return) or (
+                ends and self.loops(last)[:1] in [[e] for e in loops]
+            )
+
         for statement in self.before(node):
-            if isinstance(statement, ast.If):
-                last = statement.body[-1]
-                ends = isinstance(last, (ast.Continue, ast.Break))
-                left = ends and any(each in loops for each in self.loops(statement)[:1])
-                if left or isinstance(last, ast.Return):
-                    yield statement
+            if isinstance(statement, ast.If) and leaves(statement.body) != leaves(statement.orelse):
+                yield statement
+
+
+def _sides(holder: ast.If | ast.IfExp | ast.While) -> tuple[object, object]:
+    return holder.body, holder.orelse
 
 
 def _reached(scopes: Iterable[Scope], leads: Callable[[Scope], Iterable[Scope]]) -> set[Scope]:

@@ -92,22 +92,20 @@ class RankValues(Values):
         holds = partial(self._is_number, kind)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
             return kind == _RANK and holds(node.left)
-        if isinstance(node, ast.Subscript):
-            return bool(_VARIABLES[kind].fullmatch(str(constant(node.slice))))
-        if isinstance(node, NAMES):
-            if _WORDS[kind].fullmatch(last_name(node)):
-                return kind == _SIZE or not self._is_other_number(node)
-            return self._every_value(kind, node, holds)
-        if not isinstance(node, ast.Call):
-            return False
-        last = self.last(node)
-        if last in ("int", "float") and node.args:
-            return holds(node.args[0])
-        if last in ("get", "getenv") and node.args:
-            return bool(_VARIABLES[kind].fullmatch(str(constant(node.args[0]))))
-        is_size = kind == _SIZE and self.full(node) == f"{HVD}.size"
-        named = is_size or _WORDS[kind].fullmatch(last)
-        return bool(named) or self._every_value(kind, node, holds)
+        if isinstance(node, NAMES) and _WORDS[kind].fullmatch(last_name(node)):
+            return kind == _SIZE or not self._is_other_number(node)
+        key: ast.AST | None = node.slice if isinstance(node, ast.Subscript) else None
+        if isinstance(node, ast.Call):
+            last = self.last(node)
+            if last in ("int", "float") and node.args:
+                return holds(node.args[0])
+            if last in ("get", "getenv") and node.args:
+                key = node.args[0]
+            is_size = kind == _SIZE and self.full(node) == f"{HVD}.size"
+            if is_size or _WORDS[kind].fullmatch(last):
+                return True
+        is_variable = key and _VARIABLES[kind].fullmatch(str(constant(key)))
+        return bool(is_variable) or self._every_value(kind, node, holds)
 
     def _is_other_number(self, node: ast.Name | ast.Attribute) -> bool:
         """Return whether what is named as a rank is counted by a loop, or surely a constant."""

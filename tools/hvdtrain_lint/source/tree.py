@@ -6,12 +6,18 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef
+from hvdtrain_lint.source.simpler import simplify
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Scope: TypeAlias = ast.Module | Function
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+FUNCTIONS = (*DEFINITIONS, ast.Lambda)
 SCOPES = (*FUNCTIONS, ast.Module)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 NAMES = (ast.Name, ast.Attribute)
+# They have names of their own.
+_FRAMES = (*SCOPES, ast.ClassDef, *COMPREHENSIONS)
 
 
 class Tree:
@@ -24,28 +30,23 @@ class Tree:
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         self.module = module
         self.beside = beside
+        for each in (module, *beside.values()):
+            simplify(each)
         self.nodes = list(_in_order(module))
         self.calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         self.known = self.nodes + [node for each in beside.values() for node in _in_order(each)]
         self._parents: dict[ast.AST, ast.AST] = {}
-        self._scopes: dict[ast.AST, Scope] = {each: each for each in (module, *beside.values())}
+        self._frames: dict[ast.AST, ast.AST] = {each: each for each in (module, *beside.values())}
         # What holds a node, and its child that leads there, as within() yields them.
         self._places: dict[ast.AST, tuple[ast.AST, ast.AST]] = {}
         for node in self.known:
-            scope = node if isinstance(node, SCOPES) else self._scopes[node]
+            frame = node if isinstance(node, _FRAMES) else self._frames[node]
             # The terms of a long sum are as deep inside one another as there are terms.
             outside = self._places.get(node) if isinstance(node, ast.BinOp) else None
             for child in ast.iter_child_nodes(node):
                 self._parents[child] = node
-                self._scopes[child] = scope
+                self._frames[child] = frame
                 self._places[child] = outside or (node, child)
-
-    def root(self, node: ast.AST) -> ast.AST:
-        """Return the module that holds `node`."""
-        scope = self.scope(node)
-        while not isinstance(scope, ast.Module):
-            scope = self.scope(scope)
-        return scope
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """Return the node that holds `node`, None for the module."""
@@ -58,9 +59,23 @@ class Tree:
             yield found
             found = self.parent(found)
 
+    def frame(self, node: ast.AST) -> ast.AST:
+        """Return the function, class, comprehension or module in which names of `node` are."""
+        return self._frames[node]
+
     def scope(self, node: ast.AST) -> Scope:
         """Return the function whose body holds `node`, or the module."""
-        return self._scopes[node]
+        found = self.frame(node)
+        while not isinstance(found, SCOPES):
+            found = self.frame(found)
+        return found
+
+    def root(self, node: ast.AST) -> ast.Module:
+        """Return the module that holds `node`."""
+        found = self.scope(node)
+        while not isinstance(found, ast.Module):
+            found = self.scope(found)
+        return found
 
     def own(self, scope: Scope) -> Iterator[ast.AST]:
         """Yield the nodes of a scope without those of functions inside it."""
@@ -125,23 +140,6 @@ def last_name(node: ast.AST) -> str:
 def written(call: ast.Call) -> str:
     """Return how a call is written, without its arguments."""
     return f"{path_of(call.func) or last_name(call)}()"
-
-
-def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """Return an argument by its name, or by its position; None if it is not given."""
-    found = [each.value for each in call.keywords if each.arg == name]
-    found += call.args[position:][:1] if position is not None else []
-    return next(iter(found), None)
-
-
-def arguments(call: ast.Call) -> list[ast.expr]:
-    """Return all arguments of a call."""
-    return [*call.args, *(each.value for each in call.keywords)]
-
-
-def gives(call: ast.Call, *names: str | None) -> bool:
-    """Return whether one of these arguments is given by name; None stands for **arguments."""
-    return any(each.arg in names for each in call.keywords)
 
 
 def constant(node: ast.AST | None) -> object:

@@ -1,0 +1,82 @@
+"""Says `match` as `if`, and getattr(x, "y") as x.y, so that nothing else has to know of them."""
+
+from __future__ import annotations
+
+import ast
+from copy import deepcopy
+
+
+def simplify(module: ast.Module) -> None:
+    """Replace these forms in a module."""
+    waiting: list[ast.AST] = [module]
+    while waiting:
+        node = waiting.pop()
+        for name, field in ast.iter_fields(node):
+            if isinstance(field, list):
+                field[:] = map(_simpler, field)
+            elif isinstance(field, ast.AST):
+                setattr(node, name, _simpler(field))
+        waiting += ast.iter_child_nodes(node)
+
+
+def _simpler(node: object) -> object:
+    if isinstance(node, ast.Match):
+        found = _as_if(node.subject, node.cases)
+        whole = found[0] if len(found) == 1 else ast.If(ast.Constant(True), found, [])
+        return ast.fix_missing_locations(ast.copy_location(whole, node))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
+        name = node.args[1]
+        if node.func.id == "getattr" and isinstance(name, ast.Constant):
+            found = ast.Attribute(node.args[0], str(name.value), ast.Load())
+            return ast.copy_location(found, node)
+    return node
+
+
+def _as_if(subject: ast.expr, cases: list[ast.match_case]) -> list[ast.stmt]:
+    if not cases:
+        return []
+    first, *others = cases
+    tests, names = _tests(first.pattern, subject)
+    tests += [first.guard] if first.guard else []
+    if not tests:
+        return [*names, *first.body]
+    found = ast.If(_all(tests), [*names, *first.body], _as_if(subject, others))
+    return [ast.copy_location(found, first.pattern)]
+
+
+def _tests(pattern: ast.pattern, subject: ast.expr) -> tuple[list[ast.expr], list[ast.stmt]]:
+    """Return the conditions under which a value has a pattern, and what is assigned then."""
+    subject = deepcopy(subject)
+    tests: list[ast.expr] = []
+    names: list[ast.stmt] = []
+    inside: list[tuple[ast.pattern, ast.expr]] = []
+    match pattern:
+        case ast.MatchValue(value):
+            tests = [ast.Compare(subject, [ast.Eq()], [value])]
+        case ast.MatchSingleton(value):
+            tests = [ast.Compare(subject, [ast.Is()], [ast.Constant(value)])]
+        case ast.MatchOr(patterns):
+            either = [_tests(each, subject) for each in patterns]
+            names = [name for _, given in either for name in given]
+            if all(conditions for conditions, _ in either):
+                tests = [ast.BoolOp(ast.Or(), [_all(conditions) for conditions, _ in either])]
+        case ast.MatchAs(inner, name):
+            inside = [(inner, subject)] if inner else []
+            names = [ast.Assign([ast.Name(name, ast.Store())], subject)] if name else []
+        case ast.MatchSequence(patterns):
+            inside = [(e, ast.Subscript(subject, ast.Constant(i))) for i, e in enumerate(patterns)]
+        case ast.MatchMapping(keys, patterns):
+            tests = [ast.Compare(key, [ast.In()], [subject]) for key in keys]
+            inside = [(e, ast.Subscript(subject, k)) for k, e in zip(keys, patterns, strict=True)]
+        case ast.MatchClass(kind, patterns, attributes, named):
+            tests = [ast.Call(ast.Name("isinstance", ast.Load()), [subject, kind], [])]
+            parts = zip(attributes, named, strict=True)
+            inside = [(each, ast.Attribute(subject, name, ast.Load())) for name, each in parts]
+    for each, part in inside:
+        more, given = _tests(each, part)
+        tests, names = tests + more, names + given
+    return tests, names
+
+
+def _all(tests: list[ast.expr]) -> ast.expr:
+    return tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
