@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 
 from hvdtrain_lint.rules.rule import Places, rule
-from hvdtrain_lint.source.collective import collective, inside
+from hvdtrain_lint.source.collective import collective, leads_to
 from hvdtrain_lint.source.guards import Branch
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
@@ -16,7 +16,6 @@ from hvdtrain_lint.source.tree import (
     calls_in,
     constant,
     last_name,
-    path_of,
     written,
 )
 from hvdtrain_lint.source.values import HVD
@@ -42,9 +41,24 @@ _BARRIERS = {"barrier", "wait_for_everyone", "monitored_barrier"}
 )
 def hvd101(script: Script) -> Places:
     for call, branch in script.on_some(script.calls):
-        made = call if collective(script, call) else inside(script, call, collective)
+        made = leads_to(script, call, collective)
         if made and not _others_join(script, call, branch, script.last(made)):
-            yield call, f"{_told(call, made)} {_some(branch)}"
+            yield call, _on_some(call, made, branch)
+
+
+def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> bool:
+    """Return whether other ranks make a call of this name elsewhere, under a condition too."""
+    for other in script.calls:
+        if other is not call and script.scope(other) is script.scope(call):
+            made = leads_to(script, other, collective)
+            if made and script.last(made) == name and script.sure(other) not in (None, branch):
+                return True
+    return False
+
+
+def _on_some(call: ast.Call, made: ast.Call, branch: Branch) -> str:
+    what = written(call) if call is made else f"{written(call)}, which calls {written(made)},"
+    return f"{what} runs on some ranks only (condition in line {branch.line})"
 
 
 @rule(
@@ -55,7 +69,8 @@ def hvd101(script: Script) -> Places:
 def hvd106(script: Script) -> Places:
     for call, branch in script.on_some(script.named(*_CALLBACKS)):
         if script.full(call).startswith(HVD):
-            yield call, f"{last_name(call)} {_some(branch, 'is')}"
+            what = f"{script.last(call)} is on some ranks only"
+            yield call, f"{what} (condition in line {branch.line})"
 
 
 @rule(
@@ -66,11 +81,11 @@ def hvd106(script: Script) -> Places:
 def hvd102(script: Script) -> Places:
     own = {node.name for node in script.nodes if isinstance(node, DEFINITIONS)}
     for call in script.calls:
-        made = collective(script, call)
-        left = script.exits(call) if made and not script.sure(call) else None
-        inside = calls_in(left) if left else []
-        if left and not any(collective(script, c) or last_name(c) in own for c in inside):
-            yield call, f"{made} is not reached by ranks that leave in line {left.lineno}"
+        if not collective(script, call) or script.sure(call) or not (left := script.exits(call)):
+            continue
+        if not any(collective(script, c) or last_name(c) in own for c in calls_in(left)):
+            what = f"{written(call)} is not reached by ranks that leave in line {left.lineno}"
+            yield call, what
 
 
 @rule(
@@ -84,6 +99,20 @@ def hvd103(script: Script) -> Places:
             yield call, f"{written(call)} gathers parts of all ranks, and only some of them call it"
 
 
+def _is_gathered_state(script: Script, call: ast.Call) -> bool:
+    owner, name = script.owner(call), script.last(call)
+    if owner is None or _CHECKPOINT.fullmatch(script.full(call)):
+        return bool(_CHECKPOINT.fullmatch(script.full(call)))
+    if name == "consolidate_state_dict":
+        return bool(script.made_by(owner, "ZeroRedundancyOptimizer"))
+    if _STATES.fullmatch(name) and (script.last(owner) in _FSDP or script.made_by(owner, *_FSDP)):
+        return True
+    if name != "state_dict" or "consolidate_state_dict" in script.words:
+        return False
+    wrappers = script.made_by(owner, "DistributedOptimizer")
+    return any(constant(script.keyword(each, "sharded")) is True for each in wrappers)
+
+
 @rule(
     "an optimizer or a scheduler that steps on some ranks only",
     "learning rates or weights differ between ranks from then on",
@@ -93,10 +122,10 @@ def hvd104(script: Script) -> Places:
     if script.imports(*_OTHER_PARALLELISM) or script.joins:
         return
     for call, branch in script.on_some(filter(script.runs_on_ranks, script.calls)):
-        made = call if _steps(script, call) else inside(script, call, _steps)
+        made = leads_to(script, call, _steps)
         elsewhere = calls_in(*branch.other)
         if made and not any(last_name(each) in ("step", last_name(call)) for each in elsewhere):
-            yield call, f"{_told(call, made)} {_some(branch)}"
+            yield call, _on_some(call, made, branch)
 
 
 def _steps(script: Script, call: ast.Call) -> bool:
@@ -115,51 +144,13 @@ def _steps(script: Script, call: ast.Call) -> bool:
     "leave one of them out",
 )
 def hvd601(script: Script) -> Places:
-    def barrier(statement: ast.stmt) -> ast.Call | None:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call) or call.args or call.keywords:
-            return None
-        return call if script.last(call) in _BARRIERS else None
-
     for block in (block for holder in script.nodes for block in blocks(holder)):
-        for first, second in pairwise(block):
-            if barrier(first) and (again := barrier(second)):
-                yield again, f"{path_of(again.func)}() follows another one at once"
+        for pair in pairwise(block):
+            calls = [getattr(each, "value", None) for each in pair if isinstance(each, ast.Expr)]
+            if len(calls) == 2 and all(_is_barrier(script, each) for each in calls):
+                yield pair[1], f"{written(calls[1])} follows another one at once"
 
 
-def _told(call: ast.Call, made: ast.Call) -> str:
-    return written(call) if call is made else f"{written(call)}, which calls {written(made)},"
-
-
-def _some(branch: Branch, does: str = "runs") -> str:
-    return f"{does} on some ranks only (condition in line {branch.line})"
-
-
-def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> bool:
-    """Return whether other ranks make a call of this name elsewhere, under a condition too."""
-    scope = script.scope(call)
-    others = (each for each in script.calls if each is not call and script.scope(each) is scope)
-    return any(
-        script.sure(other) not in (None, branch)
-        for other in others
-        if script.last(other) == name or _last_inside(script, other) == name
-    )
-
-
-def _last_inside(script: Script, call: ast.Call) -> str:
-    made = inside(script, call, collective)
-    return script.last(made) if made else ""
-
-
-def _is_gathered_state(script: Script, call: ast.Call) -> bool:
-    owner, name = script.owner(call), script.last(call)
-    if owner is None or _CHECKPOINT.fullmatch(script.full(call)):
-        return bool(_CHECKPOINT.fullmatch(script.full(call)))
-    if name == "consolidate_state_dict":
-        return bool(script.made_by(owner, "ZeroRedundancyOptimizer"))
-    if _STATES.fullmatch(name) and (script.last(owner) in _FSDP or script.made_by(owner, *_FSDP)):
-        return True
-    if name != "state_dict" or "consolidate_state_dict" in script.words:
-        return False
-    wrappers = script.made_by(owner, "DistributedOptimizer")
-    return any(constant(script.keyword(each, "sharded")) is True for each in wrappers)
+def _is_barrier(script: Script, node: ast.expr | None) -> bool:
+    is_bare = isinstance(node, ast.Call) and not node.args and not node.keywords
+    return is_bare and script.last(node) in _BARRIERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
@@ -22,7 +22,7 @@ from hvdtrain_lint.source.tree import (
 from hvdtrain_lint.source.values import HVD
 
 _NOT_IN_PLACE = {f"{HVD}.allreduce", f"{HVD}.broadcast", f"{HVD}.allgather"}
-_VALUES = ("item", "numpy", "cpu", "detach", "float")
+_AVERAGE = ast.Name("Average")
 _WRITING = {"torch.save", "numpy.save", "numpy.savez", "numpy.savetxt", "np.save", "joblib.dump"}
 _KERAS_SAVES = {"save", "save_weights", "save_model"}
 _KERAS_CALLBACKS = ("ModelCheckpoint", "TensorBoard", "CSVLogger", "BackupAndRestore")
@@ -52,35 +52,18 @@ _VERBOSE_POSITION = 4
 )
 def hvd204(script: Script) -> Places:
     for node in _quotients(script.nodes):
-        if script.is_size(node.right) and _is_average(script, node.left):
+        if script.is_size(node.right) and all(
+            _averages(script, e) for e in script.origins(node.left)
+        ):
             yield node, "allreduce() has averaged already, and is divided by size() again"
 
 
-def _is_average(script: Script, node: ast.expr) -> bool:
-    made = list(_made(script, node, set()))
-    return bool(made) and all(_averages(script, each) for each in made)
-
-
-def _made(script: Script, node: ast.expr, seen: set[ast.expr]) -> Iterator[ast.expr]:
-    """Return what made a value, of which a name that is assigned from itself adds nothing."""
-    while isinstance(node, ast.Call) and last_name(node) in _VALUES:
-        node = next(iter(node.args), getattr(node.func, "value", node.func))
-    if node in seen:
-        return
-    seen.add(node)
-    values = script.behind(node)
-    if not values:
-        yield node
-    for each in values:
-        yield from _made(script, each, seen)
-
-
-def _averages(script: Script, node: ast.expr) -> bool:
+def _averages(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call) or script.full(node) != f"{HVD}.allreduce":
         return False
-    op = script.keyword(node, "op")
-    scaled = any(each.arg not in ("name", "op", "tensor") for each in node.keywords)
-    return len(node.args) <= 1 and not scaled and (op is None or last_name(op) == "Average")
+    args, named = script.given(node)
+    is_average = last_name(named.get("op", _AVERAGE)) == "Average"
+    return len(args) <= 1 and named.keys() <= {"name", "op", "tensor"} and is_average
 
 
 @rule(

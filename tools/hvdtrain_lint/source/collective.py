@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import Function, written
+from hvdtrain_lint.source.tree import Function
 from hvdtrain_lint.source.values import HVD
 
 _HVD = re.compile(
@@ -25,44 +25,34 @@ _ACCELERATOR = {
 }
 
 
-def collective(script: Script, call: ast.Call) -> str | None:
-    """Return how a call is written if every rank has to make it, else None.
-
-    Calls for a group of ranks are none: some ranks need not make them.
-    """
-    name, owner = script.last(call), script.owner(call)
+def collective(script: Script, call: ast.Call) -> bool:
+    """Return whether every rank has to make a call; not so if it is for a group of ranks."""
+    name, owner, full = script.last(call), script.owner(call), script.full(call)
     if script.gives(call, "group", "process_set", "pg") or (call.args and name == "barrier"):
-        return None
-    full = script.full(call)
-    found = bool(_TORCH.fullmatch(full) or (_HVD.fullmatch(full) and not script.joins))
-    if owner is not None and not found:
-        if name == "save_checkpoint" and script.imports("lightning", "pytorch_lightning"):
-            found = bool(script.made_by(owner, "Trainer"))
-        elif name in _ACCELERATOR:
-            found = bool(script.made_by(owner, "Accelerator"))
-    return written(call) if found else None
+        return False
+    if _TORCH.fullmatch(full) or (_HVD.fullmatch(full) and not script.joins):
+        return True
+    if name == "save_checkpoint" and script.imports("lightning", "pytorch_lightning"):
+        return bool(script.made_by(owner, "Trainer"))
+    return name in _ACCELERATOR and bool(script.made_by(owner, "Accelerator"))
 
 
-def inside(
+def leads_to(
     script: Script,
     call: ast.Call,
-    wanted: Callable[[Script, ast.Call], object],
+    wanted: Callable[[Script, ast.Call], bool],
     above: tuple[Function, ...] = (),
 ) -> ast.Call | None:
-    """Return the wanted call that a called function of the script makes whatever it is given."""
+    """Return the wanted call that a call is, or that its function makes whatever it is given."""
+    if wanted(script, call):
+        return call
     called = script.called(call)
     if len(called) != 1 or called[0] in above:
         return None
-    for each in script.own(called[0]):
-        if not isinstance(each, ast.Call) or _is_conditional(script, each) or script.sure(each):
-            continue
-        if (
-            found := each
-            if wanted(script, each)
-            else inside(script, each, wanted, (*above, *called))
-        ):
-            return found
-    return None
+    calls = (each for each in script.own(called[0]) if isinstance(each, ast.Call))
+    sure = (each for each in calls if not _is_conditional(script, each))
+    found = (leads_to(script, each, wanted, (*above, *called)) for each in sure)
+    return next(filter(None, found), None)
 
 
 def averages_by_hvd(script: Script) -> bool:
@@ -73,8 +63,6 @@ def averages_by_hvd(script: Script) -> bool:
 
 def _is_conditional(script: Script, node: ast.AST) -> bool:
     kinds = (ast.If, ast.IfExp, ast.Try, ast.BoolOp)
-    return any(isinstance(holder, kinds) for holder, _ in script.within(node)) or any(
-        isinstance(each, ast.Return)
-        for statement in script.before(node)
-        for each in ast.walk(statement)
-    )
+    before = (each for statement in script.before(node) for each in ast.walk(statement))
+    is_inside = any(isinstance(holder, kinds) for holder, _ in script.within(node))
+    return is_inside or any(isinstance(each, ast.Return) for each in before)

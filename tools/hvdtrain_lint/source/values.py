@@ -26,7 +26,12 @@ _LONGEST, _DEEPEST = 4, 60
 # Methods that put their last argument into what has them, and those that put all parts of it.
 _ADDING = {"append", "appendleft", "add", "insert"}
 _EXTENDING = {"extend", "update"}
-# What they give has the parts of what they are given.
+# What they give is what they are given, what has them, or has the same parts.
+_COPYING = {"copy", "deepcopy", "compile", "float", "int"}
+_KEEPING = {
+    *("copy", "clone", "detach", "item", "numpy", "cpu", "cuda", "to", "float", "double", "half"),
+    *("eval", "train"),
+}
 PASSING = {
     *("list", "tuple", "set", "iter", "sorted", "reversed", "cycle", "islice", "chain", "deque"),
     *("tqdm", "filter"),
@@ -71,6 +76,8 @@ class Values(Tree):
         self._ends: dict[_Step, list[_Value]] = {}
         self._full: dict[ast.AST, str] = {}
         self._given: dict[ast.Call, _Given] = {}
+        self._partial: set[_Step] = set()
+        self._is_cut = False
         self._depth = 0
         for node in self.known:
             self._learn(node)
@@ -143,7 +150,7 @@ class Values(Tree):
         calls = [e.func if isinstance(e, ast.Call) else None for e in self.origins(node)]
         return [name for func in calls for name in (self._kinds(func) if func else [""])]
 
-    def made_by(self, node: ast.expr, *names: str) -> list[ast.Call]:
+    def made_by(self, node: ast.expr | None, *names: str) -> list[ast.Call]:
         """Return the calls with one of these last words whose results an expression may be."""
         calls = (each for each in self.origins(node) if isinstance(each, ast.Call))
         return [call for call in calls if self.last(call) in names]
@@ -412,19 +419,29 @@ class Values(Tree):
     def _follow(self, node: _Value, path: _Path = ()) -> list[_Value]:
         """Return what a part of an expression may be: calls, literals, names from elsewhere."""
         at = node, path
-        if at in self._ends:
-            return self._ends[at]
-        if self._depth > _DEEPEST or len(path) > _LONGEST:
-            return []
+        if at in self._ends or len(path) > _LONGEST or self._depth > _DEEPEST:
+            self._is_cut |= at in self._partial or self._depth > _DEEPEST
+            return self._ends.get(at, [])
+        outer, self._is_cut = self._is_cut, False
         self._ends[at] = []  # what leads to itself adds nothing
+        self._partial.add(at)
         self._depth += 1
         found = [end for step in self._steps(node, path) for end in self._follow(*step)]
         self._depth -= 1
         # A part of what is made elsewhere stands for what makes it.
         is_made = isinstance(node, ast.Call) and all(isinstance(part, int) for part in path)
-        if not found and (not path or is_made):
+        if not found and (not path or is_made) and not (self._is_cut and self._depth):
             found = [node]
         self._ends[at] = list(dict.fromkeys(found))
+        if not self._is_cut or not self._depth:
+            self._partial.discard(at)
+        self._is_cut |= outer
+        if not self._depth:  # others have not seen what leads to themselves
+            for each in self._partial:
+                del self._ends[each]
+            self._partial.clear()
+            self._is_cut = False
+            return [*found]
         return self._ends[at]
 
     def _steps(self, node: _Value, path: _Path) -> list[_Step]:
@@ -528,8 +545,10 @@ class Values(Tree):
         """Return what results of well-known functions are made of."""
         args, owner = call.args, call.func.value if isinstance(call.func, ast.Attribute) else None
         match self.last(call), path:
-            case (("copy" | "deepcopy"), _) if args or owner:
-                return [(args[0] if args else owner, path)]  # type: ignore[list-item]
+            case name, _ if name in _COPYING and args:
+                return [(args[0], path)]
+            case name, _ if name in _KEEPING and owner:
+                return [(owner, path)]
             case "next", _ if args:
                 return [(args[0], (Part.EACH, *path))]
             case (("get" | "pop" | "setdefault"), _) if owner:
