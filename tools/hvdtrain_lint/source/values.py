@@ -22,7 +22,7 @@ from hvdtrain_lint.source.tree import (
 HVD = "hvd"
 _ROOTS = ("horovod", "hvdtrain")
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "mxnet")
-_LONGEST, _DEEPEST = 4, 60
+_LONGEST, _DEEPEST, _MOST_VISITS = 3, 30, 200
 # Methods that put their last argument into what has them, and those that put all parts of it.
 _ADDING = {"append", "appendleft", "add", "insert"}
 _EXTENDING = {"extend", "update"}
@@ -78,7 +78,7 @@ class Values(Tree):
         self._given: dict[ast.Call, _Given] = {}
         self._partial: set[_Step] = set()
         self._is_cut = False
-        self._depth = 0
+        self._depth = self._visits = 0
         for node in self.known:
             self._learn(node)
         self.modules = {*self._imported[module].values(), *modules_of(module)}
@@ -230,11 +230,11 @@ class Values(Tree):
         ends = list(self._functions(node)) if isinstance(node, ast.expr) else []
         return ends[0] if len(ends) == 1 and isinstance(ends[0], NAMES) else node
 
-    def _named(self, node: ast.AST) -> str:
-        node = self._callee(node)
+    def _named(self, node: ast.AST, most: int = 8) -> str:
+        node = self._callee(node) if most else node  # x = x.next has no end
         if isinstance(node, ast.Name):
             return self._imported[self.root(node)].get(node.id, node.id)
-        base = self._named(node.value) if isinstance(node, ast.Attribute) else ""
+        base = self._named(node.value, max(most - 1, 0)) if isinstance(node, ast.Attribute) else ""
         return base and f"{base}.{last_name(node)}"
 
     # What the script says, before anything is followed.
@@ -419,30 +419,33 @@ class Values(Tree):
     def _follow(self, node: _Value, path: _Path = ()) -> list[_Value]:
         """Return what a part of an expression may be: calls, literals, names from elsewhere."""
         at = node, path
-        if at in self._ends or len(path) > _LONGEST or self._depth > _DEEPEST:
-            self._is_cut |= at in self._partial or self._depth > _DEEPEST
+        if at in self._ends or len(path) > _LONGEST:
+            self._is_cut |= at in self._partial
             return self._ends.get(at, [])
+        if self._depth > _DEEPEST or self._visits > _MOST_VISITS:
+            self._is_cut = True
+            return []
         outer, self._is_cut = self._is_cut, False
         self._ends[at] = []  # what leads to itself adds nothing
         self._partial.add(at)
         self._depth += 1
+        self._visits += 1
         found = [end for step in self._steps(node, path) for end in self._follow(*step)]
         self._depth -= 1
         # A part of what is made elsewhere stands for what makes it.
         is_made = isinstance(node, ast.Call) and all(isinstance(part, int) for part in path)
         if not found and (not path or is_made) and not (self._is_cut and self._depth):
             found = [node]
-        self._ends[at] = list(dict.fromkeys(found))
-        if not self._is_cut or not self._depth:
+        found = self._ends[at] = list(dict.fromkeys(found))
+        if not (self._is_cut and self._depth):
             self._partial.discard(at)
         self._is_cut |= outer
-        if not self._depth:  # others have not seen what leads to themselves
+        if not self._depth:  # the others have not seen what leads to themselves
             for each in self._partial:
                 del self._ends[each]
             self._partial.clear()
-            self._is_cut = False
-            return [*found]
-        return self._ends[at]
+            self._is_cut, self._visits = False, 0
+        return found
 
     def _steps(self, node: _Value, path: _Path) -> list[_Step]:
         """Return what a part of an expression is a part of, one step nearer to what makes it."""
