@@ -9,11 +9,13 @@ from itertools import islice
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.collective import averages_by_hvd, collective
 from hvdtrain_lint.source.data import (
+    WRAPPERS,
     evaluates,
     has_sampler,
     is_every_nth,
     is_read_again,
     rank_samplers,
+    reads,
 )
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
@@ -26,7 +28,6 @@ from hvdtrain_lint.source.tree import (
 
 _SAMPLERS = ("DistributedSampler", "GlobalBatchSampler", "ElasticSampler")
 _SHUFFLE_POSITION = 3
-_WRAPPERS = {"enumerate", "tqdm", "iter", "list", "zip"}
 # These make loops of different lengths end together, or make them equal.
 _JOINING = {"join", "Join", "joinable"}
 _EQUALIZING = {"repeat", "take", "cycle"}
@@ -76,10 +77,8 @@ def hvd105(script: Script) -> Places:
     for loop in script.nodes:
         if not isinstance(loop, ast.For) or not script.runs_on_ranks(loop):
             continue
-        read = loop.iter
-        while isinstance(read, ast.Call) and last_name(read) in _WRAPPERS and read.args:
-            read = read.args[0]
-        parts = (part for each in script.origins(read) if (part := _strided(script, each)))
+        read = reads(script, loop.iter, WRAPPERS)
+        parts = (part for each in read if (part := _strided(script, each)))
         if (part := next(parts, "")) and _waits(script, loop):
             yield loop.iter, f"the loop runs over every size()-th {part}"
 

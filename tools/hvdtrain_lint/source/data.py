@@ -9,47 +9,45 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import (
-    NAMES,
-    calls_in,
-    constant,
-    last_name,
-)
+from hvdtrain_lint.source.tree import NAMES, calls_in, constant, last_name
 
 _EVALUATION = re.compile(
     r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
     r"|(testset|valset|testloader|valloader|testdata|testsampler)",
     re.IGNORECASE,
 )
-# They read data for another, or in another form.
-_READERS = {"DataLoader", "enumerate", "tqdm", "zip", "iter", "list", "map", "prepare", "cycle"}
+# They read data for another, in the same steps or in others.
+WRAPPERS = {"enumerate", "tqdm", "zip", "iter", "list"}
+_READERS = {*WRAPPERS, "DataLoader", "map", "prepare", "cycle"}
 # They look at a loader without reading it.
 _LOOKING = {
     *("len", "print", "isinstance", "type", "id", "repr", "str", "hasattr", "getattr", "prepare"),
 }
 _TRAINING = {"backward", "apply_gradients", "minimize", "train_on_batch"}
 _NO_GRADIENTS = {"no_grad", "inference_mode"}
-_DEEPEST = 8
 _SIZE_POSITIONS = {"DataLoader": 1, "fit": 2, "batch": 0}
 
 
 def evaluates(script: Script, *nodes: ast.expr | None) -> bool:
     """Return whether data or a loader is for evaluation: by the loops over it, else by names."""
-    known = [node for node in nodes if node is not None]
-    readings = (each for origin in script.origins(*known) for each in _readings(script, origin))
-    trained = {_trains(script, each) for each in readings}
-    if trained - {None}:
+    readings = [e for origin in script.origins(*nodes) for e in _readings(script)[origin]]
+    trained = {_trains(script, each) for each in readings} - {None}
+    if trained:
         return True not in trained
+    known = ((node, script.origins(node)) for node in nodes if node)
     return any(
-        _is_for_evaluation(script, node)
-        or all(_is_for_evaluation(script, each) for each in script.origins(node))
-        for node in known
+        _is_named_so(script, node) or all(_is_named_so(script, each) for each in origins)
+        for node, origins in known
     )
 
 
 def is_read_again(script: Script, sampler: ast.Call) -> bool:
     """Return whether a loop reads all that a sampler gives more than once."""
-    return any(script.repeats(each, _runs_again) for each in _readings(script, sampler))
+
+    def runs_again(loop: ast.For | ast.While) -> bool:
+        return isinstance(loop, ast.While) or ast.unparse(loop.iter) != "range(1)"
+
+    return any(script.repeats(each, runs_again) for each in _readings(script)[sampler])
 
 
 def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]]:
@@ -58,7 +56,7 @@ def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]
         holder = script.parent(call)
         targets = getattr(holder, "targets", [getattr(holder, "target", call)])
         by_name = any(_EVALUATION.search(last_name(each)) for each in targets)
-        trains = any(_trains(script, each) for each in _readings(script, call))
+        trains = any(_trains(script, each) for each in _readings(script)[call])
         evaluated = evaluates(script, call, script.keyword(call, "dataset", 0))
         yield call, evaluated or (by_name and not trains)
 
@@ -66,7 +64,7 @@ def rank_samplers(script: Script, *names: str) -> Iterator[tuple[ast.Call, bool]
 def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
     """Yield the batch sizes of loaders and fits, without those for evaluation."""
     for call in script.named(*_SIZE_POSITIONS):
-        last, owner = script.last(call), getattr(call.func, "value", None)
+        last, owner = script.last(call), script.owner(call)
         size = script.keyword(call, "batch_size", _SIZE_POSITIONS[last])
         data = {"DataLoader": script.keyword(call, "dataset", 0), "batch": owner}.get(last)
         if size and (owner or last == "DataLoader") and not (data and evaluates(script, data)):
@@ -75,30 +73,36 @@ def train_batch_sizes(script: Script) -> Iterator[ast.expr]:
 
 def has_sampler(script: Script, loader: ast.Call) -> bool:
     """Return whether a DataLoader has a sampler of its own, or may have one."""
-    return (
-        script.gives(loader, "sampler", "batch_sampler", None) or len(script.given(loader)[0]) > 2
-    )
+    given = script.keyword(loader, "sampler", 3) or script.keyword(loader, "batch_sampler", 4)
+    return given is not None or script.gives(loader, None)
 
 
 def is_every_nth(script: Script, node: ast.expr) -> bool:
     """Return whether an expression is x[rank :: size], of which ranks may get one more or less."""
-    part = node.slice if isinstance(node, ast.Subscript) else None
-    if not isinstance(part, ast.Slice) or part.upper or not part.lower or not part.step:
-        return False
-    return script.is_rank(part.lower) and script.is_size(part.step)
+    match node:
+        case ast.Subscript(_, ast.Slice(ast.expr() as lower, None, ast.expr() as step)):
+            return script.is_rank(lower) and script.is_size(step)
+    return False
 
 
-def _readings(script: Script, made: ast.expr) -> list[ast.AST]:
-    """Return the loops that read what a call has made, and the calls of other files that may."""
-    return _all_readings(script).get(made, [])
+def reads(
+    script: Script, node: ast.expr, through: set[str] = _READERS, most: int = 8
+) -> Iterator[ast.expr]:
+    """Yield what is read where `node` is, such as DataLoader(), and what that reads itself."""
+    for origin in script.origins(node):
+        yield origin
+        if most and isinstance(origin, ast.Call) and script.last(origin) in through:
+            for each in script.arguments(origin):
+                yield from reads(script, each, through, most - 1)
 
 
 @lru_cache(maxsize=1)
-def _all_readings(script: Script) -> dict[ast.expr, list[ast.AST]]:
+def _readings(script: Script) -> dict[ast.expr, list[ast.AST]]:
+    """Return the loops that read what calls have made, and the calls of other files that may."""
     found: dict[ast.expr, list[ast.AST]] = defaultdict(list)
     for node in script.known:
         for read in _read_by(script, node):
-            for each in _sources(script, read, _DEEPEST):
+            for each in reads(script, read):
                 found[each].append(node)
     return found
 
@@ -113,16 +117,6 @@ def _read_by(script: Script, node: ast.AST) -> list[ast.expr]:
     return [each for each in node.args if isinstance(each, NAMES)]
 
 
-def _sources(script: Script, node: ast.expr, depth: int) -> Iterator[ast.Call]:
-    """Yield the calls that make what is read, such as DataLoader() and DistributedSampler()."""
-    for origin in script.origins(node):
-        if isinstance(origin, ast.Call):
-            yield origin
-            if depth and script.last(origin) in _READERS:
-                for each in script.arguments(origin):
-                    yield from _sources(script, each, depth - 1)
-
-
 def _trains(script: Script, reading: ast.AST) -> bool | None:
     """Return whether a loop trains; False if it surely evaluates, None if that is not seen."""
     calls = calls_in(reading) if isinstance(reading, (ast.For, ast.AsyncFor)) else []
@@ -132,12 +126,8 @@ def _trains(script: Script, reading: ast.AST) -> bool | None:
     return False if _NO_GRADIENTS & script.contexts(reading) else None
 
 
-def _runs_again(loop: ast.For | ast.While) -> bool:
-    return isinstance(loop, ast.While) or ast.unparse(loop.iter) != "range(1)"
-
-
-def _is_for_evaluation(script: Script, node: ast.expr) -> bool:
+def _is_named_so(script: Script, node: ast.expr) -> bool:
     if not isinstance(node, ast.Call):
         return bool(_EVALUATION.search(last_name(node)))
-    split = constant(script.keyword(node, "split"))
-    return constant(script.keyword(node, "train")) is False or bool(_EVALUATION.search(str(split)))
+    split = str(constant(script.keyword(node, "split")))
+    return constant(script.keyword(node, "train")) is False or bool(_EVALUATION.search(split))
