@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hvdtrain_lint.source.ranks import RankValues
-from hvdtrain_lint.source.tree import COMPREHENSIONS, Function, Scope, words_in
+from hvdtrain_lint.source.tree import Function, Scope, words_in
 from hvdtrain_lint.source.values import HVD
 
 _STARTS = {"init_process_group", "Accelerator", "init_distributed"}
@@ -39,9 +39,9 @@ class Guards(RankValues):
         super().__init__(module, beside)
         self._sites: dict[Scope, list[ast.expr]] = defaultdict(list)
         self._called: dict[Scope, set[Function]] = defaultdict(set)
-        for call in (node for node in self.known if isinstance(node, ast.Call)):
-            for function in self.called(call):
-                self._sites[function].append(call)
+        for each in self.known:
+            for function in self.called(each) if isinstance(each, ast.Call) else ():
+                self._sites[function].append(each)
         for each in self.known:
             if isinstance(each, ast.Lambda) and not self._sites[each]:
                 self._sites[each].append(each)  # whoever gets it calls it
@@ -121,16 +121,20 @@ class Guards(RankValues):
     def _branches(self, node: ast.AST) -> Iterator[Branch]:
         """Yield the conditions around a node, innermost first."""
         for holder, child in self.within(node):
-            if isinstance(holder, (ast.If, ast.IfExp, ast.While)) and child is not holder.test:
-                either = [each if isinstance(each, list) else [each] for each in _sides(holder)]
-                holds = child in either[0]
-                yield Branch(holder.test, holds, holder.lineno, either[holds])
-            elif isinstance(holder, ast.BoolOp):
-                for value in holder.values[: holder.values.index(child)]:
-                    yield Branch(value, isinstance(holder.op, ast.And), holder.lineno, [])
-            elif isinstance(holder, COMPREHENSIONS) and child not in holder.generators:
-                for test in (test for each in holder.generators for test in each.ifs):
-                    yield Branch(test, True, test.lineno, [])
+            match holder:
+                case ast.If(test, body, other) | ast.While(test, body, other) if child is not test:
+                    holds = child in body
+                    yield Branch(test, holds, holder.lineno, other if holds else body)
+                case ast.IfExp(test, one, other) if child is not test:
+                    yield Branch(
+                        test, child is one, holder.lineno, [one, other][child is one :][:1]
+                    )
+                case ast.BoolOp(operator, values):
+                    for each in values[: values.index(child)]:
+                        yield Branch(each, isinstance(operator, ast.And), holder.lineno, [])
+                case ast.AST(generators=loops) if child not in loops:
+                    for test in (test for loop in loops for test in loop.ifs):
+                        yield Branch(test, True, test.lineno, [])
         scope = self.scope(node)
         if isinstance(scope, ast.Lambda) and self._sites[scope] == [scope]:
             yield from self._branches(scope)
@@ -140,21 +144,16 @@ class Guards(RankValues):
         loops = self.loops(node)
 
         def leaves(block: list[ast.stmt]) -> bool:
-            last = block[-1] if block else None
-            if isinstance(last, ast.If):
-                return leaves(last.body) and leaves(last.orelse)
-            ends = isinstance(last, (ast.Continue, ast.Break))
-            return isinstance(last, ast.Return) or (
-                ends and self.loops(last)[:1] in [[e] for e in loops]
-            )
+            match block:
+                case [*_, ast.If(_, body, other)]:
+                    return leaves(body) and leaves(other)
+                case [*_, (ast.Continue() | ast.Break()) as last]:
+                    return any(each in loops for each in self.loops(last)[:1])
+            return bool(block) and isinstance(block[-1], ast.Return)
 
         for statement in self.before(node):
             if isinstance(statement, ast.If) and leaves(statement.body) != leaves(statement.orelse):
                 yield statement
-
-
-def _sides(holder: ast.If | ast.IfExp | ast.While) -> tuple[object, object]:
-    return holder.body, holder.orelse
 
 
 def _reached(scopes: Iterable[Scope], leads: Callable[[Scope], Iterable[Scope]]) -> set[Scope]:

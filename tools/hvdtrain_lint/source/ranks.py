@@ -63,18 +63,21 @@ class RankValues(Values):
 
         Both are False for a condition that is the same on all ranks, or that is not understood.
         """
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            holds, fails = self.branches(test.operand)
-            return fails, holds
-        if isinstance(test, ast.BoolOp):
-            holding, failing = zip(*map(self.branches, test.values), strict=True)
-            if isinstance(test.op, ast.And):
-                return any(holding), all(failing)
-            return all(holding), any(failing)
-        if isinstance(test, ast.Compare):
-            found = len(test.ops) == 1 and self._compares(test)
-        else:
-            found = self._is_main(test) or self.is_rank(test)
+        match test:
+            case ast.UnaryOp(ast.Not(), operand):
+                return self.branches(operand)[::-1]
+            case ast.BoolOp(operator, values):
+                holding, failing = zip(*map(self.branches, values), strict=True)
+                if isinstance(operator, ast.And):
+                    return any(holding), all(failing)
+                return all(holding), any(failing)
+            case ast.Compare(left, [operator], [right]):
+                swap = self.is_rank(right) and not self.is_rank(left)
+                found = self._compares(
+                    *((right, operator, left) if swap else (left, operator, right))
+                )
+            case _:
+                found = self._is_main(test) or self.is_rank(test)
         return found, found
 
     def perhaps(self, test: ast.expr) -> bool:
@@ -89,23 +92,23 @@ class RankValues(Values):
         return [value for name in names for value in self.behind(name)]
 
     def _is_number(self, kind: str, node: ast.AST) -> bool:
-        holds = partial(self._is_number, kind)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            return kind == _RANK and holds(node.left)
-        if isinstance(node, NAMES) and _WORDS[kind].fullmatch(last_name(node)):
-            return kind == _SIZE or not self._is_other_number(node)
-        key: ast.AST | None = node.slice if isinstance(node, ast.Subscript) else None
-        if isinstance(node, ast.Call):
-            last = self.last(node)
-            if last in ("int", "float") and node.args:
-                return holds(node.args[0])
-            if last in ("get", "getenv") and node.args:
-                key = node.args[0]
-            is_size = kind == _SIZE and self.full(node) == f"{HVD}.size"
-            if is_size or _WORDS[kind].fullmatch(last):
-                return True
-        is_variable = key and _VARIABLES[kind].fullmatch(str(constant(key)))
-        return bool(is_variable) or self._every_value(kind, node, holds)
+        key: ast.AST | None = None
+        match node:
+            case ast.BinOp(left, ast.Mod()):
+                return kind == _RANK and self._is_number(kind, left)
+            case ast.Name() | ast.Attribute() if _WORDS[kind].fullmatch(last_name(node)):
+                return kind == _SIZE or not self._is_other_number(node)
+            case ast.Subscript(_, key):
+                pass
+            case ast.Call():
+                is_size = kind == _SIZE and self.full(node) == f"{HVD}.size"
+                if is_size or _WORDS[kind].fullmatch(self.last(node)):
+                    return True
+                if self.last(node) in ("get", "getenv") and node.args:
+                    key = node.args[0]
+        if key and _VARIABLES[kind].fullmatch(str(constant(key))):
+            return True
+        return self._every_value(kind, node, partial(self._is_number, kind))
 
     def _is_other_number(self, node: ast.Name | ast.Attribute) -> bool:
         """Return whether what is named as a rank is counted by a loop, or surely a constant."""
@@ -123,19 +126,17 @@ class RankValues(Values):
         elsewhere = isinstance(node, ast.Attribute) or self.is_parameter(node)
         return not elsewhere or 0 not in numbers
 
-    def _compares(self, test: ast.Compare) -> bool:
-        left, operator, right = test.left, test.ops[0], test.comparators[0]
-        if self.is_rank(right) and not self.is_rank(left):
-            left, right = right, left
+    def _compares(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> bool:
         if not self.is_rank(left):
             return isinstance(constant(right), bool) and self._is_main(left)
-        if isinstance(operator, (ast.In, ast.NotIn)):
-            return isinstance(right, (ast.List, ast.Tuple, ast.Set))
-        if isinstance(operator, (ast.Eq, ast.NotEq)):
-            is_minus_one = isinstance(right, ast.UnaryOp) and isinstance(right.op, ast.USub)
-            return not is_minus_one and constant(right) is not None
-        if isinstance(operator, (ast.Lt, ast.GtE)) and constant(right) == 0:
-            return False
+        match operator, right:
+            case ast.In() | ast.NotIn(), _:
+                return isinstance(right, (ast.List, ast.Tuple, ast.Set))
+            case ast.Eq() | ast.NotEq(), _:  # a process that is alone may have the rank -1
+                is_minus_one = isinstance(right, ast.UnaryOp) and isinstance(right.op, ast.USub)
+                return not is_minus_one and constant(right) is not None
+            case ast.Lt() | ast.GtE(), ast.Constant(0):
+                return False
         return isinstance(right, ast.Constant) and not isinstance(operator, (ast.Is, ast.IsNot))
 
     def _is_main(self, node: ast.expr) -> bool:

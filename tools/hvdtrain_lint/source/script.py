@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import tokenize
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
@@ -18,38 +18,24 @@ _TRAINERS = ("Trainer", "Fabric", "Seq2SeqTrainer", "Engine")
 
 
 class Script(Guards):
-    """What is known of a script."""
+    """What is known of a script.
 
-    @cached_property
-    def uses_hvd(self) -> bool:
-        """Whether it starts ranks through Horovod's interface."""
-        return any(self.full(call) == f"{HVD}.init" for call in self.calls)
+    `uses_hvd` says whether it starts ranks through Horovod's interface, `uses_hvd_keras` whether
+    for Keras; `joins` whether ranks join(), after which others may continue without them;
+    `has_trainer` whether a library's trainer runs its loops and knows of ranks, `is_managed`
+    whether one does that or divides its data. `words` are its names, attributes and imports.
+    """
 
-    @cached_property
-    def uses_hvd_keras(self) -> bool:
-        """Whether it does so for Keras."""
-        return self.uses_hvd and "keras" in self.frameworks
-
-    @cached_property
-    def is_managed(self) -> bool:
-        """Whether a library divides its data, or runs its loops, and knows of ranks itself."""
-        return bool(self.named("Accelerator")) or self.has_trainer
-
-    @cached_property
-    def has_trainer(self) -> bool:
-        """Whether a library's trainer runs its loops and knows of ranks itself."""
-        return self.imports(*_TRAINER_LIBRARIES) and bool(self.named(*_TRAINERS))
-
-    @cached_property
-    def joins(self) -> bool:
-        """Whether ranks join(), after which others may continue without them."""
-        return any(self.full(call) == f"{HVD}.join" for call in self.calls)
-
-    @cached_property
-    def words(self) -> set[str]:
-        """All names and attributes in it, and what it imports."""
-        imported = {module.rpartition(".")[2] for module in self.modules}
-        return imported.union(last_name(node) for node in self.nodes if isinstance(node, NAMES))
+    def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
+        super().__init__(module, beside)
+        called = {self.full(call) for call in self.calls}
+        self.uses_hvd = f"{HVD}.init" in called
+        self.uses_hvd_keras = self.uses_hvd and "keras" in self.frameworks
+        self.joins = f"{HVD}.join" in called
+        self.has_trainer = self.imports(*_TRAINER_LIBRARIES) and bool(self.named(*_TRAINERS))
+        self.is_managed = self.has_trainer or bool(self.named("Accelerator"))
+        names = (last_name(node) for node in self.nodes if isinstance(node, NAMES))
+        self.words = {*names, *(module.rpartition(".")[2] for module in self.modules)}
 
     def named(self, *names: str) -> list[ast.Call]:
         """Return the calls whose last word is one of these, in the order of the text."""
