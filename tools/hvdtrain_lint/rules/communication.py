@@ -9,6 +9,7 @@ from itertools import pairwise
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.collective import collective, leads_to
 from hvdtrain_lint.source.guards import Branch
+from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
     DEFINITIONS,
@@ -18,7 +19,6 @@ from hvdtrain_lint.source.tree import (
     last_name,
     written,
 )
-from hvdtrain_lint.source.values import HVD
 
 _CALLBACKS = (
     *("BroadcastGlobalVariablesCallback", "BroadcastGlobalVariablesHook", "MetricAverageCallback"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
+from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
     DEFINITIONS,
@@ -19,7 +20,6 @@ from hvdtrain_lint.source.tree import (
     words_in,
     written,
 )
-from hvdtrain_lint.source.values import HVD
 
 _NOT_IN_PLACE = {f"{HVD}.allreduce", f"{HVD}.broadcast", f"{HVD}.allgather"}
 _AVERAGE = ast.Name("Average")

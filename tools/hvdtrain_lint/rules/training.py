@@ -10,9 +10,9 @@ from math import nan
 from hvdtrain_lint.rules.rule import Places, rule
 from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
+from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import NAMES, constant, divided, last_name, words_in
-from hvdtrain_lint.source.values import HVD
 
 _OPTIMIZERS = {
     *("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "NAdam"),

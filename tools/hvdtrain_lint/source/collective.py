@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Callable
 
+from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import Function
-from hvdtrain_lint.source.values import HVD
 
 _HVD = re.compile(
     rf"{HVD}\.(((grouped_)?(allreduce|allgather|reducescatter)|broadcast|alltoall)(_async)?_?"

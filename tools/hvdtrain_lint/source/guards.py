@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.ranks import RankValues
 from hvdtrain_lint.source.tree import Function, Scope, words_in
-from hvdtrain_lint.source.values import HVD
 
 _STARTS = {"init_process_group", "Accelerator", "init_distributed"}
 # They start processes that run a function: what calls them is not a rank itself.

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.tree import NAMES, constant, last_name, path_of, words_in
-from hvdtrain_lint.source.values import HVD, Values
+from hvdtrain_lint.source.values import Values
 
 _RANK, _SIZE = "rank", "size"
 _WORDS = {

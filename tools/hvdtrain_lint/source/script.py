@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain_lint.source.guards import Guards
+from hvdtrain_lint.source.names import HVD, modules_of
 from hvdtrain_lint.source.tree import NAMES, last_name
-from hvdtrain_lint.source.values import HVD, modules_of
 
 _MOST_MODULES = 20
 _TRAINER_LIBRARIES = ("lightning", "pytorch_lightning", "transformers", "ignite", "composer")

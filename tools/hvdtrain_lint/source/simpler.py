@@ -1,4 +1,7 @@
-"""Says `match` as `if`, and getattr(x, "y") as x.y, so that nothing else has to know of them."""
+"""Says `match` as `if`, getattr(x, "y") as x.y, and the __init__() that a dataclass implies.
+
+So nothing else has to know of these forms.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,24 @@ def simplify(module: ast.Module) -> None:
     waiting: list[ast.AST] = [module]
     while waiting:
         node = waiting.pop()
+        if isinstance(node, ast.ClassDef):
+            _add_init(node)
         for name, field in ast.iter_fields(node):
             if isinstance(field, list):
                 field[:] = map(_simpler, field)
             elif isinstance(field, ast.AST):
                 setattr(node, name, _simpler(field))
         waiting += ast.iter_child_nodes(node)
+
+
+def _add_init(owner: ast.ClassDef) -> None:
+    fields = [ast.unparse(each.target) for each in owner.body if isinstance(each, ast.AnnAssign)]
+    has_init = any(getattr(each, "name", "") == "__init__" for each in owner.body)
+    if fields and owner.decorator_list and not owner.bases and not has_init:
+        lines = [f"def __init__(self, {', '.join(fields)}):", *(f" self.{e} = {e}" for e in fields)]
+        owner.body += ast.parse("\n".join(lines)).body
+        for node in ast.walk(owner.body[-1]):
+            ast.copy_location(node, owner)
 
 
 def _simpler(node: object) -> object:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from typing import TypeAlias
 
+from hvdtrain_lint.source.names import HVD, Names, Part, Path, Selector, Step, Value, interface_of
 from hvdtrain_lint.source.tree import (
     DEFINITIONS,
     FUNCTIONS,
     NAMES,
     Function,
-    Tree,
     constant,
     last_name,
     path_of,
 )
 
-HVD = "hvd"
-_ROOTS = ("horovod", "hvdtrain")
-_FRAMEWORKS = ("torch", "tensorflow", "keras", "mxnet")
+_Given: TypeAlias = tuple[list[ast.expr], dict[str | None, ast.expr]]
 _LONGEST, _DEEPEST, _MOST_VISITS = 3, 30, 200
-# Methods that put their last argument into what has them, and those that put all parts of it.
-_ADDING = {"append", "appendleft", "add", "insert"}
-_EXTENDING = {"extend", "update"}
 # What they give is what they are given, what has them, or has the same parts.
 _COPYING = {"copy", "deepcopy", "compile", "float", "int"}
 _KEEPING = {
@@ -38,53 +31,17 @@ PASSING = {
 }
 
 
-class Part(Enum):
-    """A part of a value that has no number and no name."""
-
-    EACH = "what a loop over it gives"
-    ANY = "an element, or a value of a dictionary"
-    ENTERED = "what `with` gives"
-
-
-# Where a part is: the element of this number, the attribute or key of this name, or the elements
-# from a number on without so many at the end; and parts of parts.
-_Selector: TypeAlias = int | str | tuple[int, int] | Part
-_Path: TypeAlias = tuple[_Selector, ...]
-_Value: TypeAlias = ast.expr | Function | ast.ClassDef
-_Step: TypeAlias = tuple[_Value, _Path]
-# A name, in the function, class, comprehension or module that holds it.
-_Place: TypeAlias = tuple[ast.AST | None, str]
-_Given: TypeAlias = tuple[list[ast.expr], dict[str | None, ast.expr]]
-
-
-class Values(Tree):
-    """Follows values within a script and the modules beside it.
-
-    `modules` holds full names of all that the script imports, `frameworks` those of which it
-    imports Horovod's interface, `from_horovod` whether from Horovod.
-    """
+class Values(Names):
+    """Follows values within a script and the modules beside it."""
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         super().__init__(module, beside)
-        self._imported: dict[ast.AST, dict[str, str]] = defaultdict(dict)
-        # What names and attributes are assigned, and what is put into the containers they name.
-        self._bound: dict[_Place, dict[_Step, None]] = defaultdict(dict)
-        self._stored: dict[_Place, dict[tuple[_Selector, _Step], None]] = defaultdict(dict)
-        self._outside: dict[_Place, ast.AST] = {}
-        self._methods: dict[str, list[Function]] = defaultdict(list)
-        self._results: dict[ast.AST, list[tuple[ast.expr, bool]]] = defaultdict(list)
-        self._ends: dict[_Step, list[_Value]] = {}
+        self._ends: dict[Step, list[Value]] = {}
         self._full: dict[ast.AST, str] = {}
         self._given: dict[ast.Call, _Given] = {}
-        self._partial: set[_Step] = set()
+        self._partial: set[Step] = set()
         self._is_cut = False
         self._depth = self._visits = 0
-        for node in self.known:
-            self._learn(node)
-        self.modules = {*self._imported[module].values(), *modules_of(module)}
-        interfaces = [parts for name in self.modules if (parts := _interface(name))]
-        self.frameworks = {framework for _, framework, _ in interfaces}
-        self.from_horovod = any(root == "horovod" for root, _, _ in interfaces)
         for _ in range(2):  # what is given may be a function that is called
             for call in (node for node in self.known if isinstance(node, ast.Call)):
                 self._pass_arguments(call)
@@ -101,7 +58,7 @@ class Values(Tree):
         func = node.func if isinstance(node, ast.Call) else node
         if func not in self._full:
             full = self._named(func)
-            interface = _interface(full)
+            interface = interface_of(full)
             self._full[func] = ".".join((HVD, *interface[2])) if interface else full
         return self._full[func]
 
@@ -113,14 +70,6 @@ class Values(Tree):
     def owner(self, call: ast.Call) -> ast.expr | None:
         """Return the expression of which a call runs a method; None for a function."""
         return getattr(self._callee(call.func), "value", None)
-
-    def imports(self, *roots: str) -> bool:
-        """Return whether one of these packages, or a part of one, is imported."""
-        return any(f"{module}.".startswith(f"{root}.") for module in self.modules for root in roots)
-
-    def is_parameter(self, node: ast.Name) -> bool:
-        """Return whether a name is an argument of the function around it."""
-        return node.id in _parameters(self.scope(node))
 
     def values(self, node: ast.expr) -> list[ast.expr]:
         """Return what an expression is assigned, which may lead to more."""
@@ -160,7 +109,7 @@ class Values(Tree):
 
         A likely one is the only method of that name, of an owner of which nothing is known.
         """
-        found: list[_Value] = []
+        found: list[Value] = []
         for each in self._functions(call.func):
             is_class = isinstance(each, ast.ClassDef)
             found += [v for v, _ in self._members(each, "__init__")] if is_class else [each]
@@ -237,76 +186,6 @@ class Values(Tree):
         base = self._named(node.value, max(most - 1, 0)) if isinstance(node, ast.Attribute) else ""
         return base and f"{base}.{last_name(node)}"
 
-    # What the script says, before anything is followed.
-
-    def _learn(self, node: ast.AST) -> None:
-        for name in _parameters(node):
-            self._bound[node, name] = {}  # it hides what is outside
-        match node:
-            case ast.Global(names) | ast.Nonlocal(names):  # comes before what it names is assigned
-                inside = self.scope(node)
-                holder = self.root(node) if isinstance(node, ast.Global) else self.scope(inside)
-                self._outside.update({(inside, name): holder for name in names})
-            case ast.Return(ast.expr() as value) | ast.YieldFrom(value):
-                self._results[self.scope(node)].append((value, False))
-            case ast.Yield(ast.expr() as value):
-                self._results[self.scope(node)].append((value, True))
-            case ast.Lambda(_, body):
-                self._results[node].append((body, False))
-            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
-                place = self.frame(node), name
-                if isinstance(place[0], ast.ClassDef) and isinstance(node, DEFINITIONS):
-                    self._methods[name].append(node)
-                    self._bound.pop(place, None)  # Python keeps the last one
-                self._bound[place][node, ()] = None
-            case ast.Call(ast.Attribute(owner, name), [*_, value]) if name in _ADDING:
-                self._stored[self._site(owner)][Part.EACH, (value, ())] = None
-            case ast.Call(ast.Attribute(owner, name), [value]) if name in _EXTENDING:
-                self._bound[self._site(owner)][value, ()] = None
-            case ast.Import(names):
-                self._imported[self.root(node)] |= {e.asname: e.name for e in names if e.asname}
-            case ast.ImportFrom(module, names):
-                full = {e.asname or e.name: f"{module or ''}.{e.name}".strip(".") for e in names}
-                self._imported[self.root(node)] |= full
-            case ast.Assign(targets, value):
-                for target in targets:
-                    self._assign(target, value, ())
-            case (
-                ast.AnnAssign(target, _, ast.expr() as value)
-                | ast.AugAssign(target, _, value)
-                | ast.NamedExpr(target, value)
-            ):
-                self._assign(target, value, ())
-            case ast.For(target, value) | ast.AsyncFor(target, value):
-                self._assign(target, value, (Part.EACH,))
-            case ast.comprehension(target, value):
-                self._assign(target, value, (Part.EACH,))
-            case ast.withitem(value, ast.expr() as target):
-                self._assign(target, value, (Part.ENTERED,))
-
-    def _assign(self, target: ast.expr, value: ast.expr, path: _Path) -> None:
-        match target:
-            case ast.Tuple(targets) | ast.List(targets):
-                last, after = len(targets) - 1, False
-                for index, each in enumerate(targets):
-                    if isinstance(each, ast.Starred):
-                        after = True
-                        self._assign(each.value, value, (*path, (index, last - index)))
-                    else:
-                        self._assign(each, value, (*path, index - last - 1 if after else index))
-            case ast.Name(name):
-                is_walrus = isinstance(self.parent(target), ast.NamedExpr)
-                frame = self.scope(target) if is_walrus else self.frame(target)
-                place = self._outside.get((self.scope(target), name), frame), name
-                self._bound[place][value, path] = None
-            case ast.Attribute(owner, name) if not self._class_around(owner):
-                self._stored[self._text(owner)][name, (value, path)] = None
-            case ast.Attribute():
-                self._bound[self._site(target)][value, path] = None
-            case ast.Subscript(owner, key):
-                part = constant(key) or Part.ANY if key else Part.ANY
-                self._stored[self._site(owner)][part, (value, path)] = None
-
     def _pass_arguments(self, call: ast.Call) -> None:
         for function in self.called(call, or_likely=True):
             spec = function.args
@@ -328,9 +207,6 @@ class Values(Tree):
                 keys = [key and ast.Constant(key) for key in named]
                 step = ast.Dict(keys, [*named.values()]), ()
                 self._bound[function, spec.kwarg.arg][step] = None
-        for each in self._functions(call.func):
-            if isinstance(each, ast.ClassDef) and not self._members(each, "__init__"):
-                self._bind(call, each, self._fields(each), [], {})
 
     def _bind(
         self,
@@ -346,7 +222,7 @@ class Values(Tree):
         star = min(stars, default=len(args))
         for index, name in enumerate([*names, *others]):
             if name in named:
-                step: _Step = named[name], ()
+                step: Step = named[name], ()
             elif index < min(star, len(names)):
                 step = args[index], ()
             elif index < len(names) and stars:
@@ -359,50 +235,14 @@ class Values(Tree):
                 continue
             self._bound[holder, name][step] = None
 
-    def _fields(self, owner: ast.ClassDef) -> list[str]:
-        """Return the fields of a dataclass, in the order of its arguments."""
-        bases = [self._class_of(base) for base in owner.bases]
-        found = [n for base in bases if base and base is not owner for n in self._fields(base)]
-        own = [each.target for each in owner.body if isinstance(each, ast.AnnAssign)]
-        return [*found, *map(last_name, own)]
-
-    # Names and their places.
-
-    def _site(self, node: ast.expr) -> _Place:
-        """Return the place of a name, or of an attribute of `self`."""
-        if isinstance(node, ast.Attribute) and (around := self._class_around(node.value)):
-            return around, node.attr
-        if not isinstance(node, ast.Name):
-            return self._text(node)
-        frame = first = self.frame(node)
-        # Python does not look into the classes around a function.
-        while not isinstance(frame, ast.Module) and (
-            (frame, node.id) not in self._bound
-            or (isinstance(frame, ast.ClassDef) and frame is not first)
-        ):
-            frame = self.frame(frame)
-        return frame, node.id
-
-    def _text(self, node: ast.expr) -> _Place:
-        """Return the place of all that is written alike in a module."""
-        return self.root(node), path_of(node) or ""
-
-    def _class_around(self, owner: ast.expr) -> ast.ClassDef | None:
-        """Return the class of `self`, `cls` and super()."""
-        frame = self.frame(owner)
-        while not isinstance(frame, (ast.ClassDef, ast.Module)):
-            frame = self.frame(frame)
-        is_own = isinstance(owner, ast.Name) and owner.id in ("self", "cls", "super")
-        return frame if is_own and isinstance(frame, ast.ClassDef) else None
-
     def _class_of(self, node: ast.expr) -> ast.ClassDef | None:
         """Return the class of the script that a name stands for, if it is one for certain."""
         found = [each for each in self._follow(node) if isinstance(each, ast.ClassDef)]
         return found[0] if len(found) == 1 else None
 
-    def _members(self, owner: ast.ClassDef, name: _Selector, depth: int = 0) -> list[_Step]:
+    def _members(self, owner: ast.ClassDef, name: Selector, depth: int = 0) -> list[Step]:
         """Return what an attribute of a class, or of its bases, is assigned."""
-        found: list[_Step] = []
+        found: list[Step] = []
         for value, path in self._bound.get((owner, str(name)), ()):
             if isinstance(value, DEFINITIONS) and _is_property(value):
                 found += [(each, path) for each, _ in self._results[value]]
@@ -410,13 +250,13 @@ class Values(Tree):
                 found.append((value, path))
         return found or self._inherited(owner, name, depth)
 
-    def _inherited(self, owner: ast.ClassDef, name: _Selector, depth: int = 0) -> list[_Step]:
+    def _inherited(self, owner: ast.ClassDef, name: Selector, depth: int = 0) -> list[Step]:
         bases = [self._class_of(base) for base in owner.bases if depth < _LONGEST]
         return [step for base in bases if base for step in self._members(base, name, depth + 1)]
 
     # Where values come from.
 
-    def _follow(self, node: _Value, path: _Path = ()) -> list[_Value]:
+    def _follow(self, node: Value, path: Path = ()) -> list[Value]:
         """Return what a part of an expression may be: calls, literals, names from elsewhere."""
         at = node, path
         if at in self._ends or len(path) > _LONGEST:
@@ -447,10 +287,10 @@ class Values(Tree):
             self._is_cut, self._visits = False, 0
         return found
 
-    def _steps(self, node: _Value, path: _Path) -> list[_Step]:
+    def _steps(self, node: Value, path: Path) -> list[Step]:
         """Return what a part of an expression is a part of, one step nearer to what makes it."""
         first, rest = (path[0], path[1:]) if path else (None, ())
-        steps: list[_Step] = []
+        steps: list[Step] = []
         match node:
             case ast.Name():
                 steps = self._of_name(node, path)
@@ -487,7 +327,7 @@ class Values(Tree):
                 steps = self._of_own(node, path) or self._of_others(node, path)
         return steps or ([(node, rest)] if first is Part.ENTERED else [])
 
-    def _of_name(self, node: ast.Name, path: _Path) -> list[_Step]:
+    def _of_name(self, node: ast.Name, path: Path) -> list[Step]:
         """Return what a name is assigned, in a module beside the script if it is from there."""
         steps = [*_inside(self._bound.get(self._site(node), ()), path), *self._picked(node, path)]
         full = self._imported[self.root(node)].get(node.id, node.id)
@@ -499,13 +339,13 @@ class Values(Tree):
             full += f".{path[count]}" if count < len(path) else ""
         return steps
 
-    def _picked(self, node: ast.expr, path: _Path) -> list[_Step]:
+    def _picked(self, node: ast.expr, path: Path) -> list[Step]:
         """Return what was put into a container, or assigned to an attribute of an object."""
         places = dict.fromkeys((self._site(node), self._text(node))) if path else {}
         stored = [each for place in places for each in self._stored.get(place, ())]
         return _inside([step for part, step in stored if _is_part(part, path[0])], path[1:])
 
-    def _selector(self, node: ast.expr) -> _Selector:
+    def _selector(self, node: ast.expr) -> Selector:
         match self._follow(node):
             case [ast.Constant(str(value) | int(value))] if value not in ("", True, False):
                 return value
@@ -515,7 +355,7 @@ class Values(Tree):
                 return -value
         return Part.ANY
 
-    def _functions(self, node: ast.expr) -> Iterator[_Value]:
+    def _functions(self, node: ast.expr) -> Iterator[Value]:
         """Yield what a called expression stands for; what is called in the end for a partial()."""
         for end in self._follow(node):
             if isinstance(end, ast.Call) and end.args and self.last(end) == "partial":
@@ -523,10 +363,10 @@ class Values(Tree):
             else:
                 yield end
 
-    def _of_own(self, call: ast.Call, path: _Path) -> list[_Step]:
+    def _of_own(self, call: ast.Call, path: Path) -> list[Step]:
         """Return what functions of the script give back, or attributes of an instance."""
         first, rest = (path[0], path[1:]) if path else (None, ())
-        steps: list[_Step] = []
+        steps: list[Step] = []
         for each in self._functions(call.func):
             if isinstance(each, ast.ClassDef) and first is Part.ENTERED:
                 entered = [value for value, _ in self._members(each, "__enter__")]
@@ -544,7 +384,7 @@ class Values(Tree):
                     steps.append((value, path))
         return steps
 
-    def _of_others(self, call: ast.Call, path: _Path) -> list[_Step]:
+    def _of_others(self, call: ast.Call, path: Path) -> list[Step]:
         """Return what results of well-known functions are made of."""
         args, owner = call.args, call.func.value if isinstance(call.func, ast.Attribute) else None
         match self.last(call), path:
@@ -574,12 +414,12 @@ class Values(Tree):
         return []
 
 
-def _inside(steps: Iterable[_Step], path: _Path) -> list[_Step]:
+def _inside(steps: Iterable[Step], path: Path) -> list[Step]:
     """Return the part of parts to which a path leads."""
     return [(value, inner + path) for value, inner in steps]
 
 
-def _elements(elements: list[ast.expr], path: _Path) -> list[_Step]:
+def _elements(elements: list[ast.expr], path: Path) -> list[Step]:
     """Return the elements of a list or tuple that a path leads to."""
     first, *rest = path
     if isinstance(first, tuple):
@@ -593,7 +433,7 @@ def _elements(elements: list[ast.expr], path: _Path) -> list[_Step]:
     return [(each, tuple(rest)) for each in elements] if isinstance(first, (int, Part)) else []
 
 
-def _is_part(part: _Selector, wanted: _Selector) -> bool:
+def _is_part(part: Selector, wanted: Selector) -> bool:
     """Return whether what was stored as a part may be the one that is wanted."""
     if Part.ANY in (part, wanted) or part == wanted:
         return True
@@ -602,27 +442,3 @@ def _is_part(part: _Selector, wanted: _Selector) -> bool:
 
 def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("property" in last_name(each) for each in function.decorator_list)
-
-
-def _parameters(scope: ast.AST) -> set[str]:
-    given = ast.iter_child_nodes(scope.args) if isinstance(scope, FUNCTIONS) else ()
-    return {each.arg for each in given if isinstance(each, ast.arg)}
-
-
-def _interface(full: str) -> tuple[str, str, list[str]] | None:
-    """Return package, framework and what follows, for a name of a Horovod interface."""
-    root, framework, *rest = (*full.split("."), "")
-    if root not in _ROOTS or framework not in _FRAMEWORKS:
-        return None
-    if framework == "tensorflow" and rest[0] == "keras":
-        framework, *rest = rest
-    return root, framework, rest[:-1]
-
-
-def modules_of(module: ast.Module) -> Iterator[str]:
-    """Yield the names of the modules that a module imports."""
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
