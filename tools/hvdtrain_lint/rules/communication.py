@@ -146,11 +146,7 @@ def _steps(script: Script, call: ast.Call) -> bool:
 def hvd601(script: Script) -> Places:
     for block in (block for holder in script.nodes for block in blocks(holder)):
         for pair in pairwise(block):
-            calls = [getattr(each, "value", None) for each in pair if isinstance(each, ast.Expr)]
-            if len(calls) == 2 and all(_is_barrier(script, each) for each in calls):
-                yield pair[1], f"{written(calls[1])} follows another one at once"
-
-
-def _is_barrier(script: Script, node: ast.expr | None) -> bool:
-    is_bare = isinstance(node, ast.Call) and not node.args and not node.keywords
-    return is_bare and script.last(node) in _BARRIERS
+            match pair:
+                case (ast.Expr(ast.Call(_, [], []) as one), ast.Expr(ast.Call(_, [], []) as other)):
+                    if {script.last(one), script.last(other)} <= _BARRIERS:
+                        yield other, f"{written(other)} follows another one at once"

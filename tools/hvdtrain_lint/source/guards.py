@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.ranks import RankValues
-from hvdtrain_lint.source.tree import Function, Scope, words_in
+from hvdtrain_lint.source.tree import Scope, words_in
 
 _STARTS = {"init_process_group", "Accelerator", "init_distributed"}
 # They start processes that run a function: what calls them is not a rank itself.
@@ -29,7 +29,7 @@ class Branch:
     test: ast.expr
     holds: bool
     line: int
-    other: list[ast.AST] = field(compare=False)
+    other: Sequence[ast.AST] = field(compare=False)
 
 
 class Guards(RankValues):
@@ -38,16 +38,15 @@ class Guards(RankValues):
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         super().__init__(module, beside)
         self._sites: dict[Scope, list[ast.expr]] = defaultdict(list)
-        self._called: dict[Scope, set[Function]] = defaultdict(set)
-        for each in self.known:
-            for function in self.called(each) if isinstance(each, ast.Call) else ():
-                self._sites[function].append(each)
-        for each in self.known:
-            if isinstance(each, ast.Lambda) and not self._sites[each]:
-                self._sites[each].append(each)  # whoever gets it calls it
-        for function, sites in self._sites.items():
+        self._called: dict[Scope, set[Scope]] = defaultdict(set)
+        for call in (each for each in self.known if isinstance(each, ast.Call)):
+            for function in self.called(call):
+                self._sites[function].append(call)
+        for each in (each for each in self.known if isinstance(each, ast.Lambda)):
+            self._sites[each] = self._sites[each] or [each]  # whoever gets it calls it
+        for scope, sites in self._sites.items():
             for site in sites:
-                self._called[self.scope(site)].add(function)
+                self._called[self.scope(site)].add(scope)
         starters: set[Scope] = {self.scope(call) for call in self.calls if self._is_starter(call)}
         self.starts_processes = bool(starters)
         starts = {self.scope(call) for call in self.calls if self._is_start(call)} - starters
@@ -130,9 +129,9 @@ class Guards(RankValues):
                         test, child is one, holder.lineno, [one, other][child is one :][:1]
                     )
                 case ast.BoolOp(operator, values):
-                    for each in values[: values.index(child)]:
+                    for each in values[: values.index(child)]:  # type: ignore[arg-type]
                         yield Branch(each, isinstance(operator, ast.And), holder.lineno, [])
-                case ast.AST(generators=loops) if child not in loops:
+                case _ if child not in (loops := getattr(holder, "generators", [])):
                     for test in (test for loop in loops for test in loop.ifs):
                         yield Branch(test, True, test.lineno, [])
         scope = self.scope(node)

@@ -132,7 +132,8 @@ class Names(Tree):
             case ast.Attribute():
                 self._bound[self._site(target)][value, path] = None
             case ast.Subscript(owner, key):
-                part = constant(key) or Part.ANY if key else Part.ANY
+                known = constant(key)
+                part = known if known and isinstance(known, (int, str)) else Part.ANY
                 self._stored[self._site(owner)][part, (value, path)] = None
 
     def _site(self, node: ast.expr) -> Place:

@@ -145,14 +145,14 @@ class RankValues(Values):
         is_named = bool(_MAIN.fullmatch(last_name(node)))
         return is_named or self._every_value("test", node, self._is_test)
 
-    def _every_value(self, kind: object, node: ast.expr, holds: Callable[[ast.expr], bool]) -> bool:
+    def _every_value(self, kind: object, node: ast.AST, holds: Callable[[ast.expr], bool]) -> bool:
         """Return whether all that a name is assigned is of a kind; x = int(x) says nothing."""
         asked = (kind, path_of(node) or node)
         if asked in self._questions:
             return False
         self._questions.add(asked)
         try:
-            values = self.behind(node)
+            values = self.behind(node)  # type: ignore[arg-type]
             return bool(values) and all(map(holds, values))
         finally:
             self._questions.remove(asked)

@@ -42,8 +42,8 @@ def _simpler(node: object) -> object:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
         name = node.args[1]
         if node.func.id == "getattr" and isinstance(name, ast.Constant):
-            found = ast.Attribute(node.args[0], str(name.value), ast.Load())
-            return ast.copy_location(found, node)
+            part = ast.Attribute(node.args[0], str(name.value), ast.Load())
+            return ast.copy_location(part, node)
     return node
 
 

@@ -111,8 +111,10 @@ class Values(Names):
         """
         found: list[Value] = []
         for each in self._functions(call.func):
-            is_class = isinstance(each, ast.ClassDef)
-            found += [v for v, _ in self._members(each, "__init__")] if is_class else [each]
+            if isinstance(each, ast.ClassDef):
+                found += [value for value, _ in self._members(each, "__init__")]
+            else:
+                found.append(each)
         functions = [each for each in found if isinstance(each, FUNCTIONS)]
         if functions or not or_likely or not isinstance(call.func, ast.Attribute):
             return functions
@@ -201,12 +203,11 @@ class Values(Names):
             self._bind(call, function, names, others, defaults)
             args, named = self.given(call)
             if spec.vararg and len(args) > len(names):
-                step = ast.Tuple(args), ((len(names), 0),)
-                self._bound[function, spec.vararg.arg][step] = None
+                self._bound[function, spec.vararg.arg][ast.Tuple(args), ((len(names), 0),)] = None
             if spec.kwarg:
-                keys = [key and ast.Constant(key) for key in named]
-                step = ast.Dict(keys, [*named.values()]), ()
-                self._bound[function, spec.kwarg.arg][step] = None
+                keys = [ast.Constant(key) if key else None for key in named]
+                given = ast.Dict(keys, list(named.values()))  # type: ignore[arg-type]
+                self._bound[function, spec.kwarg.arg][given, ()] = None
 
     def _bind(
         self,
@@ -316,11 +317,13 @@ class Values(Names):
             case ast.DictComp(key, value) if path:
                 steps = [(key if first is Part.EACH else value, rest)]
             case ast.Dict(keys, values) if path:
-                for key, value in zip(keys, values, strict=True):
-                    if key is None or first is Part.EACH:
-                        steps.append((key or value, rest if key else path))
-                    elif first is Part.ANY or constant(key) == first:
-                        steps.append((value, rest))
+                pairs = [*zip(keys, values, strict=True)]
+                steps = [(value, path) for key, value in pairs if key is None]
+                if first is Part.EACH:
+                    steps += [(key, rest) for key in keys if key]
+                else:
+                    wanted = [v for k, v in pairs if k and first in (Part.ANY, constant(k))]
+                    steps += [(value, rest) for value in wanted]
             case ast.ClassDef() if path:
                 steps = _inside(self._members(node, path[0]), rest)
             case ast.Call():
