@@ -12,10 +12,8 @@ from hvdtrain_lint.source.guards import Branch
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
-    DEFINITIONS,
     blocks,
     calls_in,
-    constant,
     last_name,
     written,
 )
@@ -79,11 +77,12 @@ def hvd106(script: Script) -> Places:
     "let all ranks reach it, and put what one rank does alone under a condition",
 )
 def hvd102(script: Script) -> Places:
-    own = {node.name for node in script.nodes if isinstance(node, DEFINITIONS)}
     for call in script.calls:
         if not collective(script, call) or script.sure(call) or not (left := script.exits(call)):
             continue
-        if not any(collective(script, c) or last_name(c) in own for c in calls_in(left)):
+        if not any(
+            collective(script, c) or script.called(c, or_likely=True) for c in calls_in(left)
+        ):
             what = f"{written(call)} is not reached by ranks that leave in line {left.lineno}"
             yield call, what
 
@@ -110,7 +109,7 @@ def _is_gathered_state(script: Script, call: ast.Call) -> bool:
     if name != "state_dict" or "consolidate_state_dict" in script.words:
         return False
     wrappers = script.made_by(owner, "DistributedOptimizer")
-    return any(constant(script.keyword(each, "sharded")) is True for each in wrappers)
+    return any(script.option(each, "sharded") is True for each in wrappers)
 
 
 @rule(

@@ -11,8 +11,6 @@ from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
-    DEFINITIONS,
-    NAMES,
     Scope,
     constant,
     last_name,
@@ -42,7 +40,6 @@ _OWN_PATH = re.compile(
 )
 _OWN_LINE = re.compile(r"rank|gpu|worker|host|pid|device|process|node", re.IGNORECASE)
 _OWN_TEXT = re.compile(r"rank|gpu|worker|process|node", re.IGNORECASE)
-_VERBOSE_POSITION = 4
 
 
 @rule(
@@ -158,20 +155,16 @@ def hvd401(script: Script) -> Places:
 
 
 def _writes(script: Script, call: ast.Call) -> bool:
-    full = script.full(call)
+    full, owner = script.full(call), script.owner(call)
     if full == "open":
-        return str(constant(script.keyword(call, "mode", 1)))[:1] in ("w", "x")
-    if full in _WRITING or not isinstance(call.func, ast.Attribute):
+        return str(script.option(call, "mode", 1))[:1] in ("w", "x")
+    is_keras = script.last(call) in _KERAS_SAVES and script.imports("keras", "tensorflow")
+    if full in _WRITING or not is_keras or owner is None:
         return full in _WRITING
-    if call.func.attr not in _KERAS_SAVES or not script.imports("keras", "tensorflow"):
-        return False
     # A model of Keras: by what makes it, by name if that is not seen.
-    made = script.makers(call.func.value)
-    if not any(made):
-        return "model" in last_name(call.func.value).lower()
-    own = {each.name: each for each in script.known if isinstance(each, ast.ClassDef)}
-    made += [script.full(base) for name in made if name in own for base in own[name].bases]
-    return any(map(_MODELS.search, made))
+    made = script.makers(owner)
+    is_named = "model" in last_name(owner).lower()
+    return any(map(_MODELS.search, made)) if any(made) else is_named
 
 
 def _has_own_path(script: Script, call: ast.Call) -> bool:
@@ -212,15 +205,14 @@ def _is_for_one(script: Script, call: ast.Call) -> bool:
 def hvd403(script: Script) -> Places:
     seen: set[str] = set()
     adds = any(script.everywhere(script.named(*_ADDS)))
-    for call in script.calls:
+    writers = [call for call in script.named(_WRITER) if adds]
+    for call in script.everywhere(
+        c for c in script.calls if script.full(c) in _TRACKING or c in writers
+    ):
         full = script.full(call)
-        if full in seen or not (full in _TRACKING or (adds and script.last(call) == _WRITER)):
-            continue
-        if script.gives(call, "group") or not any(script.everywhere([call])):
-            continue
-        if not _has_own_path(script, call):
+        if full not in seen and not script.gives(call, "group") and not _has_own_path(script, call):
             seen.add(full)
-            yield call, f"{path_of(call.func)}() runs on all ranks"
+            yield call, f"{written(call)} runs on all ranks"
 
 
 @rule(
@@ -230,28 +222,18 @@ def hvd403(script: Script) -> Places:
 )
 def hvd404(script: Script) -> Places:
     # print may be another function here, as where only rank 0's is left.
-    stored = (n for n in script.nodes if isinstance(n, NAMES) and isinstance(n.ctx, ast.Store))
-    own = {node.name for node in script.nodes if isinstance(node, DEFINITIONS)}
-    if {"print", "stdout"} & {*own, *map(last_name, stored)}:
+    if script.assigns("print", "stdout"):
         return
-    seen: set[Scope] = set()
-    for call in script.everywhere(call for call in script.calls if path_of(call.func) == "print"):
-        scope = script.scope(call)
-        if scope in seen or not script.repeats(call, lambda loop: True):
+    scopes: set[Scope] = set()
+    for call in script.everywhere(script.named("print")):
+        texts = (str(constant(each)) for argument in call.args for each in ast.walk(argument))
+        is_named = any(map(_OWN_TEXT.search, texts)) or script.mentions_rank(*call.args)
+        if is_named or any(map(_OWN_LINE.search, words_in(*call.args))):
             continue
-        if not _names_its_rank(script, call):
-            seen.add(scope)
+        repeats = script.repeats(call, lambda loop: True) and not script.gives(call, "file")
+        if repeats and script.scope(call) not in scopes:
+            scopes.add(script.scope(call))
             yield call, "print() in a loop runs on all ranks"
-
-
-def _names_its_rank(script: Script, call: ast.Call) -> bool:
-    texts = (str(constant(each)) for argument in call.args for each in ast.walk(argument))
-    return (
-        script.gives(call, "file")
-        or script.mentions_rank(*call.args)
-        or any(map(_OWN_LINE.search, words_in(*call.args)))
-        or any(map(_OWN_TEXT.search, texts))
-    )
 
 
 @rule(
@@ -261,13 +243,12 @@ def _names_its_rank(script: Script, call: ast.Call) -> bool:
 )
 def hvd405(script: Script) -> Places:
     for call in script.everywhere(script.named("tqdm", "trange")):
-        if script.gives(call, "disable", "position", "file", None):
-            continue
-        named = script.mentions_rank(*(each.value for each in call.keywords))
-        if script.full(call).startswith("tqdm") and not named:
-            yield call, f"{path_of(call.func)}() runs on all ranks"
+        named = script.given(call)[1]
+        is_quiet = script.gives(call, "disable", "position", "file", None)
+        is_quiet = is_quiet or script.mentions_rank(*named.values())
+        if script.full(call).startswith("tqdm") and not is_quiet:
+            yield call, f"{written(call)} runs on all ranks"
     fits = script.named("fit", "fit_generator") if script.uses_hvd_keras else []
     for call in script.everywhere(each for each in fits if not script.gives(each, None)):
-        verbose = script.keyword(call, "verbose", _VERBOSE_POSITION)
-        if verbose is None or (isinstance(verbose, ast.Constant) and verbose.value):
+        if script.option(call, "verbose", 4, default=1):
             yield call, "fit() reports its progress on all ranks"

@@ -20,14 +20,12 @@ from hvdtrain_lint.source.data import (
 from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import (
     calls_in,
-    constant,
     last_name,
-    path_of,
     words_in,
+    written,
 )
 
 _SAMPLERS = ("DistributedSampler", "GlobalBatchSampler", "ElasticSampler")
-_SHUFFLE_POSITION = 3
 # These make loops of different lengths end together, or make them equal.
 _JOINING = {"join", "Join", "joinable"}
 _EQUALIZING = {"repeat", "take", "cycle"}
@@ -39,7 +37,6 @@ _KERAS_SETS = re.compile(
     r"(^|\.)((fashion_)?mnist|cifar100?|imdb|reuters|(boston|california)_housing)\.load_data$"
 )
 _PADDING = "DistributedSampler"
-_DROP_POSITION = 5
 # Names of what brings the results of ranks together, here or in another file.
 _TOGETHER = re.compile(
     r"reduc|gather|averag|sync|metric|(?<!para)meter|collect|aggregat", re.IGNORECASE
@@ -59,8 +56,7 @@ def hvd201(script: Script) -> Places:
     if "set_epoch" in script.words or script.is_managed:
         return
     for call, for_evaluation in rank_samplers(script, *_SAMPLERS):
-        shuffle = script.keyword(call, "shuffle", _SHUFFLE_POSITION)
-        shuffles = shuffle is None or constant(shuffle) is True
+        shuffles = script.option(call, "shuffle", 3, default=True) is True
         if shuffles and not for_evaluation and is_read_again(script, call):
             name = script.last(call)
             yield call, f"the script repeats epochs and never calls set_epoch() of {name}"
@@ -128,7 +124,7 @@ def hvd206(script: Script) -> Places:
     for call in script.everywhere(script.named("DataLoader")):
         data = script.keyword(call, "dataset", 0)
         own = has_sampler(script, call) or script.gives(call, "generator")
-        if data is None or own or constant(script.keyword(call, "shuffle")) is not True:
+        if data is None or own or script.option(call, "shuffle", 2) is not True:
             continue
         origins = script.origins(data)
         divided = any(map(_DIVIDED.search, words_in(data, *origins)))
@@ -148,11 +144,9 @@ def hvd207(script: Script) -> Places:
         return
     for call in script.everywhere(script.named("random_split", "train_test_split")):
         name = script.last(call)
-        is_ordered = (
-            script.gives(call, "shuffle") and constant(script.keyword(call, "shuffle")) is not True
-        )
-        is_seeded = script.gives(call, "generator", "random_state", None) or is_ordered
-        if not is_seeded and (name != "random_split" or len(call.args) < 3):
+        is_seeded = script.gives(call, "generator", "random_state", None)
+        is_seeded |= name == "random_split" and len(script.given(call)[0]) > 2
+        if not is_seeded and script.option(call, "shuffle", default=True) is True:
             yield call, f"{name}() has no seed"
 
 
@@ -169,15 +163,12 @@ def hvd406(script: Script) -> Places:
         return
     for call in script.everywhere(downloads):
         if not script.mentions_rank(*script.arguments(call)):
-            yield call, f"{path_of(call.func)}() downloads on all ranks at once"
+            yield call, f"{written(call)} downloads on all ranks at once"
 
 
 def _downloads(script: Script, call: ast.Call) -> bool:
-    asked = script.origins(script.keyword(call, "download"))
-    if asked and all(constant(each) is True for each in asked):
-        return True
-    of_keras = bool(_KERAS_SETS.search(script.full(call)))
-    return of_keras and script.imports("keras", "tensorflow")
+    of_keras = _KERAS_SETS.search(script.full(call)) and script.imports("keras", "tensorflow")
+    return bool(of_keras) or script.option(call, "download") is True
 
 
 @rule(
@@ -193,10 +184,7 @@ def hvd202(script: Script) -> Places:
     if script.is_managed or is_cut or any(map(_BY_SAMPLE.search, script.words)):
         return
     for call, for_evaluation in rank_samplers(script, _PADDING):
-        if (
-            for_evaluation
-            and constant(script.keyword(call, "drop_last", _DROP_POSITION)) is not True
-        ):
+        if for_evaluation and script.option(call, "drop_last", 5) is not True:
             yield call, "DistributedSampler repeats some of the samples for evaluation"
 
 
@@ -229,7 +217,7 @@ def hvd205(script: Script) -> Places:
     lists = [node.elts for node in script.nodes if isinstance(node, ast.List)]
     for call in script.named(*_MONITORING):
         late = any(_is_before_averages(script, call, each) for each in lists)
-        if late or (absent and constant(script.keyword(call, "monitor", 0)) in _OWN_METRICS):
+        if late or (absent and script.option(call, "monitor", 0) in _OWN_METRICS):
             yield call, f"{last_name(call)} sees the metric of its own rank"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import islice
 from math import nan
 
 from hvdtrain_lint.rules.rule import Places, rule
@@ -12,7 +13,7 @@ from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import NAMES, constant, divided, last_name, words_in
+from hvdtrain_lint.source.tree import constant, divided, last_name, words_in
 
 _OPTIMIZERS = {
     *("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "NAdam"),
@@ -110,7 +111,7 @@ def hvd304(script: Script) -> Places:
 
 def _arguments_for_all(script: Script) -> Iterator[str]:
     for call in script.named("add_argument"):
-        text = str(constant(script.keyword(call, "help")))
+        text = str(script.option(call, "help"))
         if _TOTAL_HELP.search(text) and not _EACH_HELP.search(text):
             for flag in (str(constant(each)) for each in call.args):
                 if flag.startswith("--") and "batch" in flag + text:
@@ -137,30 +138,29 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> float:
     def of(each: ast.expr) -> float:
         return _size_factors(script, each, depth + 1)
 
-    if depth > _DEEPEST:
-        return nan
-    if script.is_size(node):
-        return 1
-    if isinstance(node, ast.BinOp):
-        left, right = of(node.left), of(node.right)
-        is_constant = left == right == 0
-        return left + _SIGNS.get(type(node.op), 0 if is_constant else nan) * right
-    if isinstance(node, ast.Call):
-        return of(node.args[0]) if last_name(node) in _PASSING and node.args else nan
-    if isinstance(node, (*NAMES, ast.NamedExpr)):
-        return _of_name(script, node, of)
-    return 0 if isinstance(node, (ast.Constant, ast.UnaryOp, ast.Subscript)) else nan
-
-
-def _of_name(script: Script, node: ast.expr, of: Callable[[ast.expr], float]) -> float:
-    """Return the factors of what a name is assigned once, and of what it is multiplied by later."""
-    found, firsts = 0.0, 0
-    for value in script.values(node):
-        later = script.parent(value)
-        firsts += not isinstance(later, ast.AugAssign)
-        sign = _SIGNS.get(type(later.op), nan) if isinstance(later, ast.AugAssign) else 1
-        found += of(value) * sign
-    return found if firsts <= 1 else nan
+    match node:
+        case _ if depth > _DEEPEST:
+            return nan
+        case _ if script.is_size(node):
+            return 1
+        case ast.BinOp(left, operator, right):
+            factors = of(left), of(right)
+            sign = _SIGNS.get(type(operator), nan if any(factors) else 0)
+            return factors[0] + sign * factors[1]
+        case ast.Call(_, [first, *_]) if last_name(node) in _PASSING:
+            return of(first)
+        case ast.Constant() | ast.UnaryOp() | ast.Subscript():
+            return 0
+        case ast.Name() | ast.Attribute() | ast.NamedExpr():
+            # What it is assigned once, and what it is multiplied by later.
+            found, firsts = 0.0, 0
+            for value in script.values(node):
+                later = script.parent(value)
+                is_later = isinstance(later, ast.AugAssign)
+                firsts += not is_later
+                found += of(value) * (_SIGNS.get(type(later.op), nan) if is_later else 1)
+            return found if firsts <= 1 else nan
+    return nan
 
 
 @rule(
@@ -193,7 +193,7 @@ def _scaled(script: Script, node: ast.BinOp) -> str:
     """Return what is scaled by the number of GPUs, unless the script means that of a node."""
     if not _is_device_count(script, node.right):
         return ""
-    told = (constant(script.keyword(call, "help")) for call in script.named("add_argument"))
+    told = (script.option(call, "help") for call in script.named("add_argument"))
     if any("node" in str(each) for each in told):
         return ""
     words = {word.lower() for word in words_in(node.left)}
@@ -227,14 +227,11 @@ def hvd502(script: Script) -> Places:
 
 
 def _unequal_start(script: Script) -> Places:
-    if not script.uses_hvd or equal_seeds(script):
-        return
-    if any(map(_EQUAL_ANYWAY.search, script.words)):
-        return
-    for call in script.named(*_WRAPPERS):
-        if script.full(call).startswith(HVD) and script.runs_on_ranks(call):
-            yield call, "the script broadcasts nothing"
-            return
+    is_equal = equal_seeds(script) or any(map(_EQUAL_ANYWAY.search, script.words))
+    wrappers = filter(script.runs_on_ranks, script.named(*_WRAPPERS))
+    own = (call for call in wrappers if script.full(call).startswith(HVD))
+    for call in islice(own, script.uses_hvd and not is_equal):
+        yield call, "the script broadcasts nothing"
 
 
 @rule(
@@ -243,16 +240,11 @@ def _unequal_start(script: Script) -> Places:
     "load first, then broadcast",
 )
 def hvd503(script: Script) -> Places:
-    sent = script.named("broadcast_parameters", "broadcast_object")
+    sent = script.named("broadcast_parameters")
     for call in script.named("load_state_dict") if sent else ():
-        scope = script.scope(call)
-        is_late = all(
-            script.last(each) == "broadcast_parameters"
-            and script.scope(each) is scope
-            and each.lineno < call.lineno
-            for each in sent
-        )
-        if is_late and script.sure(call) is not None:
+        same = (each for each in sent if script.scope(each) is script.scope(call))
+        earlier = [each for each in same if each.lineno < call.lineno]
+        if earlier == sent and not script.named("broadcast_object") and script.sure(call):
             line = sent[-1].lineno
             yield call, f"some ranks load weights that were broadcast before, in line {line}"
 
@@ -284,7 +276,7 @@ def hvd505(script: Script) -> Places:
 def _own_step(script: Script, what: str) -> Places:
     """Yield the first step on all ranks of an optimizer that this script makes; it has backward."""
     for call in script.everywhere(script.named("step")) if script.named("backward") else ():
-        makers = script.makers(call.func.value) if isinstance(call.func, ast.Attribute) else []
-        if makers and all(map(_OWN_OPTIMIZER.match, makers)):
+        owner = script.owner(call)
+        if owner and all(map(_OWN_OPTIMIZER.match, script.makers(owner))):
             yield call, what
             return

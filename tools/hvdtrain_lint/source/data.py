@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import NAMES, calls_in, constant, last_name
+from hvdtrain_lint.source.tree import NAMES, calls_in, last_name
 
 _EVALUATION = re.compile(
     r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
@@ -129,5 +129,5 @@ def _trains(script: Script, reading: ast.AST) -> bool | None:
 def _is_named_so(script: Script, node: ast.expr) -> bool:
     if not isinstance(node, ast.Call):
         return bool(_EVALUATION.search(last_name(node)))
-    split = str(constant(script.keyword(node, "split")))
-    return constant(script.keyword(node, "train")) is False or bool(_EVALUATION.search(split))
+    split = str(script.option(node, "split"))
+    return script.option(node, "train") is False or bool(_EVALUATION.search(split))

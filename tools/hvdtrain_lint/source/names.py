@@ -67,6 +67,11 @@ class Names(Tree):
         """Return whether a name is an argument of the function around it."""
         return node.id in parameters_of(self.scope(node))
 
+    def assigns(self, *names: str) -> bool:
+        """Return whether something is assigned to a name or an attribute that is one of these."""
+        parts = (part for stored in self._stored.values() for part, _ in stored)
+        return any(name in names for _, name in self._bound) or any(p in names for p in parts)
+
     def _learn(self, node: ast.AST) -> None:
         for name in parameters_of(node):
             self._bound[node, name] = {}  # it hides what is outside

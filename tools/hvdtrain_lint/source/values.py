@@ -18,7 +18,7 @@ from hvdtrain_lint.source.tree import (
 )
 
 _Given: TypeAlias = tuple[list[ast.expr], dict[str | None, ast.expr]]
-_LONGEST, _DEEPEST, _MOST_VISITS = 3, 30, 200
+_LONGEST, _DEEPEST, _MOST_VISITS = 3, 30, 100
 # What they give is what they are given, what has them, or has the same parts.
 _COPYING = {"copy", "deepcopy", "compile", "float", "int"}
 _KEEPING = {
@@ -157,6 +157,14 @@ class Values(Names):
         args, named = self.given(call)
         others = args[position : position + 1] if position is not None else []
         return named.get(name) or next(iter(others), None)
+
+    def option(
+        self, call: ast.Call, name: str, position: int | None = None, default: object = ""
+    ) -> object:
+        """Return the constant that is an argument, "" for what is none, or what is not given."""
+        value = self.keyword(call, name, position)
+        ends = self.origins(value)
+        return default if value is None else constant(ends[0]) if len(ends) == 1 else ""
 
     def arguments(self, call: ast.Call) -> list[ast.expr]:
         """Return all arguments of a call."""
