@@ -156,9 +156,12 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> float:
             found, firsts = 0.0, 0
             for value in script.values(node):
                 later = script.parent(value)
-                is_later = isinstance(later, ast.AugAssign)
-                firsts += not is_later
-                found += of(value) * (_SIGNS.get(type(later.op), nan) if is_later else 1)
+                sign: float = 1
+                if isinstance(later, ast.AugAssign):
+                    sign = _SIGNS.get(type(later.op), nan)
+                else:
+                    firsts += 1
+                found += of(value) * sign
             return found if firsts <= 1 else nan
     return nan
 
