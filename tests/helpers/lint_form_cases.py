@@ -202,6 +202,7 @@ FORM_RIGHT: list[tuple[str, str, str]] = [
     ("HVD101", HVD, "x == 0 and h.barrier()\n"),
     ("HVD101", HVD, "a, *b = r, n\nif b[0] == 2:\n    h.barrier()\n"),
     ("HVD104", HVD, "a = {'b': P(), 'c': StepLR(o, 1)}\nif r == 0:\n    a['b'].step()\n"),
+    ("HVD104", HVD, "a = StepLR(o, 1), P(), o\nif r == 0:\n    a[1].step()\n"),
     ("HVD104", HVD, "for a, b in zip([P()], [o]):\n    if r == 0:\n        a.step()\n"),
     ("HVD104", HVD, "a = StepLR(o, 1)\ng = lambda: a.step()\nif x == 0:\n    g()\n"),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TypeAlias
 
 from hvdtrain_lint.source.names import HVD, Names, Part, Path, Selector, Step, Value, interface_of
@@ -44,7 +45,8 @@ class Values(Names):
         self._depth = self._visits = 0
         for _ in range(2):  # what is given may be a function that is called
             for call in (node for node in self.known if isinstance(node, ast.Call)):
-                self._pass_arguments(call)
+                for function in self.called(call, or_likely=True):
+                    self._bind(function, call)
             for known in (self._ends, self._full, self._given):
                 known.clear()
 
@@ -74,7 +76,7 @@ class Values(Names):
     def values(self, node: ast.expr) -> list[ast.expr]:
         """Return what an expression is assigned, which may lead to more."""
         steps, found = self._steps(node, ()), []
-        for value, path in steps[:_DEEPEST]:
+        for value, path in islice(steps, _DEEPEST):  # which grow
             if path:
                 steps += self._steps(value, path)
             elif isinstance(value, ast.expr):
@@ -196,37 +198,19 @@ class Values(Names):
         base = self._named(node.value, max(most - 1, 0)) if isinstance(node, ast.Attribute) else ""
         return base and f"{base}.{last_name(node)}"
 
-    def _pass_arguments(self, call: ast.Call) -> None:
-        for function in self.called(call, or_likely=True):
-            spec = function.args
-            names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
-            others = [each.arg for each in spec.kwonlyargs]
-            defaults = dict(zip(names[::-1], spec.defaults[::-1], strict=False))
-            defaults |= {k: v for k, v in zip(others, spec.kw_defaults, strict=True) if v}
-            # Base.__init__(self) names a class, and gives `self` itself.
-            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            implied = {"cls"} if owner is not None and self._class_of(owner) else {"cls", "self"}
-            if isinstance(self.frame(function), ast.ClassDef) and implied & {*names[:1]}:
-                names = names[1:]
-            self._bind(call, function, names, others, defaults)
-            args, named = self.given(call)
-            if spec.vararg and len(args) > len(names):
-                self._bound[function, spec.vararg.arg][ast.Tuple(args), ((len(names), 0),)] = None
-            if spec.kwarg:
-                keys = [ast.Constant(key) if key else None for key in named]
-                given = ast.Dict(keys, list(named.values()))  # type: ignore[arg-type]
-                self._bound[function, spec.kwarg.arg][given, ()] = None
-
-    def _bind(
-        self,
-        call: ast.Call,
-        holder: ast.AST,
-        names: list[str],
-        others: list[str],
-        defaults: Mapping[str, ast.expr],
-    ) -> None:
-        """Give the arguments of a call to those names; the others are given by name only."""
+    def _bind(self, function: Function, call: ast.Call) -> None:
+        """Give the arguments of a call to the function that it runs."""
         args, named = self.given(call)
+        spec = function.args
+        names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
+        others = [each.arg for each in spec.kwonlyargs]
+        defaults = dict(zip(names[::-1], spec.defaults[::-1], strict=False))
+        defaults |= {k: v for k, v in zip(others, spec.kw_defaults, strict=True) if v}
+        # Base.__init__(self) names a class, and gives `self` itself.
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        implied = {"cls"} if owner is not None and self._class_of(owner) else {"cls", "self"}
+        if isinstance(self.frame(function), ast.ClassDef) and implied & {*names[:1]}:
+            names = names[1:]
         stars = [index for index, each in enumerate(args) if isinstance(each, ast.Starred)]
         star = min(stars, default=len(args))
         for index, name in enumerate([*names, *others]):
@@ -242,7 +226,13 @@ class Values(Names):
                 step = defaults[name], ()
             else:
                 continue
-            self._bound[holder, name][step] = None
+            self._bound[function, name][step] = None
+        if spec.vararg and len(args) > len(names):
+            self._bound[function, spec.vararg.arg][ast.Tuple(args), ((len(names), 0),)] = None
+        if spec.kwarg:
+            keys = [ast.Constant(key) if key else None for key in named]
+            given = ast.Dict(keys, list(named.values()))  # type: ignore[arg-type]
+            self._bound[function, spec.kwarg.arg][given, ()] = None
 
     def _class_of(self, node: ast.expr) -> ast.ClassDef | None:
         """Return the class of the script that a name stands for, if it is one for certain."""
@@ -358,10 +348,8 @@ class Values(Names):
 
     def _selector(self, node: ast.expr) -> Selector:
         match self._follow(node):
-            case [ast.Constant(str(value) | int(value))] if value not in ("", True, False):
+            case [ast.Constant(str(value) | int(value))] if not isinstance(value, bool):
                 return value
-            case [ast.Constant(0)]:
-                return 0
             case [ast.UnaryOp(ast.USub(), ast.Constant(int(value)))]:
                 return -value
         return Part.ANY
