@@ -145,8 +145,7 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> float:
             return 1
         case ast.BinOp(left, operator, right):
             factors = of(left), of(right)
-            sign = _SIGNS.get(type(operator), nan if any(factors) else 0)
-            return factors[0] + sign * factors[1]
+            return factors[0] + factors[1] * _SIGNS.get(type(operator), nan if any(factors) else 0)
         case ast.Call(_, [first, *_]) if last_name(node) in _PASSING:
             return of(first)
         case ast.Constant() | ast.UnaryOp() | ast.Subscript():
