@@ -286,6 +286,7 @@ RIGHT: list[tuple[str, str, str]] = [
         "writer = SummaryWriter('logs') if hvd.rank() == 0 else None\n",
     ),
     ("HVD404", DDP, "print('start')\nfor x in xs:\n    print(f'rank {rank}: {x}')\n"),
+    ("HVD404", ACCELERATE, "for x in xs:\n    accelerator.print(x)\n"),
     ("HVD404", DDP, "for x in xs:\n    if rank == 0 and x > 1:\n        print('loss', x)\n"),
     (
         "HVD405",

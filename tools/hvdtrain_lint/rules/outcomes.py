@@ -225,7 +225,7 @@ def hvd404(script: Script) -> Places:
     if script.assigns("print", "stdout"):
         return
     scopes: set[Scope] = set()
-    for call in script.everywhere(script.named("print")):
+    for call in script.everywhere(c for c in script.calls if script.full(c) == "print"):
         texts = (str(constant(each)) for argument in call.args for each in ast.walk(argument))
         is_named = any(map(_OWN_TEXT.search, texts)) or script.mentions_rank(*call.args)
         if is_named or any(map(_OWN_LINE.search, words_in(*call.args))):
