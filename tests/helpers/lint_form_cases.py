@@ -66,6 +66,7 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         HVD,
         "a = []\na.append(StepLR(o, 1))\nfor b in a:\n    if r == 0:\n        b.step()  # here\n",
     ),
+    ("HVD104", HVD, "a = [1]\na.extend([StepLR(o, 1)])\n" + _STEP.format("a[1]")),
     ("HVD104", HVD, "a = [StepLR(b, 1) for b in (o, inner)]\n" + _STEP.format("a[0]")),
     (
         "HVD104",

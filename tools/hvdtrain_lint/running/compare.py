@@ -67,25 +67,25 @@ def compare(path: str, first: Sequence[Fact], second: Sequence[Fact]) -> list[Fi
 def _differences(first: Sequence[Fact], second: Sequence[Fact]) -> Iterator[tuple[Rule, int, str]]:
     """Yield the differences between the ranks, the first one of a rule first."""
 
-    def both(kind: str) -> list[list[Fact]]:
+    def of(kind: str) -> list[list[Fact]]:
         return [[each for each in facts if each.kind == kind] for facts in (first, second)]
 
-    ranks = "of rank 0 and rank 1"
-    for one, other in zip(*both("weights"), strict=False):
+    for one, other in zip(*of("weights"), strict=False):
         if one.what != other.what:
-            yield _WEIGHTS, one.line, f"the weights {ranks} differ after step {one.step + 1}"
-    for one, other in zip(*both("rates"), strict=False):
+            what = f"the weights of rank 0 and rank 1 differ after step {one.step + 1}"
+            yield _WEIGHTS, one.line, what
+    for one, other in zip(*of("rates"), strict=False):
         if one.what != other.what:
-            rates = f"{one.what} and {other.what}"
-            yield _RATES, one.line, f"the rates {ranks} are {rates} in step {one.step + 1}"
-    samples = list(zip(*both("samples"), strict=False))
+            what = f"{one.what} and {other.what} in step {one.step + 1}"
+            yield _RATES, one.line, f"the rates of rank 0 and rank 1 are {what}"
+    samples = list(zip(*of("samples"), strict=False))
     count = len(samples)
     if samples and all(one.what and one.what == other.what for one, other in samples):
         what = f"rank 0 and rank 1 had the same samples in {count} of {count} steps"
         yield _SAMPLES, samples[0][0].line, what
     # After the last step that both have taken, a rank may be ended before it comes as far.
-    has_failed = any(both("failure"))
-    for mine, theirs in zip_longest(*both("operation")):
+    has_failed = any(of("failure"))
+    for mine, theirs in zip_longest(*of("operation")):
         fact = min((each for each in (mine, theirs) if each), key=lambda each: each.step)
         when = f"before step {fact.step + 1}" if fact.step < count else f"after step {count}"
         if mine and theirs and mine.step == theirs.step <= count:

@@ -13,9 +13,6 @@ from hvdtrain_lint.source.tree import DEFINITIONS, FUNCTIONS, Function, Tree, co
 HVD = "hvd"
 _ROOTS = ("horovod", "hvdtrain")
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "mxnet")
-# Methods that put their last argument into what has them, and those that put all parts of it.
-_ADDING = {"append", "appendleft", "add", "insert"}
-_EXTENDING = {"extend", "update"}
 
 
 class Part(Enum):
@@ -34,6 +31,14 @@ Value: TypeAlias = ast.expr | Function | ast.ClassDef
 Step: TypeAlias = tuple[Value, Path]
 # A name, in the function, class, comprehension or module that holds it.
 Place: TypeAlias = tuple[ast.AST | None, str]
+
+
+# Methods that put their last argument, or parts of it, into what has them.
+_ADDING: dict[str, tuple[Part, Path]] = {
+    **dict.fromkeys(("append", "appendleft", "add", "insert"), (Part.EACH, ())),
+    "extend": (Part.EACH, (Part.EACH,)),
+    "update": (Part.ANY, (Part.ANY,)),
+}
 
 
 class Names(Tree):
@@ -93,9 +98,8 @@ class Names(Tree):
                     self._bound.pop(place, None)  # Python keeps the last one
                 self._bound[place][node, ()] = None
             case ast.Call(ast.Attribute(owner, name), [*_, value]) if name in _ADDING:
-                self._stored[self._site(owner)][Part.EACH, (value, ())] = None
-            case ast.Call(ast.Attribute(owner, name), [value]) if name in _EXTENDING:
-                self._bound[self._site(owner)][value, ()] = None
+                part, path = _ADDING[name]
+                self._stored[self._site(owner)][part, (value, path)] = None
             case ast.Import(names):
                 self._imported[self.root(node)] |= {e.asname: e.name for e in names if e.asname}
             case ast.ImportFrom(module, names):
