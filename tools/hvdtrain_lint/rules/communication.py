@@ -46,12 +46,11 @@ def hvd101(script: Script) -> Places:
 
 def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> bool:
     """Return whether other ranks make a call of this name elsewhere, under a condition too."""
-    for other in script.calls:
-        if other is not call and script.scope(other) is script.scope(call):
-            made = leads_to(script, other, collective)
-            if made and script.last(made) == name and script.sure(other) not in (None, branch):
-                return True
-    return False
+    others = (each for each in script.calls if each is not call)
+    near = (each for each in others if script.scope(each) is script.scope(call))
+    apart = (each for each in near if script.sure(each) not in (None, branch))
+    made = (leads_to(script, each, collective) for each in apart)
+    return any(each and script.last(each) == name for each in made)
 
 
 def _on_some(call: ast.Call, made: ast.Call, branch: Branch) -> str:

@@ -166,9 +166,7 @@ class Names(Tree):
 
     def _class_around(self, owner: ast.expr) -> ast.ClassDef | None:
         """Return the class of `self`, `cls` and super()."""
-        frame = self.frame(owner)
-        while not isinstance(frame, (ast.ClassDef, ast.Module)):
-            frame = self.frame(frame)
+        frame = self.frame(owner, ast.ClassDef)
         is_own = isinstance(owner, ast.Name) and owner.id in ("self", "cls", "super")
         return frame if is_own and isinstance(frame, ast.ClassDef) else None
 

@@ -59,23 +59,23 @@ class Tree:
             yield found
             found = self.parent(found)
 
-    def frame(self, node: ast.AST) -> ast.AST:
-        """Return the function, class, comprehension or module in which names of `node` are."""
-        return self._frames[node]
+    def frame(self, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST:
+        """Return the function, class, comprehension or module in which names of `node` are.
+
+        With kinds, the nearest one around it of these kinds, the module if there is none.
+        """
+        found = self._frames[node]
+        while kinds and not isinstance(found, (*kinds, ast.Module)):
+            found = self._frames[found]
+        return found
 
     def scope(self, node: ast.AST) -> Scope:
         """Return the function whose body holds `node`, or the module."""
-        found = self.frame(node)
-        while not isinstance(found, SCOPES):
-            found = self.frame(found)
-        return found
+        return self.frame(node, *FUNCTIONS)  # type: ignore[return-value]
 
-    def root(self, node: ast.AST) -> ast.Module:
+    def root(self, node: ast.AST) -> ast.AST:
         """Return the module that holds `node`."""
-        found = self.scope(node)
-        while not isinstance(found, ast.Module):
-            found = self.scope(found)
-        return found
+        return self.frame(node, ast.Module)
 
     def own(self, scope: Scope) -> Iterator[ast.AST]:
         """Yield the nodes of a scope without those of functions inside it."""
@@ -94,13 +94,8 @@ class Tree:
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
         """Return the loops of its own scope that repeat `node`, innermost first."""
-        return [
-            found
-            for found, child in self.within(node)
-            if isinstance(found, (ast.For, ast.While))
-            and child not in found.orelse
-            and child is not getattr(found, "iter", None)
-        ]
+        pairs = [(h, c) for h, c in self.within(node) if isinstance(h, (ast.For, ast.While))]
+        return [h for h, c in pairs if c not in h.orelse and c is not getattr(h, "iter", None)]
 
     def before(self, node: ast.AST) -> Iterator[ast.stmt]:
         """Yield the statements of the blocks around `node` that come before it, in its scope."""
