@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import Function
 
 _HVD = re.compile(
     rf"{HVD}\.(((grouped_)?(allreduce|allgather|reducescatter)|broadcast|alltoall)(_async)?_?"
@@ -38,21 +37,22 @@ def collective(script: Script, call: ast.Call) -> bool:
 
 
 def leads_to(
-    script: Script,
-    call: ast.Call,
-    wanted: Callable[[Script, ast.Call], bool],
-    above: tuple[Function, ...] = (),
+    script: Script, call: ast.Call, wanted: Callable[[Script, ast.Call], bool]
 ) -> ast.Call | None:
     """Return the wanted call that a call is, or that its function makes whatever it is given."""
     if wanted(script, call):
         return call
     called = script.called(call)
-    if len(called) != 1 or called[0] in above:
+    if len(called) != 1:
         return None
-    calls = (each for each in script.own(called[0]) if isinstance(each, ast.Call))
-    sure = (each for each in calls if not _is_conditional(script, each))
-    found = (leads_to(script, each, wanted, (*above, *called)) for each in sure)
-    return next(filter(None, found), None)
+    at = called[0], wanted
+    if at not in script.inside:
+        script.inside[at] = None  # a function that calls itself makes nothing more
+        calls = (each for each in script.own(called[0]) if isinstance(each, ast.Call))
+        sure = (each for each in calls if not _is_conditional(script, each))
+        found = (leads_to(script, each, wanted) for each in sure)
+        script.inside[at] = next(filter(None, found), None)
+    return script.inside[at]
 
 
 def averages_by_hvd(script: Script) -> bool:

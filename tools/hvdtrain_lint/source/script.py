@@ -10,7 +10,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain_lint.source.guards import Guards
 from hvdtrain_lint.source.names import HVD, modules_of
-from hvdtrain_lint.source.tree import NAMES, last_name
+from hvdtrain_lint.source.tree import NAMES, Function, last_name
 
 _MOST_MODULES = 20
 _TRAINER_LIBRARIES = ("lightning", "pytorch_lightning", "transformers", "ignite", "composer")
@@ -23,11 +23,13 @@ class Script(Guards):
     `uses_hvd` says whether it starts ranks through Horovod's interface, `uses_hvd_keras` whether
     for Keras; `joins` whether ranks join(), after which others may continue without them;
     `has_trainer` whether a library's trainer runs its loops and knows of ranks, `is_managed`
-    whether one does that or divides its data. `words` are its names, attributes and imports.
+    whether one does that or divides its data. `words` are its names, attributes and imports;
+    `inside` is what leads_to() has found in functions.
     """
 
     def __init__(self, module: ast.Module, beside: Mapping[str, ast.Module]) -> None:
         super().__init__(module, beside)
+        self.inside: dict[tuple[Function, object], ast.Call | None] = {}
         called = {self.full(call) for call in self.calls}
         self.uses_hvd = f"{HVD}.init" in called
         self.uses_hvd_keras = self.uses_hvd and "keras" in self.frameworks

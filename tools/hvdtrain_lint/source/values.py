@@ -133,9 +133,11 @@ class Values(Names):
             return self._given[call]
         args: list[ast.expr] = []
         named: dict[str | None, ast.expr] = {}
+        self._given[call] = args, named  # for d = dict(**d)
         match self._follow(call.func):
             case [ast.Call() as made] if self.last(made) == "partial":
-                (_, *args), named = self.given(made)
+                (args, named) = self.given(made)
+                args = args[1:]
         for each in call.args:
             match self._follow(each):
                 case [ast.Tuple(elements) | ast.List(elements)] if isinstance(each, ast.Starred):
@@ -356,9 +358,10 @@ class Values(Names):
 
     def _functions(self, node: ast.expr) -> Iterator[Value]:
         """Yield what a called expression stands for; what is called in the end for a partial()."""
-        for end in self._follow(node):
+        ends = [*self._follow(node)]
+        for end in ends:  # which grow
             if isinstance(end, ast.Call) and end.args and self.last(end) == "partial":
-                yield from self._functions(end.args[0])
+                ends += [each for each in self._follow(end.args[0]) if each not in ends]
             else:
                 yield end
 
