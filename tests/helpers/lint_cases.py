@@ -189,6 +189,12 @@ RIGHT: list[tuple[str, str, str]] = [
         "for x in xs[hvd.rank() :: hvd.size()]:\n    model(x).backward()\nhvd.join()\n",
     ),
     ("HVD105", HVD, "for x in xs[hvd.rank() :: hvd.size()]:\n    total += model(x)\n"),
+    # A name that is made from itself alone.
+    (
+        "HVD105",
+        HVD,
+        "from data import *\nxs = xs.map(f)\nfor x in xs:\n    hvd.allreduce_(x)\n",
+    ),
     (
         "HVD106",
         KERAS,

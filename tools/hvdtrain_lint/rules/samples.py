@@ -83,14 +83,16 @@ def _strided(script: Script, node: ast.expr) -> str:
     """Return what a rank's part consists of if others may have one more; else ""."""
     if is_every_nth(script, node):
         return "element of a sequence"
-    by_rank = False
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if last_name(node) in _EQUALIZING:
-            return ""
-        if last_name(node) == "shard" and len(node.args) == 2:
-            by_rank |= script.is_rank(node.args[1]) and script.is_size(node.args[0])
-        origins = script.origins(node.func.value)
-        node = origins[0] if len(origins) == 1 else node.func.value
+    chain: list[ast.expr] = [node]
+    for each in chain:  # which grows: data.shard(size, rank).batch(8)
+        owner = script.owner(each) if isinstance(each, ast.Call) else None
+        origins = script.origins(owner)
+        chain += origins if len(origins) == 1 and origins[0] not in chain else []
+    calls = [each for each in chain if isinstance(each, ast.Call)]
+    if any(script.last(each) in _EQUALIZING for each in calls):
+        return ""
+    parts = (script.given(each)[0] for each in calls if script.last(each) == "shard")
+    by_rank = any(len(p) == 2 and script.is_size(p[0]) and script.is_rank(p[1]) for p in parts)
     return "sample of a data set" if by_rank else ""
 
 
