@@ -19,6 +19,7 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
     ("HVD101", HVD, "r == 0 and h.barrier()  # here\n"),
     ("HVD101", HVD, "q = [h.allreduce(x) for x in xs if r == 0]  # here\n"),
     ("HVD101", HVD, "if (q := h.rank()) == 0:\n    h.barrier()  # here\n"),
+    ("HVD101", HVD, "if 0 < r:\n    h.barrier()  # here\n"),
     ("HVD101", HVD, "q = getattr(h, 'barrier')\nif not r:\n    q()  # here\n"),
     ("HVD101", HVD, "q = 0 if r else 1\nif q:\n    h.barrier()  # here\n"),
     ("HVD101", HVD, "a, *b = n, r\nif b[0] == 0:\n    h.barrier()  # here\n"),
@@ -40,6 +41,15 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         HVD,
         "class T:\n    @property\n    def q(self):\n        return h.rank() == 0\n"
         "t = T()\nif t.q:\n    h.barrier()  # here\n",
+    ),
+    ("HVD101", HVD, "q = bool(h.rank())\nif q:\n    h.barrier()  # here\n"),
+    ("HVD101", HVD, "q = h.rank() > 0 or x\nif not q:\n    h.barrier()  # here\n"),
+    ("HVD101", HVD, "def g(f):\n    if r == 0:\n        f()  # here\ng(h.barrier)\n"),
+    (
+        "HVD101",
+        HVD,
+        "class T:\n    def __call__(self):\n        h.barrier()\n"
+        "t = T()\nif r == 0:\n    t()  # here\n",
     ),
     (
         "HVD102",
@@ -72,6 +82,30 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         "HVD104",
         HVD,
         "a = {'c': StepLR(o, 1)}\nif r == 0:\n    [b.step() for b in a.values()]  # here\n",
+    ),
+    (
+        "HVD104",
+        HVD,
+        "a = map(lambda b: StepLR(b, 1), [o])\nif r == 0:\n"
+        "    list(map(lambda b: b.step(), a))  # here\n",
+    ),
+    (
+        "HVD104",
+        HVD,
+        "from typing import NamedTuple\nclass T(NamedTuple):\n    a: int\n    b: object\n"
+        "t = T(1, StepLR(o, 1))\n" + _STEP.format("t.b"),
+    ),
+    (
+        "HVD104",
+        HVD,
+        "class T:\n    def __init__(self):\n        self.d = {}\n    def put(self, k, v):\n"
+        "        self.d[k] = v\nt = T()\nt.put('a', StepLR(o, 1))\n" + _STEP.format("t.d['a']"),
+    ),
+    (
+        "HVD104",
+        HVD,
+        "class T:\n    @classmethod\n    def of(cls, a):\n        t = cls()\n        t.a = a\n"
+        "        return t\nt = T.of(StepLR(o, 1))\n" + _STEP.format("t.a"),
     ),
     (
         "HVD104",
@@ -169,7 +203,22 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         "g = partial(DataLoader, sampler=DistributedSampler(d))  # here\nb = g(d)\n"
         "while z:\n    for i, x in enumerate(b):\n        f(m(x)).backward()\n        o.step()\n",
     ),
+    (
+        "HVD201",
+        HVD,
+        "def g(*a, **b):\n    return DataLoader(*a, **b)\n"
+        "b = g(d, 8, sampler=DistributedSampler(d))  # here\n"
+        "for e in range(3):\n    for x in b:\n        f(m(x)).backward()\n",
+    ),
     ("HVD204", HVD, "a = h.allreduce(x), h.allreduce(y)\nb = [c / n for c in a]  # here\n"),
+    (
+        "HVD301",
+        HVD,
+        "a = {'b': 0.1 * n, 'c': 64 // n}\nb = torch.optim.SGD(p, lr=a['b'])  # here\n"
+        "z = DataLoader(d, batch_size=a['c'])\n",
+    ),
+    ("HVD302", HVD, "a = 0.1\na = a * n\nb = torch.optim.Adam(p, a * n)  # here\n"),
+    ("HVD302", HVD, "def g(a):\n    return a * n\nb = torch.optim.Adam(p, g(0.1 * n))  # here\n"),
     ("HVD302", HVD, "b = torch.optim.Adam(p, (a := 0.1 * n) * n)  # here\n"),
     ("HVD401", DDP, "a = {'b': torch.save}\na['b'](m, 'c')  # here\n"),
     ("HVD401", DDP, "with open('a', 'w') as b:  # here\n    b.write('c')\n"),
@@ -178,6 +227,8 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         KERAS,
         "a = [g(b) for g, b in [(keras.callbacks.ModelCheckpoint, 'c')]]  # here\n",
     ),
+    ("HVD405", KERAS, "a = {'verbose': 1}\nmodel.fit(x, y, callbacks=[state], **a)  # here\n"),
+    ("HVD406", DDP, "a = dict(download=True)\nb = datasets.MNIST('c', **a)  # here\n"),
     (
         "HVD504",
         "import torch\nimport horovod.torch as h\nh.init()\n",
@@ -201,6 +252,8 @@ FORM_RIGHT: list[tuple[str, str, str]] = [
         "match r:\n    case 0:\n        h.barrier()\n    case _:\n        h.barrier()\n",
     ),
     ("HVD101", HVD, "x == 0 and h.barrier()\n"),
+    ("HVD101", HVD, "if 0 <= r:\n    h.barrier()\n"),
+    ("HVD101", HVD, "q = h.rank() > 0 or x\nif q:\n    h.barrier()\n"),
     ("HVD101", HVD, "a, *b = r, n\nif b[0] == 2:\n    h.barrier()\n"),
     ("HVD104", HVD, "a = {'b': P(), 'c': StepLR(o, 1)}\nif r == 0:\n    a['b'].step()\n"),
     ("HVD104", HVD, "a = StepLR(o, 1), P(), o\nif r == 0:\n    a[1].step()\n"),

@@ -170,7 +170,8 @@ def hvd406(script: Script) -> Places:
 
 def _downloads(script: Script, call: ast.Call) -> bool:
     of_keras = _KERAS_SETS.search(script.full(call)) and script.imports("keras", "tensorflow")
-    return bool(of_keras) or script.option(call, "download") is True
+    asked = script.option(call, "download") is True and script.full(call) != "dict"
+    return bool(of_keras) or asked
 
 
 @rule(

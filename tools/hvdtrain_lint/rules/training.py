@@ -13,7 +13,7 @@ from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import constant, divided, last_name, words_in
+from hvdtrain_lint.source.tree import NAMES, constant, divided, last_name, path_of, words_in
 
 _OPTIMIZERS = {
     *("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adagrad", "Adamax", "Nadam", "NAdam"),
@@ -148,21 +148,19 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> float:
             return factors[0] + factors[1] * _SIGNS.get(type(operator), nan if any(factors) else 0)
         case ast.Call(_, [first, *_]) if last_name(node) in _PASSING:
             return of(first)
-        case ast.Constant() | ast.UnaryOp() | ast.Subscript():
-            return 0
-        case ast.Name() | ast.Attribute() | ast.NamedExpr():
-            # What it is assigned once, and what it is multiplied by later.
-            found, firsts = 0.0, 0
-            for value in script.values(node):
-                later = script.parent(value)
-                sign: float = 1
-                if isinstance(later, ast.AugAssign):
-                    sign = _SIGNS.get(type(later.op), nan)
-                else:
-                    firsts += 1
-                found += of(value) * sign
-            return found if firsts <= 1 else nan
-    return nan
+    # What it is assigned once, and what it is multiplied by later.
+    found, firsts = 0.0, 0
+    for value in script.values(node):
+        match value, script.parent(value):
+            case _, ast.AugAssign(op=operator):
+                found += of(value) * _SIGNS.get(type(operator), nan)
+            case ast.BinOp(left, operator, right), _ if path_of(left) == (path_of(node) or ""):
+                found += of(right) * _SIGNS.get(type(operator), nan)
+            case _:
+                found += of(value)
+                firsts += 1
+    is_known = firsts == 1 or isinstance(node, (*NAMES, ast.Constant, ast.UnaryOp, ast.Subscript))
+    return found if is_known and firsts <= 1 else nan
 
 
 @rule(

@@ -18,7 +18,7 @@ _EVALUATION = re.compile(
 )
 # They read data for another, in the same steps or in others.
 WRAPPERS = {"enumerate", "tqdm", "zip", "iter", "list"}
-_READERS = {*WRAPPERS, "DataLoader", "map", "prepare", "cycle"}
+_READERS = {*WRAPPERS, "DataLoader", "prepare", "cycle"}
 # They look at a loader without reading it.
 _LOOKING = {
     *("len", "print", "isinstance", "type", "id", "repr", "str", "hasattr", "getattr", "prepare"),
@@ -91,9 +91,13 @@ def reads(
     """Yield what is read where `node` is, such as DataLoader(), and what that reads itself."""
     for origin in script.origins(node):
         yield origin
-        if most and isinstance(origin, ast.Call) and script.last(origin) in through:
-            for each in script.arguments(origin):
-                yield from reads(script, each, through, most - 1)
+        inner: list[ast.expr] = []
+        if isinstance(origin, ast.Call) and script.last(origin) in through:
+            inner = script.arguments(origin)
+        elif isinstance(origin, ast.GeneratorExp):
+            inner = [each.iter for each in origin.generators]
+        for each in inner if most else ():
+            yield from reads(script, each, through, most - 1)
 
 
 @lru_cache(maxsize=1)

@@ -28,6 +28,7 @@ _VARIABLES = {
     ),
     _SIZE: re.compile(r"(WORLD|HOROVOD|OMPI_COMM_WORLD)_SIZE|SLURM_NTASKS"),
 }
+_MIRRORED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
 _MAIN = re.compile(r"is_((local_)?main|last)_process|is_(global_zero|rank_zero|rank_0|chief)")
 # Words of conditions that may well say which rank this is.
 _PERHAPS = re.compile(
@@ -73,12 +74,16 @@ class RankValues(Values):
                     return any(holding), all(failing)
                 return all(holding), any(failing)
             case ast.Compare(left, [operator], [right]):
-                swap = self.is_rank(right) and not self.is_rank(left)
-                found = self._compares(
-                    *((right, operator, left) if swap else (left, operator, right))
-                )
+                if self.is_rank(right) and not self.is_rank(left):
+                    left, right = right, left
+                    operator = _MIRRORED.get(type(operator), type(operator))()
+                found = self._compares(left, operator, right)
+            case _ if _MAIN.fullmatch(last_name(test)) or self.is_rank(test):
+                found = True
             case _:
-                found = self._is_main(test) or self.is_rank(test)
+                holds = self._every_value("holds", test, lambda value: self._flag(value)[0])
+                fails = self._every_value("fails", test, lambda value: self._flag(value)[1])
+                return holds, fails
         return found, found
 
     def perhaps(self, test: ast.expr) -> bool:
@@ -129,7 +134,7 @@ class RankValues(Values):
 
     def _compares(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> bool:
         if not self.is_rank(left):
-            return isinstance(constant(right), bool) and self._is_main(left)
+            return isinstance(constant(right), bool) and self.branches(left)[0]
         match operator, right:
             case ast.In() | ast.NotIn(), _:
                 return isinstance(right, (ast.List, ast.Tuple, ast.Set))
@@ -139,11 +144,6 @@ class RankValues(Values):
             case ast.Lt() | ast.GtE(), ast.Constant(0):
                 return False
         return isinstance(right, ast.Constant) and not isinstance(operator, (ast.Is, ast.IsNot))
-
-    def _is_main(self, node: ast.expr) -> bool:
-        """Return whether a flag is true on some ranks only."""
-        is_named = bool(_MAIN.fullmatch(last_name(node)))
-        return is_named or self._every_value("test", node, self._is_test)
 
     def _every_value(self, kind: object, node: ast.AST, holds: Callable[[ast.expr], bool]) -> bool:
         """Return whether all that a name is assigned is of a kind; x = int(x) says nothing."""
@@ -157,9 +157,11 @@ class RankValues(Values):
         finally:
             self._questions.remove(asked)
 
-    def _is_test(self, value: ast.expr) -> bool:
-        if isinstance(value, ast.IfExp):
-            parts = (value.body, value.orelse)
-            flags = [bool(each.value) for each in parts if isinstance(each, ast.Constant)]
-            return sorted(flags) == [False, True] and self.branches(value.test)[0]
-        return not isinstance(value, NAMES) and self.branches(value)[0]
+    def _flag(self, value: ast.expr) -> tuple[bool, bool]:
+        match value:
+            case ast.IfExp(test, ast.Constant(one), ast.Constant(other)):
+                either = self.branches(test) if bool(one) != bool(other) else (False, False)
+                return either if one else either[::-1]
+            case ast.Name() | ast.Attribute():
+                return False, False
+        return self.branches(value)

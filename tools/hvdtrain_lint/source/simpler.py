@@ -1,4 +1,4 @@
-"""Says `match` as `if`, getattr(x, "y") as x.y, and the __init__() that a dataclass implies.
+"""Says `match` as `if`, getattr() as an attribute, map() as a loop, and a dataclass's __init__().
 
 So nothing else has to know of these forms.
 """
@@ -27,7 +27,8 @@ def simplify(module: ast.Module) -> None:
 def _add_init(owner: ast.ClassDef) -> None:
     fields = [ast.unparse(each.target) for each in owner.body if isinstance(each, ast.AnnAssign)]
     has_init = any(getattr(each, "name", "") == "__init__" for each in owner.body)
-    if fields and owner.decorator_list and not owner.bases and not has_init:
+    is_tuple = [ast.unparse(base).split(".")[-1] for base in owner.bases] == ["NamedTuple"]
+    if fields and (is_tuple or (owner.decorator_list and not owner.bases)) and not has_init:
         lines = [f"def __init__(self, {', '.join(fields)}):", *(f" self.{e} = {e}" for e in fields)]
         owner.body += ast.parse("\n".join(lines)).body
         for node in ast.walk(owner.body[-1]):
@@ -39,11 +40,14 @@ def _simpler(node: object) -> object:
         found = _as_if(node.subject, node.cases)
         whole = found[0] if len(found) == 1 else ast.If(ast.Constant(True), found, [])
         return ast.fix_missing_locations(ast.copy_location(whole, node))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
-        name = node.args[1]
-        if node.func.id == "getattr" and isinstance(name, ast.Constant):
-            part = ast.Attribute(node.args[0], str(name.value), ast.Load())
-            return ast.copy_location(part, node)
+    match node:
+        case ast.Call(ast.Name("getattr"), [owner, ast.Constant(name)], []):
+            return ast.copy_location(ast.Attribute(owner, str(name), ast.Load()), node)
+        case ast.Call(ast.Name("map"), [function, values], []):
+            each = ast.comprehension(ast.Name("each", ast.Store()), values, [], 0)
+            made = ast.Call(function, [ast.Name("each", ast.Load())], [])
+            loop = ast.copy_location(ast.GeneratorExp(made, [each]), node)
+            return ast.fix_missing_locations(loop)
     return node
 
 

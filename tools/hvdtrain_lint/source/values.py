@@ -20,8 +20,9 @@ from hvdtrain_lint.source.tree import (
 
 _Given: TypeAlias = tuple[list[ast.expr], dict[str | None, ast.expr]]
 _LONGEST, _DEEPEST, _MOST_VISITS = 3, 30, 100
+_TESTS = (ast.Compare, ast.UnaryOp, ast.BoolOp)
 # What they give is what they are given, what has them, or has the same parts.
-_COPYING = {"copy", "deepcopy", "compile", "float", "int"}
+_COPYING = {"copy", "deepcopy", "compile", "float", "int", "bool", "str"}
 _KEEPING = {
     *("copy", "clone", "detach", "item", "numpy", "cpu", "cuda", "to", "float", "double", "half"),
     *("eval", "train"),
@@ -40,6 +41,7 @@ class Values(Names):
         self._ends: dict[Step, list[Value]] = {}
         self._full: dict[ast.AST, str] = {}
         self._given: dict[ast.Call, _Given] = {}
+        self._packed: dict[ast.Call, tuple[ast.Tuple, ast.Dict]] = {}
         self._partial: set[Step] = set()
         self._is_cut = False
         self._depth = self._visits = 0
@@ -115,6 +117,8 @@ class Values(Names):
         for each in self._functions(call.func):
             if isinstance(each, ast.ClassDef):
                 found += [value for value, _ in self._members(each, "__init__")]
+            elif isinstance(each, ast.Call):
+                found += self._follow(each, ("__call__",))
             else:
                 found.append(each)
         functions = [each for each in found if isinstance(each, FUNCTIONS)]
@@ -229,12 +233,13 @@ class Values(Names):
             else:
                 continue
             self._bound[function, name][step] = None
+        packed, options = self._packed.setdefault(call, (ast.Tuple([]), ast.Dict([], [])))
+        packed.elts, options.values = args, list(named.values())
+        options.keys = [ast.Constant(key) if key else None for key in named]
         if spec.vararg and len(args) > len(names):
-            self._bound[function, spec.vararg.arg][ast.Tuple(args), ((len(names), 0),)] = None
+            self._bound[function, spec.vararg.arg][packed, ((len(names), 0),)] = None
         if spec.kwarg:
-            keys = [ast.Constant(key) if key else None for key in named]
-            given = ast.Dict(keys, list(named.values()))  # type: ignore[arg-type]
-            self._bound[function, spec.kwarg.arg][given, ()] = None
+            self._bound[function, spec.kwarg.arg][options, ()] = None
 
     def _class_of(self, node: ast.expr) -> ast.ClassDef | None:
         """Return the class of the script that a name stands for, if it is one for certain."""
@@ -250,6 +255,12 @@ class Values(Names):
             else:
                 found.append((value, path))
         return found or self._inherited(owner, name, depth)
+
+    def _attribute(self, owner: ast.ClassDef, path: Path) -> list[Step]:
+        """Return what an attribute of a class or an instance is, or what was put into it."""
+        stored = self._stored.get((owner, str(path[0])), ()) if path[1:] else ()
+        picked = [step for part, step in stored if _is_part(part, path[1])]
+        return _inside(self._members(owner, path[0]), path[1:]) + _inside(picked, path[2:])
 
     def _inherited(self, owner: ast.ClassDef, name: Selector, depth: int = 0) -> list[Step]:
         bases = [self._class_of(base) for base in owner.bases if depth < _LONGEST]
@@ -296,7 +307,7 @@ class Values(Names):
             case ast.Name():
                 steps = self._of_name(node, path)
                 if isinstance(first, str) and (around := self._class_around(node)):
-                    steps += _inside(self._members(around, first), rest)
+                    steps += self._attribute(around, path)
             case ast.Attribute(owner, name):
                 steps = [*self._picked(node, path), (owner, (name, *path))]
             case ast.Subscript(owner, ast.Slice()) if path:
@@ -306,7 +317,7 @@ class Values(Names):
             case ast.IfExp(_, one, other):
                 is_flag = isinstance(one, ast.Constant) and isinstance(other, ast.Constant)
                 steps = [] if is_flag else [(one, path), (other, path)]
-            case ast.BoolOp(ast.Or(), values):
+            case ast.BoolOp(ast.Or(), values) if not any(isinstance(v, _TESTS) for v in values):
                 steps = [(each, path) for each in values]
             case ast.NamedExpr(value=value) | ast.Await(value) | ast.Starred(value):
                 steps = [(value, path)]
@@ -325,7 +336,7 @@ class Values(Names):
                     wanted = [v for k, v in pairs if k and first in (Part.ANY, constant(k))]
                     steps += [(value, rest) for value in wanted]
             case ast.ClassDef() if path:
-                steps = _inside(self._members(node, path[0]), rest)
+                steps = self._attribute(node, path)
             case ast.Call():
                 steps = self._of_own(node, path) or self._of_others(node, path)
         return steps or ([(node, rest)] if first is Part.ENTERED else [])
@@ -374,7 +385,7 @@ class Values(Names):
                 entered = [value for value, _ in self._members(each, "__enter__")]
                 steps += [(value, rest) for way in entered for value, _ in self._results[way]]
             elif isinstance(each, ast.ClassDef) and path:
-                steps += _inside(self._members(each, path[0]), rest)
+                steps += self._attribute(each, path)
             elif path and isinstance(each, ast.Name) and each.id == "super":
                 around = self._class_around(each)
                 steps += _inside(self._inherited(around, path[0]), rest) if around else []
@@ -426,7 +437,9 @@ def _elements(elements: list[ast.expr], path: Path) -> list[Step]:
     first, *rest = path
     if isinstance(first, tuple):
         elements = elements[first[0] : len(elements) - first[1]]
-        first, *rest = rest or [""]
+        if not rest:
+            return [(ast.Tuple(elements), ())]
+        first, *rest = rest
     if any(isinstance(each, ast.Starred) for each in elements):
         inner = [(each, (Part.ANY,) if isinstance(each, ast.Starred) else ()) for each in elements]
         return _inside(inner, tuple(rest))
