@@ -19,7 +19,7 @@ from hvdtrain_lint.source.tree import (
 )
 
 _Given: TypeAlias = tuple[list[ast.expr], dict[str | None, ast.expr]]
-_LONGEST, _DEEPEST, _MOST_VISITS = 3, 30, 100
+_LONGEST, _DEEPEST, _MOST_VISITS, _MOST_BASES = 3, 30, 100, 10
 _TESTS = (ast.Compare, ast.UnaryOp, ast.BoolOp)
 # What they give is what they are given, what has them, or has the same parts.
 _COPYING = {"copy", "deepcopy", "compile", "float", "int", "bool", "str"}
@@ -263,7 +263,7 @@ class Values(Names):
         return _inside(self._members(owner, path[0]), path[1:]) + _inside(picked, path[2:])
 
     def _inherited(self, owner: ast.ClassDef, name: Selector, depth: int = 0) -> list[Step]:
-        bases = [self._class_of(base) for base in owner.bases if depth < _LONGEST]
+        bases = [self._class_of(base) for base in owner.bases if depth < _MOST_BASES]
         return [step for base in bases if base for step in self._members(base, name, depth + 1)]
 
     # Where values come from.
