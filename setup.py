@@ -101,6 +101,7 @@ setup(
             *("torch/*.cpp", "tensorflow/*.cpp"),
         ],
         "hvdtrain_bench": ["compare/*.html", "compare/*.css"],
+        "hvdtrain_lint": ["rules/*.md"],
         "hvdtrain_report": ["assets/*"],
     },
     python_requires=">=3.11",

@@ -7,12 +7,17 @@ import re
 import tokenize
 from pathlib import Path
 
-# Imported because their functions add themselves to the rules.
-from hvdtrain_lint.rules import communication, outcomes, samples, training  # noqa: F401
-from hvdtrain_lint.rules.rule import FINDERS, Finding
+from hvdtrain_lint.rules import communication, outcomes, samples, training
+from hvdtrain_lint.rules.rule import RULES, Finding
 from hvdtrain_lint.source.script import parse_script, too_deep
 
-RULES = sorted(FINDERS, key=lambda rule: rule.code)
+# What finds a rule has its code as a name.
+FINDERS = {
+    RULES[name.upper()]: find
+    for module in (communication, outcomes, samples, training)
+    for name, find in vars(module).items()
+    if name.upper() in RULES
+}
 _IGNORE = re.compile(r"#\s*hvdtrain:\s*ignore(?:\[([^\]]*)\]|\s+((?:HVD\d+[,\s]*)+))?")
 
 

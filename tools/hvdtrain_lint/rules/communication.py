@@ -6,7 +6,7 @@ import ast
 import re
 from itertools import pairwise
 
-from hvdtrain_lint.rules.rule import Places, rule
+from hvdtrain_lint.rules.rule import Places
 from hvdtrain_lint.source.collective import collective, leads_to
 from hvdtrain_lint.source.guards import Branch
 from hvdtrain_lint.source.names import HVD
@@ -32,11 +32,6 @@ _OTHER_PARALLELISM = ("torch.distributed.rpc", "torch.distributed.pipelining", "
 _BARRIERS = {"barrier", "wait_for_everyone", "monitored_barrier"}
 
 
-@rule(
-    "a collective operation under a condition on the rank",
-    "the others never call it, so it waits forever",
-    "call it on all ranks, and put only what one rank does with the result under the condition",
-)
 def hvd101(script: Script) -> Places:
     for call, branch in script.on_some(script.calls):
         made = leads_to(script, call, collective)
@@ -58,11 +53,6 @@ def _on_some(call: ast.Call, made: ast.Call, branch: Branch) -> str:
     return f"{what} runs on some ranks only (condition in line {branch.line})"
 
 
-@rule(
-    "a callback or hook that communicates, under a condition on the rank",
-    "it waits for the ranks that do not have it",
-    "give it to all ranks; only callbacks that write belong under the condition",
-)
 def hvd106(script: Script) -> Places:
     for call, branch in script.on_some(script.named(*_CALLBACKS)):
         if script.full(call).startswith(HVD):
@@ -70,11 +60,6 @@ def hvd106(script: Script) -> Places:
             yield call, f"{what} (condition in line {branch.line})"
 
 
-@rule(
-    "a collective operation after some ranks have returned",
-    "the ranks that reach it wait forever",
-    "let all ranks reach it, and put what one rank does alone under a condition",
-)
 def hvd102(script: Script) -> Places:
     for call in script.calls:
         if not collective(script, call) or script.sure(call) or not (left := script.exits(call)):
@@ -86,11 +71,6 @@ def hvd102(script: Script) -> Places:
             yield call, what
 
 
-@rule(
-    "the state of a sharded model or optimizer under a condition on the rank",
-    "it waits for the parts of the others",
-    "call it on all ranks, and let one rank write the result",
-)
 def hvd103(script: Script) -> Places:
     for call, _ in script.on_some(script.calls):
         if _is_gathered_state(script, call):
@@ -111,11 +91,6 @@ def _is_gathered_state(script: Script, call: ast.Call) -> bool:
     return any(script.option(each, "sharded") is True for each in wrappers)
 
 
-@rule(
-    "an optimizer or a scheduler that steps on some ranks only",
-    "learning rates or weights differ between ranks from then on",
-    "take it out of the condition: every rank takes every step",
-)
 def hvd104(script: Script) -> Places:
     if script.imports(*_OTHER_PARALLELISM) or script.joins:
         return
@@ -136,11 +111,6 @@ def _steps(script: Script, call: ast.Call) -> bool:
     return by_maker if any(made) else bool(_STEPPED.search(last_name(owner)))
 
 
-@rule(
-    "barriers around nothing",
-    "no rank does anything between them",
-    "leave one of them out",
-)
 def hvd601(script: Script) -> Places:
     for block in (block for holder in script.nodes for block in blocks(holder)):
         for pair in pairwise(block):

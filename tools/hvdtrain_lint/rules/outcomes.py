@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable
 
-from hvdtrain_lint.rules.rule import Places, rule
+from hvdtrain_lint.rules.rule import Places
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
@@ -42,11 +42,6 @@ _OWN_LINE = re.compile(r"rank|gpu|worker|host|pid|device|process|node", re.IGNOR
 _OWN_TEXT = re.compile(r"rank|gpu|worker|process|node", re.IGNORECASE)
 
 
-@rule(
-    "an average that is divided by the number of ranks again",
-    "the result is too small by that factor",
-    "leave the division out, or use allreduce(..., op=Sum)",
-)
 def hvd204(script: Script) -> Places:
     for node in _quotients(script.nodes):
         if script.is_size(node.right) and all(
@@ -63,11 +58,6 @@ def _averages(script: Script, node: ast.AST) -> bool:
     return len(args) <= 1 and named.keys() <= {"name", "op", "tensor"} and is_average
 
 
-@rule(
-    "an average over ranks of averages over unequal shares",
-    "that is not the average over samples, because shares differ by one sample",
-    "add up sums and counts over the ranks (op=Sum), then divide",
-)
 def hvd209(script: Script) -> Places:
     for call in (call for call in script.calls if _averages(script, call)):
         averaged = script.origins(script.keyword(call, "tensor", 0))
@@ -87,11 +77,6 @@ def _measured(node: ast.expr) -> ast.expr | None:
     return next(iter(node.args), None) if is_length else None  # type: ignore[attr-defined]
 
 
-@rule(
-    "a sum over ranks that have all evaluated all samples",
-    "the result is size() times too large",
-    "give each rank its own samples, or do not add up",
-)
 def hvd210(script: Script) -> Places:
     if script.is_managed:
         return
@@ -124,11 +109,6 @@ def _is_whole_set(script: Script, node: ast.expr) -> bool:
     )
 
 
-@rule(
-    "the result of an operation that is thrown away",
-    "what follows uses the value of its own rank",
-    "assign the result, or use the operation in place, such as allreduce_()",
-)
 def hvd208(script: Script) -> Places:
     for call in script.calls:
         if script.full(call) not in _NOT_IN_PLACE or not isinstance(script.parent(call), ast.Expr):
@@ -143,11 +123,6 @@ def hvd208(script: Script) -> Places:
             yield call, f"{last_name(call)}() returns its result and leaves {path} as it was"
 
 
-@rule(
-    "a file that all ranks write",
-    "ranks overwrite one another's file at the same moment, and may leave it broken",
-    "write it under `if rank() == 0:`, or put the rank into its name",
-)
 def hvd401(script: Script) -> Places:
     for call in script.everywhere(call for call in script.calls if _writes(script, call)):
         if not _has_own_path(script, call):
@@ -174,11 +149,6 @@ def _has_own_path(script: Script, call: ast.Call) -> bool:
     return own or script.mentions_rank(*script.arguments(call))
 
 
-@rule(
-    "a Keras callback that writes, on all ranks",
-    "ranks overwrite one another's files",
-    "add it to the callbacks on rank 0 only, or wrap it in hvdtrain.keras's callbacks.RankZero",
-)
 def hvd402(script: Script) -> Places:
     for call in script.everywhere(script.named(*_KERAS_CALLBACKS)) if script.uses_hvd_keras else ():
         if not _has_own_path(script, call) and not _is_for_one(script, call):
@@ -197,11 +167,6 @@ def _is_for_one(script: Script, call: ast.Call) -> bool:
     return is_for_one(call) or (bool(uses) and all(map(is_for_one, uses)))
 
 
-@rule(
-    "a tracker or a writer of events on all ranks",
-    "every value is recorded once for each rank",
-    "do it under `if rank() == 0:`, with values that all ranks have averaged before",
-)
 def hvd403(script: Script) -> Places:
     seen: set[str] = set()
     adds = any(script.everywhere(script.named(*_ADDS)))
@@ -215,11 +180,6 @@ def hvd403(script: Script) -> Places:
             yield call, f"{written(call)} runs on all ranks"
 
 
-@rule(
-    "print() on all ranks in a loop",
-    "every line appears once for each rank",
-    "print on rank 0 only, or begin the line with the rank",
-)
 def hvd404(script: Script) -> Places:
     # print may be another function here, as where only rank 0's is left.
     if script.assigns("print", "stdout"):
@@ -236,11 +196,6 @@ def hvd404(script: Script) -> Places:
             yield call, "print() in a loop runs on all ranks"
 
 
-@rule(
-    "a progress bar on all ranks",
-    "the bars of all ranks overwrite one another",
-    "tqdm(..., disable=rank() != 0); in Keras verbose=1 if hvd.rank() == 0 else 0",
-)
 def hvd405(script: Script) -> Places:
     for call in script.everywhere(script.named("tqdm", "trange")):
         named = script.given(call)[1]

@@ -1,13 +1,12 @@
-"""What a rule is, and what it finds."""
+"""What a rule is, and what it finds. The texts of all rules are in rules.md."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TypeAlias
-
-from hvdtrain_lint.source.script import Script
 
 
 @dataclass(frozen=True, order=True)
@@ -40,16 +39,8 @@ class Rule:
 
 # The places that break a rule, and what is wrong there.
 Places: TypeAlias = Iterator[tuple[ast.expr | ast.stmt, str]]
-_Find: TypeAlias = Callable[[Script], Places]
 
-FINDERS: dict[Rule, _Find] = {}
-
-
-def rule(title: str, reason: str, mend: str) -> Callable[[_Find], _Find]:
-    """Add the function that finds a mistake, and has its code as a name, to the rules."""
-
-    def add(find: _Find) -> _Find:
-        FINDERS[Rule(find.__name__.upper(), title, reason, mend)] = find
-        return find
-
-    return add
+TABLE = files(__package__).joinpath("rules.md").read_text("utf-8")
+_ROWS = (line.strip("| ").split(" | ") for line in TABLE.splitlines())
+# By their codes, in which those of `lint --run` begin with a 9.
+RULES = {row[0]: Rule(*row) for row in _ROWS if row[0].startswith("HVD")}

@@ -6,7 +6,7 @@ import ast
 import re
 from itertools import islice
 
-from hvdtrain_lint.rules.rule import Places, rule
+from hvdtrain_lint.rules.rule import Places
 from hvdtrain_lint.source.collective import averages_by_hvd, collective
 from hvdtrain_lint.source.data import (
     WRAPPERS,
@@ -47,11 +47,6 @@ _MONITORING = ("ReduceLROnPlateau", "EarlyStopping")
 _OWN_METRICS = {"loss", "accuracy", "acc"}
 
 
-@rule(
-    "a sampler for ranks without set_epoch() in a script with epochs",
-    "each epoch has the samples in the same order, and in the same batches",
-    "call sampler.set_epoch(epoch) at the start of every epoch",
-)
 def hvd201(script: Script) -> Places:
     if "set_epoch" in script.words or script.is_managed:
         return
@@ -62,11 +57,6 @@ def hvd201(script: Script) -> Places:
             yield call, f"the script repeats epochs and never calls set_epoch() of {name}"
 
 
-@rule(
-    "a loop with collective operations that may be longer on some ranks",
-    "some ranks take one step more than others, and wait in it forever",
-    "give all ranks equally many (cut the rest off, or repeat and count steps), or use join()",
-)
 def hvd105(script: Script) -> Places:
     if script.words & _JOINING:
         return
@@ -110,11 +100,6 @@ def equal_seeds(script: Script) -> list[ast.Call]:
     return [call for call in seeds if not script.mentions_rank(*call.args)]
 
 
-@rule(
-    "the same seed and the same data on all ranks",
-    "all ranks train on the same batches, and more ranks learn nothing more",
-    "divide the data (DistributedSampler, GlobalBatchSampler), or seed with the rank",
-)
 def hvd206(script: Script) -> Places:
     wraps = averages_by_hvd(script) or script.named("DistributedDataParallel")
     seeds = [call for call in script.calls if script.full(call) in _SEEDS_TORCH]
@@ -135,12 +120,6 @@ def hvd206(script: Script) -> Places:
             yield call, f"all ranks have one seed (line {line}) and the whole data set here"
 
 
-@rule(
-    "a random division of the data without a seed",
-    "each rank divides differently, and trains on what others test with",
-    "give it the same seed on all ranks: generator=torch.Generator().manual_seed(0), or "
-    "random_state=0",
-)
 def hvd207(script: Script) -> Places:
     if equal_seeds(script):
         return
@@ -152,11 +131,6 @@ def hvd207(script: Script) -> Places:
             yield call, f"{name}() has no seed"
 
 
-@rule(
-    "a data set that all ranks download",
-    "a rank may read files that another one is still writing",
-    "let local_rank() 0 download it first, then barrier(), or put the rank into the path",
-)
 def hvd406(script: Script) -> Places:
     downloads = [call for call in script.calls if _downloads(script, call)]
     # A barrier or a download of one rank lets it come before the others.
@@ -174,12 +148,6 @@ def _downloads(script: Script, call: ast.Call) -> bool:
     return bool(of_keras) or asked
 
 
-@rule(
-    "evaluation with DistributedSampler, which pads",
-    "the metric is exact only if the ranks divide their number",
-    "give rank r the samples r, r + size(), ... (hvdtrain.data.EvaluationSampler), and add up "
-    "sums and counts over the ranks",
-)
 def hvd202(script: Script) -> Places:
     # Results may be cut, as in results[: len(dataset)].
     ends = [node.upper for node in script.nodes if isinstance(node, ast.Slice) and node.upper]
@@ -191,11 +159,6 @@ def hvd202(script: Script) -> Places:
             yield call, "DistributedSampler repeats some of the samples for evaluation"
 
 
-@rule(
-    "metrics of one rank's share shown as those of all samples",
-    "what is shown is the metric of a part of the samples",
-    "add up sums and counts over the ranks (allreduce with op=Sum, or all_reduce), then divide",
-)
 def hvd203(script: Script) -> Places:
     words = script.words - {"DistributedSampler"}
     if script.is_managed or any(map(_TOGETHER.search, words)):
@@ -208,11 +171,6 @@ def hvd203(script: Script) -> Places:
                 yield call, f"{what} rank shows its own (line {shown.lineno})"
 
 
-@rule(
-    "a Keras callback that decides by the metric of its own rank",
-    "ranks change the rate, or stop, at different times",
-    "put MetricAverageCallback before it in the list of callbacks",
-)
 def hvd205(script: Script) -> Places:
     if not script.uses_hvd_keras:
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from math import nan
 
-from hvdtrain_lint.rules.rule import Places, rule
+from hvdtrain_lint.rules.rule import Places
 from hvdtrain_lint.rules.samples import equal_seeds
 from hvdtrain_lint.source.data import train_batch_sizes
 from hvdtrain_lint.source.names import HVD
@@ -50,11 +50,6 @@ _NOT_EXCHANGING = {
 }
 
 
-@rule(
-    "a scaled learning rate with a batch that does not grow",
-    "all ranks together have the batch of one rank, for which the rate is too high",
-    "scale the rate by size(), or divide the batch by it, not both",
-)
 def hvd301(script: Script) -> Places:
     if {_size_factors(script, size) for size in train_batch_sizes(script)} == {-1}:
         for call, rate in _rates(script):
@@ -63,22 +58,12 @@ def hvd301(script: Script) -> Places:
                 yield call, f"{what}, while the batch is divided by it"
 
 
-@rule(
-    "a learning rate that is scaled twice",
-    "it grows with the square of the number of ranks",
-    "multiply it by size() in one place",
-)
 def hvd302(script: Script) -> Places:
     for call, rate in _rates(script):
         if _size_factors(script, rate) > 1:
             yield call, "the rate is multiplied by the number of ranks twice"
 
 
-@rule(
-    "a warm-up to a learning rate that is not scaled",
-    "training ends up with the rate of one rank",
-    "give the scaled rate: initial_lr=rate * hvd.size()",
-)
 def hvd303(script: Script) -> Places:
     for call in script.named("LearningRateWarmupCallback"):
         rate = script.keyword(call, "initial_lr")
@@ -88,11 +73,6 @@ def hvd303(script: Script) -> Places:
             yield call, "the warm-up begins at initial_lr / size() and ends at initial_lr"
 
 
-@rule(
-    "the batch of all ranks given to each rank",
-    "it is size() times as large as its name, or its help, says",
-    "divide it by the number of ranks",
-)
 def hvd304(script: Script) -> Places:
     if not (script.uses_hvd or script.named("DistributedDataParallel")):
         return
@@ -163,11 +143,6 @@ def _size_factors(script: Script, node: ast.expr, depth: int = 0) -> float:
     return found if is_known and firsts <= 1 else nan
 
 
-@rule(
-    "torch.cuda.device_count() taken for the number of ranks",
-    "that is not the number of ranks on several nodes, or where a rank sees one GPU",
-    "use size() or get_world_size()",
-)
 def hvd305(script: Script) -> Places:
     if script.starts_processes or "DataParallel" in script.words:
         return
@@ -205,22 +180,11 @@ def _scaled(script: Script, node: ast.BinOp) -> str:
     return "rate" if is_rate and isinstance(node.op, ast.Mult) else ""
 
 
-@rule(
-    "no broadcast of the weights at the start",
-    "every rank starts from weights of its own, and they stay different",
-    "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
-    "broadcast_optimizer_state(); in TensorFlow broadcast_variables()",
-)
 def hvd501(script: Script) -> Places:
     if script.frameworks != {"keras"}:
         yield from _unequal_start(script)
 
 
-@rule(
-    "Keras without BroadcastGlobalVariablesCallback",
-    "every rank starts from weights of its own, and they stay different",
-    "add hvd.callbacks.BroadcastGlobalVariablesCallback(0) to the callbacks of all ranks",
-)
 def hvd502(script: Script) -> Places:
     if script.frameworks == {"keras"} and script.named("fit"):
         yield from _unequal_start(script)
@@ -234,11 +198,6 @@ def _unequal_start(script: Script) -> Places:
         yield call, "the script broadcasts nothing"
 
 
-@rule(
-    "weights that one rank loads after the broadcast",
-    "ranks continue with different weights",
-    "load first, then broadcast",
-)
 def hvd503(script: Script) -> Places:
     sent = script.named("broadcast_parameters")
     for call in script.named("load_state_dict") if sent else ():
@@ -249,11 +208,6 @@ def hvd503(script: Script) -> Places:
             yield call, f"some ranks load weights that were broadcast before, in line {line}"
 
 
-@rule(
-    "an optimizer that is not wrapped, under Horovod's interface",
-    "nothing averages gradients, so every rank trains a model of its own",
-    "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=...)",
-)
 def hvd504(script: Script) -> Places:
     if not script.uses_hvd or script.named(*_WRAPPERS) or script.has_trainer:
         return
@@ -261,11 +215,6 @@ def hvd504(script: Script) -> Places:
         yield from _own_step(script, "the optimizer is not wrapped")
 
 
-@rule(
-    "a model that is not wrapped, under torch.distributed",
-    "nothing averages gradients, so every rank trains a model of its own",
-    "model = DistributedDataParallel(model), or hvdtrain.torch's DistributedOptimizer",
-)
 def hvd505(script: Script) -> Places:
     if script.uses_hvd or script.is_managed or not script.named("init_process_group"):
         return

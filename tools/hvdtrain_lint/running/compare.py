@@ -7,33 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from hvdtrain_lint.rules.rule import Finding, Rule
+from hvdtrain_lint.rules.rule import RULES, Finding, Rule
 
-_WEIGHTS = Rule(
-    "HVD901",
-    "weights that differ between ranks after a step",
-    "each rank trains a model of its own",
-    "broadcast weights and optimizer state at the start, wrap the optimizer, and step on all ranks",
-)
-_SAMPLES = Rule(
-    "HVD902",
-    "the same samples on all ranks",
-    "more ranks learn nothing more",
-    "divide the data among the ranks, or seed with the rank",
-)
-_OPERATIONS = Rule(
-    "HVD903",
-    "different operations on different ranks",
-    "ranks wait for one another forever, or mix up results",
-    "call the same operations in the same order on all ranks",
-)
-_RATES = Rule(
-    "HVD904",
-    "learning rates that differ between ranks",
-    "ranks take different steps",
-    "step the scheduler on all ranks, with values that all ranks have averaged",
-)
-RUN_RULES = (_WEIGHTS, _SAMPLES, _OPERATIONS, _RATES)
+_WEIGHTS, _SAMPLES, _OPERATIONS, _RATES = (RULES[f"HVD90{number}"] for number in range(1, 5))
 
 
 class Fact(NamedTuple):
