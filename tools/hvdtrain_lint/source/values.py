@@ -217,26 +217,18 @@ class Values(Names):
         implied = {"cls"} if owner is not None and self._class_of(owner) else {"cls", "self"}
         if isinstance(self.frame(function), ast.ClassDef) and implied & {*names[:1]}:
             names = names[1:]
-        stars = [index for index, each in enumerate(args) if isinstance(each, ast.Starred)]
-        star = min(stars, default=len(args))
-        for index, name in enumerate([*names, *others]):
-            if name in named:
-                step: Step = named[name], ()
-            elif index < min(star, len(names)):
-                step = args[index], ()
-            elif index < len(names) and stars:
-                step = args[star], (index - star,)
-            elif None in named:
-                step = named[None], (name,)
-            elif name in defaults:
-                step = defaults[name], ()
-            else:
-                continue
-            self._bound[function, name][step] = None
         packed, options = self._packed.setdefault(call, (ast.Tuple([]), ast.Dict([], [])))
         packed.elts, options.values = args, list(named.values())
         options.keys = [ast.Constant(key) if key else None for key in named]
-        if spec.vararg and len(args) > len(names):
+        is_open = any(isinstance(each, ast.Starred) for each in args)
+        for index, name in enumerate([*names, *others]):
+            steps: list[Step] = [(options, (name,))] if {name, None} & named.keys() else []
+            if index < (len(names) if is_open else min(len(args), len(names))):
+                steps.append((packed, (index,)))
+            if not steps and name in defaults:
+                steps = [(defaults[name], ())]
+            self._bound[function, name].update(dict.fromkeys(steps))
+        if spec.vararg:
             self._bound[function, spec.vararg.arg][packed, ((len(names), 0),)] = None
         if spec.kwarg:
             self._bound[function, spec.kwarg.arg][options, ()] = None
@@ -434,18 +426,19 @@ def _inside(steps: Iterable[Step], path: Path) -> list[Step]:
 
 def _elements(elements: list[ast.expr], path: Path) -> list[Step]:
     """Return the elements of a list or tuple that a path leads to."""
-    first, *rest = path
-    if isinstance(first, tuple):
-        elements = elements[first[0] : len(elements) - first[1]]
-        if not rest:
-            return [(ast.Tuple(elements), ())]
-        first, *rest = rest
-    if any(isinstance(each, ast.Starred) for each in elements):
-        inner = [(each, (Part.ANY,) if isinstance(each, ast.Starred) else ()) for each in elements]
-        return _inside(inner, tuple(rest))
-    if isinstance(first, int):
-        elements = elements[first:][:1]
-    return [(each, tuple(rest)) for each in elements] if isinstance(first, (int, Part)) else []
+    first, rest = path[0], path[1:]
+    stars = [index for index, each in enumerate(elements) if isinstance(each, ast.Starred)]
+    match first:
+        case (start, end):
+            part = ast.Tuple(elements[start : len(elements) - end])
+            return _elements(part.elts, rest) if rest else [(part, ())]
+        case int() if stars and first >= stars[0]:
+            return [(elements[stars[0]], (first - stars[0], *rest))]
+        case int():
+            return [(each, rest) for each in elements[first:][:1]]
+        case Part():
+            return [(e, path if isinstance(e, ast.Starred) else rest) for e in elements]
+    return []
 
 
 def _is_part(part: Selector, wanted: Selector) -> bool:
