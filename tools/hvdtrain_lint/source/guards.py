@@ -68,18 +68,11 @@ class Guards(RankValues):
         """Return functions and what they call, directly or not."""
         return _reached(scopes, lambda scope: self._called[scope])
 
-    def repeats(
-        self,
-        node: ast.AST,
-        counts: Callable[[ast.For | ast.While], bool],
-        seen: frozenset[Scope] = frozenset(),
-    ) -> bool:
+    def repeats(self, node: ast.AST, counts: Callable[[ast.For | ast.While], bool]) -> bool:
         """Return whether a node runs several times, in a loop or where its function is called."""
-        if any(counts(loop) for loop in self.loops(node)):
-            return True
-        scope = self.scope(node)
-        sites = [] if scope in seen else self._sites[scope]
-        return any(self.repeats(site, counts, seen | {scope}) for site in sites)
+        callers = _reached([self.scope(node)], lambda each: map(self.scope, self._sites[each]))
+        sites = [node, *(site for caller in callers for site in self._sites[caller])]
+        return any(counts(loop) for each in sites for loop in self.loops(each))
 
     def sure(self, node: ast.AST) -> Branch | None:
         """Return the innermost condition around a node with which surely only some ranks run it."""

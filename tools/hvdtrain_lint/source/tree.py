@@ -14,10 +14,9 @@ Scope: TypeAlias = ast.Module | Function
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 FUNCTIONS = (*DEFINITIONS, ast.Lambda)
 SCOPES = (*FUNCTIONS, ast.Module)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 NAMES = (ast.Name, ast.Attribute)
 # They have names of their own.
-_FRAMES = (*SCOPES, ast.ClassDef, *COMPREHENSIONS)
+_FRAMES = (*SCOPES, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class Tree:
