@@ -133,7 +133,7 @@ def last_name(node: ast.AST) -> str:
 
 def written(call: ast.Call) -> str:
     """Return how a call is written, without its arguments."""
-    return f"{path_of(call.func) or last_name(call)}()"
+    return f"{path_of(call.func) or last_name(call) or ast.unparse(call.func)}()"
 
 
 def constant(node: ast.AST | None) -> object:
