@@ -152,7 +152,7 @@ def _has_own_path(script: Script, call: ast.Call) -> bool:
 def hvd402(script: Script) -> Places:
     for call in script.everywhere(script.named(*_KERAS_CALLBACKS)) if script.uses_hvd_keras else ():
         if not _has_own_path(script, call) and not _is_for_one(script, call):
-            yield call, f"{last_name(call)} is a callback of all ranks"
+            yield call, f"{script.last(call)} is a callback of all ranks"
 
 
 def _is_for_one(script: Script, call: ast.Call) -> bool:

@@ -179,7 +179,7 @@ def hvd205(script: Script) -> Places:
     for call in script.named(*_MONITORING):
         late = any(_is_before_averages(script, call, each) for each in lists)
         if late or (absent and script.option(call, "monitor", 0) in _OWN_METRICS):
-            yield call, f"{last_name(call)} sees the metric of its own rank"
+            yield call, f"{script.last(call)} sees the metric of its own rank"
 
 
 def _is_before_averages(script: Script, call: ast.Call, callbacks: list[ast.expr]) -> bool:
