@@ -11,12 +11,7 @@ from hvdtrain_lint.source.collective import collective, leads_to
 from hvdtrain_lint.source.guards import Branch
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import (
-    blocks,
-    calls_in,
-    last_name,
-    written,
-)
+from hvdtrain_lint.source.tree import blocks, calls_in, last_name, written
 
 _CALLBACKS = (
     *("BroadcastGlobalVariablesCallback", "BroadcastGlobalVariablesHook", "MetricAverageCallback"),
@@ -26,8 +21,8 @@ _STATES = re.compile(r"((full_|sharded_)?optim_)?state_dict")
 _CHECKPOINT = re.compile(
     r"torch\.distributed\.checkpoint\..*\b(save(_state_dict)?|get_((model|optimizer)_)?state_dict)"
 )
-_STEPPED = re.compile(r"optim|^opt$|sched", re.IGNORECASE)
-_MAKERS = re.compile(r"^torch\.optim\.|^hvd\.Distributed\w*Optimizer$|optimi[sz]er|scheduler", re.I)
+_STEPPED = re.compile(r"(?i)optim|^opt$|sched")
+_MAKERS = re.compile(r"(?i)^torch\.optim\.|^hvd\.Distributed\w*Optimizer$|optimi[sz]er|scheduler")
 _OTHER_PARALLELISM = ("torch.distributed.rpc", "torch.distributed.pipelining", "deepspeed")
 _BARRIERS = {"barrier", "wait_for_everyone", "monitored_barrier"}
 

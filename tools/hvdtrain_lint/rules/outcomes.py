@@ -10,14 +10,7 @@ from hvdtrain_lint.rules.rule import Places
 from hvdtrain_lint.source.data import evaluates, has_sampler, is_every_nth
 from hvdtrain_lint.source.names import HVD
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import (
-    Scope,
-    constant,
-    last_name,
-    path_of,
-    words_in,
-    written,
-)
+from hvdtrain_lint.source.tree import Scope, constant, last_name, path_of, words_in, written
 
 _NOT_IN_PLACE = {f"{HVD}.allreduce", f"{HVD}.broadcast", f"{HVD}.allgather"}
 _AVERAGE = ast.Name("Average")
@@ -35,11 +28,9 @@ _TRACKING = {
 _WRITER = "SummaryWriter"
 _ADDS = ("add_scalar", "add_scalars", "add_image", "add_histogram", "add_text")
 # Paths of one process, or of none.
-_OWN_PATH = re.compile(
-    r"rank|worker|proc|host|pid|tmp|temp|bytesio|stringio|devnull", re.IGNORECASE
-)
-_OWN_LINE = re.compile(r"rank|gpu|worker|host|pid|device|process|node", re.IGNORECASE)
-_OWN_TEXT = re.compile(r"rank|gpu|worker|process|node", re.IGNORECASE)
+_OWN_PATH = re.compile(r"(?i)rank|worker|proc|host|pid|tmp|temp|bytesio|stringio|devnull")
+_OWN_LINE = re.compile(r"(?i)rank|gpu|worker|host|pid|device|process|node")
+_OWN_TEXT = re.compile(r"(?i)rank|gpu|worker|process|node")
 
 
 def hvd204(script: Script) -> Places:

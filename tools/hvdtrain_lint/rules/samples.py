@@ -18,31 +18,24 @@ from hvdtrain_lint.source.data import (
     reads,
 )
 from hvdtrain_lint.source.script import Script
-from hvdtrain_lint.source.tree import (
-    calls_in,
-    last_name,
-    words_in,
-    written,
-)
+from hvdtrain_lint.source.tree import calls_in, last_name, words_in, written
 
 _SAMPLERS = ("DistributedSampler", "GlobalBatchSampler", "ElasticSampler")
 # These make loops of different lengths end together, or make them equal.
 _JOINING = {"join", "Join", "joinable"}
 _EQUALIZING = {"repeat", "take", "cycle"}
-_SEEDING = re.compile(r"seed", re.IGNORECASE)
+_SEEDING = re.compile(r"(?i)seed")
 _SEEDS_TORCH = ("torch.manual_seed", "torch.random.manual_seed")
-_DIVIDED = re.compile(r"shard|split|subset|partition|sampl|chunk|stream|iter|rank", re.IGNORECASE)
+_DIVIDED = re.compile(r"(?i)shard|split|subset|partition|sampl|chunk|stream|iter|rank")
 _TURNS = re.compile(r"(?i:download)|^(barrier|wait_for_everyone)$")
 _KERAS_SETS = re.compile(
     r"(^|\.)((fashion_)?mnist|cifar100?|imdb|reuters|(boston|california)_housing)\.load_data$"
 )
 _PADDING = "DistributedSampler"
 # Names of what brings the results of ranks together, here or in another file.
-_TOGETHER = re.compile(
-    r"reduc|gather|averag|sync|metric|(?<!para)meter|collect|aggregat", re.IGNORECASE
-)
+_TOGETHER = re.compile(r"(?i)reduc|gather|averag|sync|metric|(?<!para)meter|collect|aggregat")
 # COCO's evaluators take every image once, by its number.
-_BY_SAMPLE = re.compile(r"coco_?eval", re.IGNORECASE)
+_BY_SAMPLE = re.compile(r"(?i)coco_?eval")
 _MONITORING = ("ReduceLROnPlateau", "EarlyStopping")
 _OWN_METRICS = {"loss", "accuracy", "acc"}
 

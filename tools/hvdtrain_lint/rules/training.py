@@ -20,13 +20,12 @@ _OPTIMIZERS = {
     *("RAdam", "Lion", "LBFGS", "Ftrl", "Rprop", "Adafactor", "LAMB", "LARS"),
 }
 _TF1_OPTIMIZER = re.compile(r"^(?!Distributed)\w+Optimizer$")
-_TOTAL = re.compile(r"(global|total)_?(train_?)?batch", re.IGNORECASE)
+_TOTAL = re.compile(r"(?i)(global|total)_?(train_?)?batch")
 _TOTAL_HELP = re.compile(
-    r"\b(total|global|overall)\b.{0,24}\bbatch|batch.{0,24}\b(over|across|of|on|for) all\b"
-    r"|\b(over|across) all (ranks|gpus|workers|processes|devices)",
-    re.IGNORECASE,
+    r"(?i)\b(total|global|overall)\b.{0,24}\bbatch|batch.{0,24}\b(over|across|of|on|for) all\b"
+    r"|\b(over|across) all (ranks|gpus|workers|processes|devices)"
 )
-_EACH_HELP = re.compile(r"\b(per|each|every|single)\b", re.IGNORECASE)
+_EACH_HELP = re.compile(r"(?i)\b(per|each|every|single)\b")
 # A rate that passes through these stays a rate.
 _PASSING = {"int", "float", "round", "max", "abs"}
 _SIGNS: dict[type[ast.operator], int] = {ast.Mult: 1, ast.Div: -1, ast.FloorDiv: -1}
@@ -36,14 +35,12 @@ _COUNTS = ("world_size", "num_replicas")
 _WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape")
 # With these all ranks may read the same weights, or the library takes care of it.
 _EQUAL_ANYWAY = re.compile(
-    r"broadcast|bcast|elastic|load_state_dict|load_model|load_weights|from_pretrained|pretrained|sync"
-    r"|restore|resume|^weights$",
-    re.IGNORECASE,
+    r"(?i)broadcast|bcast|elastic|load_state_dict|load_model|load_weights|from_pretrained|pretrained|sync"
+    r"|restore|resume|^weights$"
 )
 _EXCHANGING = re.compile(
-    r"Distributed(?!Sampler$|$)|FSDP|DDP|shard|reduce|gather|broadcast|scatter|send|recv|rpc|pipe"
-    r"|parallel|deepspeed|mesh|replicate|average|join|horovod|hvd|elastic|apex",
-    re.IGNORECASE,
+    r"(?i)Distributed(?!Sampler$|$)|FSDP|DDP|shard|reduce|gather|broadcast|scatter|send|recv|rpc|pipe"
+    r"|parallel|deepspeed|mesh|replicate|average|join|horovod|hvd|elastic|apex"
 )
 _NOT_EXCHANGING = {
     *("distributed", "DistributedSampler", "init_process_group", "destroy_process_group"),

@@ -12,9 +12,8 @@ from hvdtrain_lint.source.script import Script
 from hvdtrain_lint.source.tree import NAMES, calls_in, last_name
 
 _EVALUATION = re.compile(
-    r"(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
-    r"|(testset|valset|testloader|valloader|testdata|testsampler)",
-    re.IGNORECASE,
+    r"(?i)(^|_)(test|tests|testing|val|valid|validation|eval|evaluation|dev)(_|$|set|data|ds|loader)"
+    r"|(testset|valset|testloader|valloader|testdata|testsampler)"
 )
 # They read data for another, in the same steps or in others.
 WRAPPERS = {"enumerate", "tqdm", "zip", "iter", "list"}

@@ -18,7 +18,7 @@ _STARTERS = {"spawn", "start_processes", "TorchDistributor", "notebook_launcher"
 _STARTING_MODULES = ("hvdtrain", "horovod", "horovod.spark", "horovod.ray", "hvdtrain.spark")
 # Contexts and decorators that let one process in after the other, rank 0 first, or one only.
 _ALONE = re.compile(
-    r"lock|first|main_process|main_rank|rank_zero|master_only|is_master|only_on", re.IGNORECASE
+    r"(?i)lock|first|main_process|main_rank|rank_zero|master_only|is_master|only_on"
 )
 
 

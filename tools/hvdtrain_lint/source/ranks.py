@@ -32,9 +32,8 @@ _MIRRORED = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
 _MAIN = re.compile(r"is_((local_)?main|last)_process|is_(global_zero|rank_zero|rank_0|chief)")
 # Words of conditions that may well say which rank this is.
 _PERHAPS = re.compile(
-    r"rank|main|master|chief|primary|leader|gpu|root|zero|coordinator|proc|worker|verbose|lead"
-    r"|distributed|device|task|silent|quiet|host|logger|writer|head",
-    re.IGNORECASE,
+    r"(?i)rank|main|master|chief|primary|leader|gpu|root|zero|coordinator|proc|worker|verbose|lead"
+    r"|distributed|device|task|silent|quiet|host|logger|writer|head"
 )
 
 
