@@ -31,7 +31,7 @@ def hvd101(script: Script) -> Places:
     for call, branch in script.on_some(script.calls):
         made = leads_to(script, call, collective)
         if made and not _others_join(script, call, branch, script.last(made)):
-            yield call, _on_some(call, made, branch)
+            yield call, _on_some(script, call, made, branch)
 
 
 def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> bool:
@@ -43,8 +43,12 @@ def _others_join(script: Script, call: ast.Call, branch: Branch, name: str) -> b
     return any(each and script.last(each) == name for each in made)
 
 
-def _on_some(call: ast.Call, made: ast.Call, branch: Branch) -> str:
-    what = written(call) if call is made else f"{written(call)}, which calls {written(made)},"
+def _on_some(script: Script, call: ast.Call, made: ast.Call, branch: Branch) -> str:
+    what = written(call)
+    if call is not made:
+        what += f", which calls {written(made)},"
+    elif script.last(call) != last_name(call):
+        what += f", which is {script.last(call)}(),"
     return f"{what} runs on some ranks only (condition in line {branch.line})"
 
 
@@ -93,7 +97,7 @@ def hvd104(script: Script) -> Places:
         made = leads_to(script, call, _steps)
         elsewhere = calls_in(*branch.other)
         if made and not any(last_name(each) in ("step", last_name(call)) for each in elsewhere):
-            yield call, _on_some(call, made, branch)
+            yield call, _on_some(script, call, made, branch)
 
 
 def _steps(script: Script, call: ast.Call) -> bool:
