@@ -37,17 +37,14 @@ HOROVOD = "Horovod"
 def bench(
     *words: object, python: str | Path = sys.executable, env: Mapping[str, object] | None = None
 ) -> Completed:
-    """Run `python -m hvdtrain bench` to its end; it must leave nothing behind."""
     return start([python, "-m", "hvdtrain", "bench", *words], env=env).end()
 
 
 def without_horovod(names: dict[str, Any]) -> set[str]:
-    """Return the contenders that are always there."""
     return {name for name in names if not name.startswith(HOROVOD)}
 
 
 def found(folder: Path) -> dict[str, Any]:
-    """Return what was written."""
     document: dict[str, Any] = json.loads((folder / "bench.json").read_text())
     return document
 

@@ -17,7 +17,6 @@ class Faulty(nn.Linear):
     """Raises under DDP, and sleeps under hvdtrain, on rank 1."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs, if this rank gets that far."""
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
             raise ArithmeticError("nothing\nadds up")
         if context.is_initialized() and context.current().topology.rank == 1:
@@ -27,7 +26,6 @@ class Faulty(nn.Linear):
 
 
 def recipe() -> Recipe:
-    """Return a linear model of random points."""
     numbers = np.random.default_rng(0)
     points = numbers.normal(size=(24, 4)).astype(np.float32)
     labels = (points.sum(axis=1) > 0).astype(np.int64)

@@ -25,7 +25,6 @@ def compare(
     python: Path = Path(sys.executable),
     env: Mapping[str, object] | None = None,
 ) -> tuple[Completed, dict[str, dict[str, Any]]]:
-    """Run a comparison, and return what it printed and its contenders by label."""
     command = [python, "-m", "hvdtrain", "compare", *words]
     done = start([*command, "--repeats", 1, "--out", folder], env=env, cwd=folder).end()
     assert "Traceback" not in done.stderr + done.stdout, done.stderr

@@ -38,15 +38,12 @@ NO_COMPILER = "apt install g++, or load your site's compiler module"
 
 @dataclass(frozen=True)
 class Dist:
-    """The files of `make dist`."""
-
     sdist: Path
     wheel: Path
 
 
 @pytest.fixture(scope="module")
 def dist() -> Dist:
-    """Build them."""
     environ = {name: text for name, text in os.environ.items() if name not in _OF_MAKE}
     words = ["make", "-C", str(ROOT), "dist"]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=600)
@@ -60,7 +57,6 @@ _OF_MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH"}
 
 
 def names(wheel: Path) -> set[str]:
-    """Return the files in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if not name.endswith("/")}
 
@@ -108,7 +104,6 @@ def test_no_wheel_is_built_without_the_kernels(dist: Dist, tmp_path: Path) -> No
 
 
 def own_python() -> Path:
-    """Return the interpreter of the tests."""
     return Path(sys.executable)
 
 

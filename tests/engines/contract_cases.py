@@ -32,8 +32,6 @@ LARGE_COUNT = (9 << 20) // 4 + 5  # more than two of the pieces that the mpi eng
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the table."""
-
     title: str
     dtype: DType
     op: ReduceOp | None
@@ -43,7 +41,6 @@ class Case:
     messages: bool = False
 
     def objection(self, communicator: Communicator) -> str | None:
-        """Return why the communicator refuses this case, by its own word."""
         probe = Buffer.from_array(np.zeros(1, self.dtype.numpy), self.dtype)
         if self.factors and self.dtype in HALVES and not communicator.capabilities.half_types:
             return f"factors of {self.dtype.value}"
@@ -55,7 +52,6 @@ class Case:
 
 
 def all_cases() -> Iterator[Case]:
-    """Yield the whole table."""
     for dtype in DType:
         for count in COUNTS:
             for op in OPS:

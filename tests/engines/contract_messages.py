@@ -46,7 +46,6 @@ def _floats(rank: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64
 
 
 def _receive_row(messages: PointToPoint) -> int:
-    """Return the sender of a row of numbers from any rank."""
     found: list[int] = []
 
     def arrived() -> bool:

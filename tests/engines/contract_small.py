@@ -49,7 +49,6 @@ class _Many:
             self.pieces.extend((source.ctypes.data, target.ctypes.data, source.size))
 
     def check(self, done: bool) -> None:
-        """Require that they are the sums if they were reduced, and are unchanged otherwise."""
         expected = self._sums if done else self._before
         assert [target.tolist() for target in self._targets] == expected
 

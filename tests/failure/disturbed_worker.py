@@ -23,8 +23,6 @@ SLOWEST_SECONDS = 0.02
 
 
 class Alarms:
-    """Interrupts this process's main thread, whatever it waits in."""
-
     def __init__(self) -> None:
         self.computing, self.rung = False, 0
         signal.signal(signal.SIGALRM, self._ring)
@@ -42,7 +40,6 @@ def expect(got: torch.Tensor, value: float) -> None:
 
 
 def compute(number: int) -> None:
-    """Run operations of every kind, and check them by formulas of the ranks and the round."""
     rank, size = hvd.rank(), hvd.size()
     ranks = size * (size - 1) // 2
     handles = [
@@ -62,7 +59,6 @@ def compute(number: int) -> None:
 
 
 def step(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
-    """Take a step whose gradient is the mean of the ranks' numbers."""
     optimizer.zero_grad()
     (weight * hvd.rank()).sum().backward()
     before = weight.detach().clone()

@@ -37,7 +37,6 @@ def function_with_a_tape(model: Any) -> tuple[Any, Taken]:
 
 
 def eager_with_an_optimizer(model: Any) -> tuple[Any, Taken]:
-    """Step in eager mode with DistributedOptimizer."""
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.5))
 
     def step(x: Any, y: Any, stop: Any) -> None:
@@ -53,7 +52,6 @@ def eager_with_an_optimizer(model: Any) -> tuple[Any, Taken]:
 def looping(
     make: Callable[[Any], tuple[Any, Taken]], kill: common.Kill
 ) -> tuple[Any, dict[str, Any]]:
-    """Train in a loop with commits."""
     model = common.model_of(hvd.rank())
     optimizer, step = make(model)
     state: Any = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
@@ -77,8 +75,6 @@ def looping(
 
 
 class KillNow:
-    """Calls a Kill with what a state says."""
-
     def __init__(self, kill: common.Kill, state: Any) -> None:
         self._kill, self._state = kill, state
 

@@ -23,7 +23,6 @@ BUSY = threading.Event()
 
 
 def values(count: int = 12) -> Buffer:
-    """Return new memory with some numbers."""
     return Buffer.from_array(np.arange(count) + float(context.current().topology.rank))
 
 
@@ -42,7 +41,6 @@ def allreduces() -> None:
 
 
 def unawaited() -> None:
-    """Reduce, and never ask what came of it."""
     operations.allreduce(world(), [values()], [(12,)], ReduceOp.SUM, "numbers").start()
     time.sleep(LONG_SECONDS)
 
@@ -67,13 +65,11 @@ def alltoall() -> None:
 
 
 def process_set() -> None:
-    """Make a communicator, and give it back."""
     made = process_sets.add_process_set([0])
     process_sets.remove_process_set(made)
 
 
 def step() -> None:
-    """Train with gradients of several buckets, over and over."""
     import torch
 
     import hvdtrain.torch as hvd

@@ -119,12 +119,10 @@ def samples(rng: np.random.Generator, count: int) -> Samples:
 
 
 def with_options() -> Recipe:
-    """Return the recipe with the optimizer that the options name."""
     return replace(recipe(), optimizer=None)
 
 
 def note_checkpoints() -> None:
-    """Count each checkpoint before it gets its name."""
     replace = os.replace
 
     def noting(source: Any, target: Any) -> None:
@@ -136,7 +134,6 @@ def note_checkpoints() -> None:
 
 
 def note_in_session(moment: str, name: str) -> None:
-    """Count a moment just before the session calls a function."""
     function = getattr(session, name)
 
     def noting(*arguments: Any) -> None:

@@ -21,8 +21,6 @@ def mpi_is_initialized() -> bool:
 
 
 class Probe(Dataset[torch.Tensor]):
-    """Each sample says whether the process that made it is a rank, and whether it is in MPI."""
-
     def __len__(self) -> int:
         return 8
 

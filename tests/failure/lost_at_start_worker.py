@@ -12,7 +12,6 @@ import hvdtrain.torch as hvd
 
 
 def main() -> None:
-    """Wait for the others, which are then about to call init(), and end as the argument says."""
     rank, folder = os.environ["OMPI_COMM_WORLD_RANK"], Path(sys.argv[2])
     if rank != "1":
         (folder / rank).touch()

@@ -31,11 +31,9 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Number of steps of the optimizer."""
         return self.optimizer._exchanged.steps
 
     def step(self) -> None:
-        """Take one step."""
         self.optimizer.zero_grad()
         loss = sum(((weight - self.own) ** 2).sum() / 2 for weight in self.weights)
         assert isinstance(loss, torch.Tensor)
@@ -43,7 +41,6 @@ class Training:
         self.optimizer.step()
 
     def train(self, steps: int) -> None:
-        """Take steps, and check the weights."""
         for _ in range(steps):
             self.step()
         self.check()

@@ -14,7 +14,6 @@ from hvdtrain.core.objects import allgather_object
 
 
 def main() -> None:
-    """Do what the argument says at the first start, and report who they are at others."""
     first = os.environ["HVDTRAIN_RESTARTS"] == "0"
     if first and sys.argv[1] == "waits":
         time.sleep(600)

@@ -29,7 +29,6 @@ def on_two_ranks(arguments: Sequence[object], cwd: Path) -> Completed:
 
 
 def assert_refused(done: Completed, *words: str) -> None:
-    """Check for exit code 2 and exactly one line of hvdtrain's, with all words in it."""
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -74,7 +73,6 @@ def test_a_rank_whose_weights_moved_ends_the_job(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train one epoch and return its directory."""
     directory = tmp_path_factory.mktemp("run") / "it"
     done = alone(["digits", "--epochs", 1, "--batch-size", 500, "--out", directory], Path.cwd())
     assert done.returncode == 0, done.stderr
@@ -83,7 +81,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truncated(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkpoint that lacks its end."""
     whole = checkpoint_files(run)[0]
     path = tmp_path_factory.mktemp("truncated") / whole.name
     path.write_bytes(whole.read_bytes()[:-1000])

@@ -21,7 +21,6 @@ STOPPED_SECONDS = 0.3
 
 
 def wait_for_rounds(job: Job, more: int) -> None:
-    """Wait until so many more have been computed."""
     begun = rounds(job)
     job.wait_for_output(f"round {begun + more}\n")
 
@@ -31,7 +30,6 @@ def rounds(job: Job) -> int:
 
 
 def stop_for_a_while(pid: int) -> None:
-    """Have a process stand still, in the middle of whatever it does."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":

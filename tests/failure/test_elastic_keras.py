@@ -15,7 +15,6 @@ KILLED = [1, 2]
 
 
 def survive(backend: str, case: str, ranks: int, victim: int) -> list[dict[str, Any]]:
-    """Run the scripts, of which one is killed, and return what those report that are left."""
     with launch(
         WORKER,
         ranks,

@@ -30,7 +30,6 @@ from run_files import summary_of
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what one rank that nobody kills comes to."""
     return of_one_rank(tmp_path_factory.mktemp("alone"))
 
 
@@ -161,7 +160,6 @@ def test_a_rank_that_is_only_slow_stays(kills: str, tmp_path: Path) -> None:
 def rejoin(
     folder: Path, ranks: int, kills: str, env: Mapping[str, object], *more: object
 ) -> dict[str, Any]:
-    """Train while ranks are lost and others join, and return the summary."""
     tolerate = [*TOLERATE, "--prtemca", "state_base_recoverable", "1"]
     done, summary = train(folder, ranks, kills, *more, variables=env, tolerate=tolerate)
     for join in summary["joins"]:

@@ -17,13 +17,11 @@ WORKER = Path(__file__).parent / "faulty_worker.py"
 
 @pytest.fixture(autouse=True)
 def no_shared_memory_left() -> Iterator[None]:
-    """Fail a test that leaves a segment in /dev/shm."""
     with no_new_segments():
         yield
 
 
 def fail(fault: str, *work: str, np: int = 2, env: Mapping[str, object] | None = None) -> Completed:
-    """Run the worker with a fault, and return how the job ended after it."""
     with launch(WORKER, np, args=[fault, *work], env=env) as job:
         job.wait_for_output(FAULT, 300)
         done = job.ended(code=1)

@@ -41,7 +41,6 @@ def run(
 
 
 def require_each_once(everyone: list[dict[str, Any]]) -> None:
-    """Check that all ranks share the last epoch, in which none joins or is lost."""
     used = Counter(
         sample
         for rank in everyone
@@ -82,7 +81,6 @@ def test_a_killed_rank_is_replaced(victim: int) -> None:
 
 
 def run_failing(how: str) -> Completed:
-    """Run the script whose ranks that come fail."""
     words = ["-m", "hvdtrain", "run", "--elastic", "-np", 2, "--max-np", 2]
     script = SCRIPT.with_name("failing_newcomer.py")
     return start([sys.executable, *words, "--", script, how]).end(600)

@@ -20,7 +20,6 @@ TOLERATE = ["--with-ft", "ulfm"]
 
 
 def survive(worker: str, size: int, left: list[int], env: Mapping[str, object], **how: Any) -> None:
-    """Run a worker, and check that those are left that nobody has killed."""
     with no_new_segments(), launch(FOLDER / worker, size, env=env, **how) as job:
         job.ended(code=0)
         assert job.results_of_those_left(left) == [left] * len(left)

@@ -24,7 +24,6 @@ MPIS = ("openmpi", MPICH)
 
 @pytest.fixture(autouse=True)
 def no_shared_memory_left() -> Iterator[None]:
-    """Fail a test that leaves a segment in /dev/shm."""
     with no_new_segments():
         yield
 
@@ -32,7 +31,6 @@ def no_shared_memory_left() -> Iterator[None]:
 def fail(
     fault: str, env: Mapping[str, object] | None = None, mpi: str = "openmpi", **how: Any
 ) -> Completed:
-    """Run the worker until its fault, and return how the job ended."""
     env = {**(env or {}), **torch_beside(mpi)}
     with launch(WORKER, 3, args=[fault], env=env, mpi=mpi, **how) as job:
         job.wait_for_output("step 3")

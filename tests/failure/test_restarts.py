@@ -18,7 +18,6 @@ WORKER = Path(__file__).with_name("restarted_worker.py")
 
 
 def launch_on_hosts(folder: Path, slots: Sequence[int], how: str, *more: object) -> Job:
-    """Start the worker under `run --elastic` on stand-in hosts."""
     require_hosts()
     hostfile = write_hostfile(folder / "hosts", "openmpi", slots)
     run = [sys.executable, "-m", "hvdtrain", "run", "--elastic", "-hostfile", hostfile]

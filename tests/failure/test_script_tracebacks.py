@@ -37,7 +37,6 @@ def end(code: str, folder: Path) -> Completed:
 
 
 def frames(done: Completed) -> list[tuple[str, str]]:
-    """Return the file and the line of code of each frame."""
     return re.findall(r'File "([^"]+)", line \d+, in .+\n\[rank ./2\]     (.+)', done.stderr)
 
 

@@ -39,7 +39,6 @@ def stalls(stderr: str) -> dict[str, set[str]]:
 
 
 def wait_for_stalls(job: Job, case: str, expected: set[str]) -> None:
-    """Wait until rank 0 has warned of all that is expected in this case."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not expected <= stalls(job.stderr).get(case, set()):
         if job.process.poll() is not None or time.monotonic() > deadline:
@@ -179,7 +178,6 @@ def test_the_job_ends_by_horovods_variables(tmp_path: Path) -> None:
 
 
 def main_stack(stderr: str, rank: int) -> str:
-    """Return the first stack of a rank's main thread."""
     title = rf"\[rank {rank}/3\]"
     found = re.search(rf"^{title} MainThread, .*\n((?:{title}   .*\n)+)", stderr, re.M)
     assert found, stderr
@@ -215,7 +213,6 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
 
 
 def wait_for_stop(job: Job, pid: int, told: Path) -> None:
-    """Wait until a process that has said that it stops itself has done so."""
     deadline = time.monotonic() + LIMIT_SECONDS
     stat = Path(f"/proc/{pid}/stat")
     while job.process.poll() is None and time.monotonic() < deadline:

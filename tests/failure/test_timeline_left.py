@@ -20,7 +20,6 @@ PATIENCE_SECONDS = 300.0  # which only ends a hang
 
 
 def merged(folder: Path) -> Trace:
-    """Make one timeline of the pieces and read it."""
     argv = [sys.executable, "-m", "hvdtrain", "timeline", "it.json"]
     done = start(argv, cwd=folder).end(code=0)
     assert done.stdout == "it.json: 2 pieces\n"
@@ -34,7 +33,6 @@ def events(piece: Path) -> list[dict[str, Any]]:
 
 
 def subjects(piece: Path) -> set[str]:
-    """Return what a piece knows of."""
     return {event["name"] for event in events(piece)}
 
 
@@ -46,7 +44,6 @@ def shows_blocked(piece: Path) -> bool:
 
 
 def wait_for(piece: Path, shows: Callable[[Path], bool]) -> None:
-    """Wait until a piece shows something."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not shows(piece):
         assert time.monotonic() < deadline, subjects(piece)
@@ -54,7 +51,6 @@ def wait_for(piece: Path, shows: Callable[[Path], bool]) -> None:
 
 
 def check_what_is_stuck(trace: Trace) -> None:
-    """See that rank 0 waits for an operation when the file ends."""
     (stuck,) = (s for s in trace.slices if s.subject == "allreduce 'stuck'" and s.phase != "queue")
     assert (stuck.rank, stuck.phase) == (0, "negotiation")
     assert stuck.args["error"] == "was under way when this was written"

@@ -18,7 +18,6 @@ STEPS = 40
 
 
 def main(end: str) -> None:
-    """Take some steps, and wait on rank 0 for a rank that sleeps."""
     if end == "stalls":
         piece._PAUSE_SECONDS = 1000.0  # all that is written is what is saved at the end
         clock = HeldClock()  # no step is a stall, however late a rank is

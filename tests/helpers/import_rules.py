@@ -119,8 +119,6 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of the packages."""
-
     path: Path
     layer: str | None
     folder: str | None
@@ -219,7 +217,6 @@ def _own_fault(name: str, imported: _Import, modules: Mapping[str, _Module]) -> 
 
 
 def _order_fault(name: str, imported: _Import, source: _Module, target: _Module) -> str | None:
-    """Return what is wrong with an import within a layer: a folder must not import a later one."""
     order = _FOLDERS.get(source.layer or "", [])
     if source.folder not in order or target.folder not in order:
         return None

@@ -14,8 +14,6 @@ _NAMING = {"a": "href", "img": "src", "script": "src", "link": "href", "iframe":
 
 @dataclass
 class SitePage:
-    """One page of the site."""
-
     path: Path
     links: list[str] = field(default_factory=list)
     anchors: set[str] = field(default_factory=set)
@@ -27,7 +25,6 @@ class _Reader(HTMLParser):
         self._page = page
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take what an element names, and what it is named."""
         given = dict(attrs)
         self._page.anchors |= {given[key] or "" for key in ("id", "name") if key in given}
         # For browsers the address is that of the page itself; there is no site to name.
@@ -38,7 +35,6 @@ class _Reader(HTMLParser):
 
 
 def read_pages(site: Path) -> dict[Path, SitePage]:
-    """Return all pages of a site, by their files."""
     pages = {}
     for path in sorted(site.rglob("*.html")):
         pages[path] = SitePage(path)

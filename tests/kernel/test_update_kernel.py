@@ -28,7 +28,6 @@ Numbers = npt.NDArray[np.float64]  # or float32
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
-    """The kernel, compiled for each instruction set of this processor."""
     found = []
     for level in filter(supports, LEVELS):
         path = tmp_path_factory.mktemp(level) / "update.so"

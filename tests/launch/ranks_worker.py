@@ -11,7 +11,6 @@ from ranks import report
 
 
 def main() -> None:
-    """Do as told; only the last rank misbehaves."""
     behaviour = sys.argv[1]
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1")))
@@ -22,7 +21,6 @@ def main() -> None:
 
 
 def misbehave(behaviour: str) -> None:
-    """Break one promise that run_ranks must watch."""
     if behaviour == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "reports nothing":

@@ -14,7 +14,6 @@ INIT = "from hvdtrain.core import context; context.init()"
 
 
 def ranks_on(*cores: set[int], threads: int = 1) -> list[RankCores]:
-    """Return ranks that may run on these cores."""
     return [RankCores(rank, frozenset(own), threads) for rank, own in enumerate(cores)]
 
 
@@ -54,7 +53,6 @@ def test_what_is_wrong_with_the_cores_of_a_node(given: list[RankCores], found: l
 
 
 def warnings_of(command: list[object], threads: int) -> list[str]:
-    """Run a command that starts ranks; return what they say."""
     done = start(command, env={"OMP_NUM_THREADS": threads}).end(code=0)
     return re.findall(r"\[rank.*", done.stderr)
 

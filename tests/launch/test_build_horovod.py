@@ -24,7 +24,6 @@ CACHED_SECONDS = 240
 def build(
     *words: str, python: str | Path = sys.executable, timeout_seconds: float = 300, **env: object
 ) -> Completed:
-    """Run the command in an environment; variables that are None are removed."""
     return start([python, *BUILD, *words], env={"CXX": None, **env}).end(timeout_seconds)
 
 
@@ -124,6 +123,5 @@ def test_make_builds_horovod_where_a_compiler_is(
 
 
 def _without_compilers() -> str:
-    """Return a PATH on which nothing can be built."""
     folders = os.get_exec_path()
     return os.pathsep.join(path for path in folders if not shutil.which("c++", path=path))

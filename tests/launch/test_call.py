@@ -129,7 +129,6 @@ def test_a_launcher_that_is_killed_leaves_no_ranks() -> None:
 
 
 def _called_to_sleep(env: Mapping[str, object] | None = None) -> Job:
-    """Start a caller, and wait until both ranks sleep."""
     code = """if True:
         import called, hvdtrain
         from hvdtrain.launch import supervise

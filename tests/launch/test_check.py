@@ -25,7 +25,6 @@ def check(
     mpi: str = "openmpi",
     cwd: Path | None = None,
 ) -> Completed:
-    """Run the check, which leaves nothing behind and never shows a traceback."""
     done = start([mpi_python(mpi), *CHECK, *words], env=env, cwd=cwd).end()
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr == ""

@@ -58,7 +58,6 @@ def a_job_that_met_its_time_limit(directory: Path, output: str) -> None:
 
 
 def written(directory: Path, name: str, *words: object) -> Path:
-    """Write the script of a job; return its path."""
     options = [*OPTIONS, "--name", name, "--python", sys.executable, *words]
     command = [sys.executable, "-m", "hvdtrain", "job", "sge", *map(str, options)]
     script = directory / f"{name}.sh"

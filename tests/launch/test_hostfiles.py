@@ -81,7 +81,6 @@ def test_every_template_is_tested() -> None:
 
 
 def two_nodes(mpi: str, folder: Path) -> Path:
-    """Return the two-node template with names in it."""
     text = (HOSTFILES / f"two-nodes.{GRAMMARS[mpi]}").read_text()
     named = text.replace("name_of_node1", "nodea").replace("name_of_node2", "nodeb")
     path = folder / "hosts"
@@ -90,7 +89,6 @@ def two_nodes(mpi: str, folder: Path) -> Path:
 
 
 def assert_two_nodes(done: Completed, mpi: str) -> None:
-    """Check the place of each of four ranks, two to a host."""
     hosts = ["nodea", "nodea", "nodeb", "nodeb"]
     for rank, result in enumerate(done.results):
         assert (result["rank"], result["size"]) == (rank, 4)

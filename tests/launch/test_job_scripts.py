@@ -47,7 +47,6 @@ CASES: dict[str, list[str]] = {
 
 
 def written(words: list[str]) -> str:
-    """Return the script for these arguments."""
     done = CliRunner().invoke(command, words, catch_exceptions=False, standalone_mode=False)
     assert done.exit_code == 0, done.output
     return done.stdout

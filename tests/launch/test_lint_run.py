@@ -53,7 +53,6 @@ FAILING = START + "raise ValueError('no data')\n"
 
 
 def lint(steps: int, *scripts: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
     assert promised_world(os.environ) is None
     command = [sys.executable, "-P", "-m", "hvdtrain", "lint", "--run", str(steps)]
     command += map(str, scripts)

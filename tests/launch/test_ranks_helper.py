@@ -55,7 +55,6 @@ def wait_once_all_are_here(job: Job, timeout_seconds: float) -> Completed:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Collect the jobs that a test starts."""
     jobs: list[Job] = []
     original = Job.__init__
 

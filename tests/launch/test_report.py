@@ -50,7 +50,6 @@ def report(*runs: Path, out: Path) -> None:
 
 
 def lines(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the lines of metrics.jsonl and steps.jsonl by split and step."""
     text = "".join((run / f"{name}.jsonl").read_text() for name in ("metrics", "steps"))
     return {(line["split"], line["step"]): line for line in map(json.loads, text.splitlines())}
 

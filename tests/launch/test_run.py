@@ -24,12 +24,10 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, object] | None = None,
 ) -> Job:
-    """Start `python -m hvdtrain run` with these arguments."""
     return start([mpi_python(mpi), "-m", "hvdtrain", "run", *words], cwd=cwd, env=env)
 
 
 def finish(job: Job, timeout_seconds: float = 300) -> Completed:
-    """Wait for a job, which must leave nothing behind."""
     with job:
         done = job.ended(timeout_seconds)
     return done

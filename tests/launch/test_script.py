@@ -38,7 +38,6 @@ ENDS = {
 
 
 def outcome(command: list[object], cwd: Path) -> tuple[int, str, str]:
-    """Return exit code and output of a command."""
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, timeout=300, cwd=cwd
     )

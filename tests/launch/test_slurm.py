@@ -38,13 +38,10 @@ echo "## end"
 
 
 class Site:
-    """Where jobs are submitted."""
-
     def __init__(self, slurm: Slurm, directory: Path) -> None:
         self.slurm, self.directory = slurm, directory
 
     def submit(self, name: str, mpi: str, *words: object, limit: Sequence[str] = NEVER) -> str:
-        """Submit a generated script, with these last words; return the job's number."""
         options = ["--nodes", 2, "--ranks-per-node", 1, "--cpus-per-rank", 1, *limit]
         more = ["--name", name, "--python", str(mpi_python(mpi)), *HOW[mpi]]
         command = [sys.executable, "-m", "hvdtrain", "job", "slurm", *options, *more, *words]
@@ -54,7 +51,6 @@ class Site:
         return self.slurm.submit(script, torch_beside("mpich"))
 
     def output(self, name: str, job: str) -> Path:
-        """Return the file into which a job writes."""
         return self.directory / f"{name}-{job}.out"
 
 

@@ -13,7 +13,6 @@ from hvdtrain.world import promised_world
 
 
 def main() -> None:
-    """Join the world, exchange something, report."""
     context.init()
     here = context.current()
     promised = promised_world(os.environ)

@@ -19,7 +19,6 @@ OURS = ("torch_loop.py", "cntk_convnet.py", "lightning_fit.py")
 
 
 def results(size: int, words: list[str], programs: tuple[str, ...], cwd: Path) -> list[Any]:
-    """Return what each rank has come to."""
     worker = [*words, str(HERE / "examples_worker.py"), *programs]
     done = run_ranks(
         worker, size, cwd=cwd, env={"OMP_NUM_THREADS": 1}, cases_expected=True, timeout_seconds=300

@@ -32,19 +32,16 @@ def patterns(rank: int, count: int) -> torch.Tensor:
 
 
 def tiny(rank: int, count: int) -> torch.Tensor:
-    """Return numbers below the smallest normal one."""
     return patterns(rank, count).view(torch.float32)
 
 
 def reduced(tensor: torch.Tensor, op: ReduceOp, name: str) -> torch.Tensor:
-    """Return the bits of the reduction."""
     if hvd.rank() == 0:
         return hvd.allreduce(tensor, op=op, name=name).view(torch.int32)
     return hvd.synchronize(hvd.allreduce_async(tensor, op=op, name=name)).view(torch.int32)
 
 
 def faults(way: str) -> list[str]:
-    """Return what does not have the bits of the formula."""
     found = []
     ranks = range(hvd.size())
     for count in COUNTS:

@@ -24,12 +24,10 @@ LARGEST = dict(zip(NAMES, (4, 0), strict=True))
 
 
 def take(driven: Driven, step: int, nodes: tuple[int, ...]) -> list[Flat]:
-    """Take a step on plain gradients."""
     return exchanged(driven, values(step, hvd.rank(), DTYPE), StepInfo(step, hvd.size()), nodes)
 
 
 def far_apart() -> list[tuple[int, ...]]:
-    """Return the layouts with a network."""
     return [nodes for nodes in layouts() if len(set(nodes)) > 1]
 
 

@@ -85,7 +85,6 @@ def allreduce_has_the_bits_of_the_engines() -> int:
 def add_slices(
     bucket: FilledBucket, communicators: Communicators, cuts: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Add a bucket over the network; return where this rank's slice of it lies."""
     seen = []
 
     def combine(own: Buffer, start: int, network: Communicator) -> None:

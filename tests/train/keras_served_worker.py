@@ -71,7 +71,6 @@ def recipe(*extra: Any, **parts: Any) -> Recipe:
 
 
 def normed(**parts: Any) -> Recipe:
-    """Return a network with statistics, and masks that are drawn."""
     seed = 5 if keras.backend.backend() != "torch" else None  # torch's own generator is seeded
     dropout = partial(keras.layers.Dropout, 0.5, seed=seed)
     return recipe(keras.layers.BatchNormalization, dropout, **parts)

@@ -50,8 +50,6 @@ class Backwards(torch.nn.Module):
 
 
 class Training:
-    """A model that all ranks train, each on its own samples."""
-
     def __init__(self) -> None:
         self.model = Backwards()
         self.optimizer = hvd.DistributedOptimizer(

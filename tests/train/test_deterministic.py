@@ -36,7 +36,6 @@ WORKERS = {1: 0, 2: 2, 4: 0}
 
 
 def digest(directory: Path, ranks: int, env: Mapping[str, object], *arguments: str) -> str:
-    """Train and return the digest of the weights."""
     out = directory / str(len(list(directory.iterdir())))
     words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--quiet", "--out", str(out)]
     run_ranks([*words, *arguments], ranks, env=env, timeout_seconds=300, warm="torch")
@@ -68,7 +67,6 @@ def results_of(ranks: int, directory: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """Return the results on 1, 2 and 4 ranks."""
     directory = tmp_path_factory.mktemp("shards")
     return {ranks: results_of(ranks, directory) for ranks in STOPS}
 

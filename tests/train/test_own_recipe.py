@@ -29,7 +29,6 @@ JOB = ["-m", "hvdtrain"]
 
 
 def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) -> list[Any]:
-    """Run commands on so many ranks; return what came of each on rank 0."""
     words = json.dumps([[str(word) for word in command] for command in commands])
     worker = TRAINING / "commands_worker.py"
     done = run_ranks(worker, size, args=[words], warm="torch", **how)

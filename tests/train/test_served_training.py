@@ -89,7 +89,6 @@ def runs(folder: Path) -> dict[int, Results]:
 
 
 def digests(results: list[dict[str, Any]]) -> set[str]:
-    """Return the digests of the weights at the end of a run, one if all ranks have the same."""
     return {digest for result in results for digest in result["weights_sha256"]}
 
 

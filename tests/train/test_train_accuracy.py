@@ -11,7 +11,6 @@ from run_files import SUMMARY_FIELDS, both_splits, epochs_of, metrics_of, summar
 
 
 def check_files(directory: Path, size: int, epochs: int) -> None:
-    """Check that a run's files are complete and agree with each other."""
     summary = summary_of(directory)
     assert list(summary) == SUMMARY_FIELDS
     assert summary["world_size"] == len(summary["weights_sha256"]) == size

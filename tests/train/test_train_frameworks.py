@@ -49,7 +49,6 @@ def test_two_ranks(backend: str, tmp_path: Path) -> None:
 
 
 def check_runs(directory: Path) -> None:
-    """Check the files of a run, and that the one that was resumed ended as it."""
     whole, parts = summary_of(directory / "whole"), summary_of(directory / "parts")
     assert list(whole) == SUMMARY_FIELDS
     assert (whole["framework"], whole["world_size"], whole["epochs"]) == ("keras", 2, EPOCHS)

@@ -99,7 +99,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]], str]:
-    """Run all cases in one launch."""
     directory = tmp_path_factory.mktemp("loop")
     cases = [
         {**case, "out": str(directory / case.get("out", name))} for name, case in CASES.items()

@@ -107,7 +107,6 @@ class Runs:
 
 
 def gap(one: Path, other: Path) -> float:
-    """Return the largest difference between the last weights of two runs."""
     mine, yours = _weights(one), _weights(other)
     assert mine.keys() == yours.keys()
     return max(float((mine[key] - yours[key]).abs().max()) for key in mine)

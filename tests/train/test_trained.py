@@ -61,7 +61,6 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Train, evaluate and predict on two ranks, and train again in other ways."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copy(RECIPES, folder / "my_points.py")
     np.save(folder / "a.npy", points(5, 8).inputs)

@@ -56,7 +56,6 @@ class Counted(keras.losses.SparseCategoricalCrossentropy):
 
 
 def counted(plain: Callable[[], Recipe]) -> Recipe:
-    """Return the recipe of digits with a loss that counts."""
     return replace(plain(), loss=Counted(from_logits=True))
 
 
@@ -137,7 +136,6 @@ def exchange_goes_on(options: dict[str, Any], directory: Path, exchange: str) ->
 
 
 def regularized(plain: Callable[[], Recipe]) -> Recipe:
-    """Return the recipe of digits with a loss term that does not depend on samples."""
     recipe = plain()
     for variable in recipe.model.trainable_variables:
         variable.regularizer = keras.regularizers.L2(0.01)
@@ -147,7 +145,6 @@ def regularized(plain: Callable[[], Recipe]) -> Recipe:
 def distance_from_plain_keras(
     options: dict[str, Any], directory: Path, momentum: float = 0.9
 ) -> float:
-    """Return the largest difference between weights after an epoch in float64."""
     how: dict[str, Any] = {"epochs": 1, "global_batch_size": BATCH, "lr": LR, "lr_scaling": "none"}
     how |= {"dtype": "float64", "seed": 3, "momentum": momentum}
     train(TrainOptions(out=directory, quiet=True, **how, **options))
@@ -212,7 +209,6 @@ def masks_of_dropout_go_on(directory: Path) -> bool:
 
 
 def diverged(options: dict[str, Any], directory: Path) -> str:
-    """Return what ends a run whose weights leave the numbers that there are."""
     how: dict[str, Any] = {"epochs": 2, "global_batch_size": 500, "lr": 1e30}
     with pytest.raises(TrainingError) as end:
         train(TrainOptions(out=directory, quiet=True, **how, **options))

@@ -50,8 +50,6 @@ class Drifting(nn.Module):
 
 
 class Sinking(nn.Module):
-    """One weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
@@ -61,8 +59,6 @@ class Sinking(nn.Module):
 
 
 class Random:
-    """Samples that are another each time that they are asked for."""
-
     def __len__(self) -> int:
         return 100
 
@@ -72,8 +68,6 @@ class Random:
 
 
 class Stream:
-    """Samples one after the other, in another order each epoch."""
-
     def __init__(self, count: int) -> None:
         self._count, self._epoch = count, 0
 
@@ -99,18 +93,15 @@ def watched(samples: int = 9) -> Recipe:
 
 
 def scarce() -> Recipe:
-    """Fewer samples to train on than ranks."""
     return watched(2)
 
 
 def noisy() -> Recipe:
-    """A network with dropout on 100 numbered samples."""
     layers = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2))
     return replace(watched(100), model=Watched(layers))
 
 
 def normed() -> Recipe:
-    """A network whose buffers are statistics of the samples."""
     layers = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     return replace(watched(100), model=Watched(layers))
 
@@ -135,7 +126,6 @@ def drifting() -> Recipe:
 
 
 def mapped() -> Recipe:
-    """Samples and changes of them that are drawn at random, from a map-style data set."""
     layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     return Recipe(
         layers,

@@ -54,7 +54,6 @@ def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) 
 
 
 def ask_to_stop() -> None:
-    """Send the last rank a signal."""
     if hvd.rank() == hvd.size() - 1:
         os.kill(os.getpid(), signal.SIGUSR1)
 

@@ -21,7 +21,6 @@ _NO_DEVICE = 100
 
 
 def main(python: str) -> None:
-    """Make torch importable in the environment of an interpreter."""
     if subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0:
         return
     # The folder that the libraries of torch search first.
@@ -35,7 +34,6 @@ def main(python: str) -> None:
 
 
 def torch_libraries(python: str) -> Path:
-    """Return the folder with the libraries of the torch that an interpreter has."""
     code = "import importlib.util as u; print(*u.find_spec('torch').submodule_search_locations)"
     done = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
     return Path(done.stdout.strip()) / "lib"

@@ -26,7 +26,6 @@ _REQUIRED = "from importlib.metadata import requires; print(*requires('torch'), 
 
 
 def make(end: str, folder: Path, wheel: Path) -> None:
-    """Install everything into a new environment."""
     venv.create(folder, with_pip=True, clear=True)
     pins = lowest(_SETUP.read_text()) if end == "oldest" else {}
     constraints = folder / "constraints.txt"

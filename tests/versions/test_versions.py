@@ -46,13 +46,11 @@ def record() -> Iterator[VersionsRecord]:
 
 @pytest.fixture(params=["oldest", "newest"])
 def end(request: pytest.FixtureRequest) -> str:
-    """Which end of the ranges."""
     return str(request.param)
 
 
 @pytest.fixture
 def python(end: str, record: VersionsRecord) -> Path:
-    """The interpreter of the environment with that end of the ranges."""
     named = os.environ.get(f"HVDTRAIN_{end.upper()}_PYTHON")
     if not named:
         pytest.skip(f"HVDTRAIN_{end.upper()}_PYTHON names no environment: 'make test-versions'")
@@ -61,13 +59,11 @@ def python(end: str, record: VersionsRecord) -> Path:
 
 
 def run(python: Path, *words: object) -> str:
-    """Run the interpreter, which must succeed; return what it prints."""
     done = start([python, *words], env=PLAIN).end(code=0)
     return done.stdout
 
 
 def train(python: Path, out: Path, *options: object) -> dict[str, Any]:
-    """Train on the digits on two ranks; return the summary of the run."""
     words = ["-m", "hvdtrain", "train", "digits", "--out", out, *options]
     run_ranks([str(word) for word in words], 2, env=PLAIN, python=python, timeout_seconds=300)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())

@@ -23,14 +23,11 @@ print(json.dumps(versions))
 
 
 class VersionsRecord:
-    """Collects what has run with the oldest and with the newest packages."""
-
     def __init__(self) -> None:
         self._packages: dict[str, dict[str, str]] = {}
         self._runs: dict[str, dict[str, str]] = {}
 
     def note_packages(self, end: str, python: Path) -> None:
-        """Note the versions of what setup.py requires, in the environment of an interpreter."""
         if end not in self._packages:
             names = sorted(lowest((ROOT / "setup.py").read_text()))
             command = [str(python), "-c", _VERSIONS, *names]
@@ -39,14 +36,12 @@ class VersionsRecord:
 
     @contextmanager
     def run(self, end: str, title: str) -> Iterator[None]:
-        """Note whether what runs in this block passes."""
         outcomes = self._runs.setdefault(title, {})
         outcomes[end] = "failed"
         yield
         outcomes[end] = "passed"
 
     def write(self, path: Path) -> None:
-        """Write the record."""
         document = {
             "date": datetime.now(UTC).date().isoformat(),
             "python": platform.python_version(),

@@ -31,8 +31,6 @@ Value = list[list[float]]
 
 @dataclass
 class Made:
-    """An operation of one rank."""
-
     operation: Operation
     read: Callable[[Any], Value]
     step: GradientStep | None = None
@@ -40,13 +38,11 @@ class Made:
 
 
 def data(planned: Planned, rank: int, part: int, count: int) -> Array:
-    """Return what a rank contributes: small integers, negative ones among them."""
     places = np.arange(count) * 3 + planned.number * 7 + rank * 11 + part * 5
     return ((places % 17) - 8).astype(planned.dtype.numpy)
 
 
 def make(planned: Planned, rank: int, size: int, name: Callable[[str, str], str]) -> Made:
-    """Make a rank's operation."""
     if planned.variants.get(rank) == BARRIER:
         return Made(Barrier(name("barrier", planned.name)), lambda _: [])
     return _MAKERS[planned.kind](planned, rank, size, name(planned.kind, planned.name))

@@ -37,15 +37,12 @@ class HeldClock:
         stall.StallWatch._look = counted  # type: ignore[method-assign]
 
     def go(self) -> None:
-        """Have it go on as clocks do."""
         self._state = (self._now(), time.perf_counter())
 
     def hold(self) -> None:
-        """Have it stand still."""
         self._state = (self._now(), None)
 
     def move(self, seconds: float) -> None:
-        """Have it make a step."""
         passed, since = self._state
         self._state = (passed + seconds, since)
 

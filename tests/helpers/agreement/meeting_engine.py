@@ -153,7 +153,6 @@ class Referee:
                 self.blame(f"{who}: a buffer in memory of a communicator that is closed")
 
     def check_released(self) -> None:
-        """Note whether memory was written to after it was given back."""
         with self.news:
             if any(np.any(memory[:_POISONED_BYTES] != _POISON) for memory in self._released):
                 self.blame("memory was written to after its communicator was closed")
@@ -238,7 +237,6 @@ class Group:
             self.referee.news.notify_all()
 
     def _refuse(self, rank: int, meeting: Meeting | None) -> None:
-        """Raise if nothing can come of a call."""
         if self.referee.over:
             raise ConnectionLostError("the trial is over")
         if rank in self._gone:
@@ -287,8 +285,6 @@ class EngineFaultError(RuntimeError):
 
 @dataclass
 class EngineFault:
-    """What goes wrong in the engine of one rank."""
-
     call: int
     arrives: bool = False
     dies: bool = False
@@ -309,8 +305,6 @@ class _Started(Pending):
 
 
 class MeetingCommunicator(Communicator):
-    """One member's communicator."""
-
     def __init__(
         self, group: Group, rank: int, concurrent: bool, fault: EngineFault | None = None
     ) -> None:

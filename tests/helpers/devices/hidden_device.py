@@ -59,7 +59,6 @@ class HiddenMemoryError(AssertionError):
 
 
 def install() -> None:
-    """Make the device known to torch in this process; calling it again does nothing."""
     if _libraries:
         return
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Module())
@@ -109,7 +108,6 @@ def refusals() -> list[str]:
 
 
 def writes() -> int:
-    """Return how many operators have written memory of the device in this process."""
     return _writes
 
 

@@ -33,7 +33,6 @@ def make_known() -> None:
 
 
 def open_hidden(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over gloo (collective)."""
     world = open_gloo(config, environ)
     return replace(world, engine=ENGINE, communicator=HiddenCommunicator(world.communicator))
 
@@ -49,8 +48,6 @@ def _forwarded(name: str) -> Any:
 
 
 class HiddenCommunicator(Communicator):
-    """A communicator of memory on the device and on the host."""
-
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size

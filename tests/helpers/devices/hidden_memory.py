@@ -17,7 +17,6 @@ _ALIGNED_BYTES = 512  # as CUDA's allocator
 
 
 def is_hidden(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on the device."""
     return tensor.device.type == DEVICE
 
 
@@ -79,7 +78,6 @@ _addresses = _Addresses()
 
 
 def _closed_pages(nbytes: int) -> int:
-    """Reserve addresses that can be neither read nor written."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

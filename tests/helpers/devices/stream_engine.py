@@ -79,10 +79,8 @@ def _memmove(target: int, source: int, nbytes: int) -> int:
 
 
 def open_device(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Make a world of this process."""
     return EngineWorld("device", "none", RecordingCommunicator(True), (0,), ("here",))
 
 
 def open_host(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Make a world of this process."""
     return EngineWorld("host", "none", RecordingCommunicator(False), (0,), ("here",))

@@ -32,8 +32,6 @@ Access = tuple[int, int, bool]
 
 @dataclass
 class _Entry:
-    """Something that a stream or the host does."""
-
     text: str
     before: int
     accesses: list[Access]
@@ -79,7 +77,6 @@ class Record:
             return self._last.get(place, 0) | self._last.get(_HOST, 0)
 
     def host(self, text: str, accesses: list[Access], *after: int) -> None:
-        """Add something that the host does and waits for."""
         self.put(_HOST, text, accesses, *after)
 
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
@@ -88,7 +85,6 @@ class Record:
             self._users.setdefault(_storage_of(tensor), set()).add(stream.name)
 
     def made(self, tensor: torch.Tensor, place: str) -> None:
-        """Note on which stream memory of the device was made."""
         storage = tensor.untyped_storage()
         address = _storage_of(tensor)
         if storage.nbytes() and address not in self._made_on:
@@ -118,7 +114,6 @@ class Record:
         return found
 
     def texts(self) -> list[str]:
-        """Return what was recorded."""
         return [entry.text for entry in self._entries]
 
 
@@ -132,16 +127,12 @@ def _conflict(entry: _Entry, other: _Entry) -> bool:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream that notes what it is told."""
-
     name: str
 
     def record_event(self) -> _Event:
-        """Return an event after what is on it."""
         return _Event(_current().last(self.name) if _record else 0)
 
     def wait_event(self, event: _Event) -> None:
-        """Let what is put on it come after an event."""
         if _record:
             _record.put(self.name, "wait", [], event.after)
 
@@ -151,11 +142,9 @@ class _Event:
     after: int
 
     def query(self) -> bool:
-        """Return whether the device has come past it."""
         return _current().idle
 
     def synchronize(self) -> None:
-        """Have the host wait."""
         if _record:
             _record.host("wait", [], self.after)
 
@@ -204,7 +193,6 @@ def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
 
 
 def install() -> None:
-    """Give the device streams, in this process."""
     hidden_device.install()
     module: Any = getattr(torch, DEVICE)
     module.Stream, module.current_stream, module.stream = _new_stream, _current_stream, _stream
@@ -223,7 +211,6 @@ def note(text: str, accesses: list[Access], on_host: bool) -> None:
 
 
 def _observe(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Put an operator of the device on the current stream."""
     if _record is None:
         return
     place = _current_stream().name

@@ -17,7 +17,6 @@ OfRanks = list[list[Flat]]
 
 
 def mean(values: OfRanks, weights: Sequence[float]) -> list[Flat]:
-    """Return the weighted mean over the ranks, by parameter."""
     total = sum(weights)
     return [
         sum((w / total * v for w, v in zip(weights, of_ranks, strict=True)), start=0 * of_ranks[0])
@@ -74,8 +73,6 @@ class OneBitFormula:
 
 
 class BlockFormula:
-    """Block momentum."""
-
     def __init__(
         self, weights: list[Flat], size: int, momentum: float, rate: float, nesterov: bool
     ) -> None:
@@ -87,7 +84,6 @@ class BlockFormula:
     def block(
         self, weights: OfRanks, counts: Sequence[float], share: float = 1.0, flush: bool = False
     ) -> list[Flat]:
-        """Return the weights from which ranks go on."""
         kept = self._momentum**share
         gain = self._rate * self._size * (1 - kept) / share
         lead = self._momentum if self._nesterov and not flush else 0.0

@@ -34,7 +34,6 @@ def values(step: int, rank: int, dtype: DType) -> list[Flat]:
 
 
 def of_ranks(step: int, dtype: DType) -> OfRanks:
-    """Return everybody's."""
     return [
         [each.astype(np.float64) for each in values(step, rank, dtype)]
         for rank in range(hvd.size())
@@ -42,7 +41,6 @@ def of_ranks(step: int, dtype: DType) -> OfRanks:
 
 
 def check(found: Sequence[Flat], expected: Sequence[Flat], dtype: DType) -> None:
-    """Compare with a formula, and note the bits."""
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype])
         BITS.update(one.tobytes())
@@ -63,14 +61,12 @@ def communicators_of(nodes: tuple[int, ...] | None) -> Communicators:
 
 
 def close(communicators: Communicators, _: Communicator) -> None:
-    """Give them back, when all ranks are there."""
     communicators.close()
 
 
 def exchanged(
     driven: Driven, own: Sequence[Flat], info: StepInfo, nodes: tuple[int, ...] | None = None
 ) -> list[Flat]:
-    """Take a step."""
     communicators = communicators_of(nodes)
     result: list[Flat] = together(lambda _: driven.step(own, info, communicators))
     return result

@@ -40,7 +40,6 @@ def together(work: Callable[[Communicator], Any]) -> Any:
 
 
 def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
-    """Return a plan for parameters of SHAPES."""
     specs = [
         ParameterSpec(f"p{number}", shape, strides, dtype, dtype.value, "cpu")
         for number, (shape, strides) in enumerate(SHAPES.items())
@@ -49,8 +48,6 @@ def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
 
 
 class Driven:
-    """An exchange, and the buckets that it is given."""
-
     def __init__(self, exchange: Exchange, plan: BucketPlan, tensors: bool) -> None:
         self.exchange, self._tensors = exchange, tensors
         self.use_plan(plan)
@@ -74,7 +71,6 @@ class Driven:
             self.exchange.begin(bucket)
 
     def fill(self, values: Sequence[Flat]) -> None:
-        """Put the values of parameters into the buckets."""
         for bucket in self.buckets:
             for piece in bucket.pieces(bucket.elements, 0):
                 host: HostArray = values[piece.index]
@@ -88,7 +84,6 @@ class Driven:
     def step(
         self, values: Sequence[Flat], info: StepInfo, communicators: Communicators
     ) -> list[Flat]:
-        """Return what the exchange makes of the ranks' values, by parameter."""
         self.fill(values)
         for bucket in self.buckets:
             self.exchange.reduce(bucket, info, communicators)
@@ -98,7 +93,6 @@ class Driven:
         return self.values()
 
     def values(self) -> list[Flat]:
-        """Return what lies in the buckets, by parameter."""
         found: dict[int, Flat] = {}
         for bucket in self.buckets:
             for piece in bucket.pieces(elements_of(bucket.buffer), 0):

@@ -75,7 +75,6 @@ class OneBit(Exchange):
 
 
 def _decoded(signs: Array, scales: Array, bucket: FilledBucket, model: Array, start: int) -> Array:
-    """Return what a rank has sent of a slice."""
     values = unpack_signs(signs, model)
     for number, piece in enumerate(bucket.pieces(values, start)):
         piece.elements[...] = piece.elements * scales[number]

@@ -118,8 +118,6 @@ Words = Sequence[str]
 
 
 class RankModel:
-    """What a rank's program and its driver do; see the top of this file."""
-
     def __init__(self, threads: bool = True, rules: Transition = transition) -> None:
         self._threads, self._rules = threads, rules
 
@@ -143,7 +141,6 @@ class RankModel:
         return after
 
     def program(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
-        """Return what the program can do next."""
         if rank.place == len(words):
             yield "ends", rank._replace(over=True)
             return
@@ -198,7 +195,6 @@ class RankModel:
         return rank._replace(pending=(*rank.pending, request), steps=(*rank.steps, *step))
 
     def close(self, rank: Rank) -> Rank:
-        """Close the channel, and give the communicator back."""
         rank = self.follow(rank, Closed())
         while rank.actions and isinstance(rank.actions[0], FailAll):
             rank = self._act(rank._replace(actions=rank.actions[1:]), rank.actions[0])
@@ -235,7 +231,6 @@ class RankModel:
             raise Fault("a later operation is not told that ranks are lost")
 
     def driver(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
-        """Return what the driver can do next without other ranks."""
         if not rank.actions:
             busy = rank.life.phase is not Phase.CLOSED and (rank.pending or rank.listening)
             if busy and (self._threads or awaited(words, rank)):

@@ -43,8 +43,6 @@ class Fault(Exception):
 
 
 class Model(Protocol[S]):
-    """What is explored."""
-
     def first(self) -> S:
         """Return the state in which all begins."""
 
@@ -57,15 +55,11 @@ class Model(Protocol[S]):
 
 @dataclass(frozen=True)
 class Explored:
-    """What was found."""
-
     states: int
     fault: str = ""
 
 
 class _Visited(Generic[S]):
-    """The states that have been reached, and how."""
-
     def __init__(self, first: S) -> None:
         self.came_from: dict[S, tuple[S, str] | None] = {first: None}
         self.followers: dict[S, list[S]] = {}
@@ -176,8 +170,6 @@ Step = Action | Call | Outcome | Bucket
 
 
 class Rank(NamedTuple):
-    """What there is on one rank."""
-
     place: int = 0
     life: ChannelState = ChannelState(0)
     pending: tuple[Request, ...] = ()
@@ -290,7 +282,6 @@ def names_of(requests: Iterable[Request]) -> str:
 
 @cache
 def request_of(word: str) -> Request:
-    """Return what a word of a program submits."""
     details = (("shape", "other" if word.endswith("~") else "same"),)
     zeros = None if word.isupper() else SUM
     kind = "step" if word.endswith("(") else "gather" if word.isupper() else "allreduce"

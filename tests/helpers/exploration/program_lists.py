@@ -36,5 +36,4 @@ def may_desert(ranks: Sequence[str]) -> bool:
 
 
 def short(most: int) -> list[str]:
-    """Return all programs with at most so many parts."""
     return [program for parts in range(most + 1) for program in programs(parts)]

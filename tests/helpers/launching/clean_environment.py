@@ -26,7 +26,6 @@ class CleanEnvironment:
     """An environment of one wheel and its dependencies, and a PATH on which no compiler is."""
 
     def __init__(self, base: Path, folder: Path, requirement: str) -> None:
-        """Make an environment and install into it."""
         self.python = folder / "environment/bin/python"
         self.path = folder / "path"
         self._cache = folder / "cache"
@@ -37,7 +36,6 @@ class CleanEnvironment:
         _run(self.python, *install, "--constraint", ROOT / "constraints.txt", requirement)
 
     def run(self, *words: object, timeout_seconds: float = 300) -> Completed:
-        """Run its interpreter to the end, in an empty folder; nothing must be left behind."""
         env = {
             "PATH": self.path,
             "PYTHONPATH": None,

@@ -8,5 +8,4 @@ from environments import named_python
 
 
 def cluster_python() -> Path:
-    """Return the interpreter whose environment holds Spark and Ray; skip the test without one."""
     return named_python("HVDTRAIN_CLUSTERS_PYTHON", "Spark and Ray")

@@ -32,7 +32,6 @@ FLAGS = {
 
 
 def gcc() -> str:
-    """Return the compiler; only where there is none are the kernels not tested."""
     found = shutil.which("gcc")
     if found is None:
         pytest.skip("no gcc, which compiles the kernels anew: apt install g++")
@@ -40,7 +39,6 @@ def gcc() -> str:
 
 
 def supports(level: str) -> bool:
-    """Return whether this processor has such instructions."""
     machine = os.uname().machine
     if machine != "x86_64":
         return False
@@ -51,7 +49,6 @@ def supports(level: str) -> bool:
 
 
 def compile_library(source: Path, level: str, path: Path) -> None:
-    """Compile a kernel for one instruction set."""
     flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
     subprocess.run([gcc(), *flags, str(source), "-lm", "-o", str(path)], check=True, timeout=300)
 

@@ -46,7 +46,6 @@ class Daemons:
         self._stack.close()
 
     def start(self, program: str, *words: str) -> Job:
-        """Start one, in the foreground; return what has been started."""
         daemon = start([find_program(program), *words], env=self._env)
         self._jobs.append(self._stack.enter_context(daemon))
         return daemon

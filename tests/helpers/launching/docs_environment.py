@@ -12,12 +12,10 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def docs_python() -> Path:
-    """Return the interpreter whose environment holds MkDocs; skip the test without one."""
     return named_python("HVDTRAIN_DOCS_PYTHON", "mkdocs-material")
 
 
 def build_site(folder: Path) -> None:
-    """Build the documentation as `make docs` does."""
     done = subprocess.run(
         [docs_python(), "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
         cwd=_ROOT,

@@ -24,7 +24,6 @@ class GpuRecord:
         self._tests: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what is worth knowing of a test."""
         found = self._tests.setdefault(report.nodeid, {"outcome": "unfinished", "seconds": 0.0})
         found["seconds"] = round(found["seconds"] + report.duration, 1)
         if report.outcome != "passed" or report.when == "call":
@@ -34,7 +33,6 @@ class GpuRecord:
         found |= dict(report.user_properties)
 
     def pytest_sessionfinish(self) -> None:
-        """Write the file."""
         outcomes = [test["outcome"] for test in self._tests.values()]
         document = {
             "date": datetime.now(UTC).date().isoformat(),

@@ -49,7 +49,6 @@ report_variables NONE
 
 
 def require_grid_engine() -> None:
-    """Skip the test where Grid Engine cannot be started; fail it where REQUIRED is set to 1."""
     programs = [str(_PROGRAMS / name) for name in ("sge_qmaster", "sge_execd", "qsub")]
     require_programs(programs, "gridengine-master gridengine-exec gridengine-client", REQUIRED)
 
@@ -122,7 +121,6 @@ class GridEngine:
         return self.exits(job)
 
     def _write_files(self) -> None:
-        """Write what the master reads when it starts."""
         spool = f"{self._common};{self._master}"
         bootstrap = _BOOTSTRAP.format(spool=spool, programs=_PROGRAMS, master=self._master)
         (self._common / "bootstrap").write_text(bootstrap)
@@ -170,7 +168,6 @@ class GridEngine:
         self._run("qconf", "-Aq", self._file("queue", queue))
 
     def _end_jobs(self) -> None:
-        """End what still runs: a daemon that is gone cannot."""
         if self.ask("qstat"):
             self.ask("qdel", "-u", "root")
             self._daemons.wait(lambda: self.ask("qstat") == "", _END_SECONDS)
@@ -181,7 +178,6 @@ class GridEngine:
         return str(path)
 
     def _run(self, *words: str) -> str:
-        """Return what a command prints; one that fails fails the test."""
         done = subprocess.run(
             [_PROGRAMS / words[0], *words[1:]],
             env=self._env,
@@ -194,7 +190,6 @@ class GridEngine:
         return done.stdout.strip()
 
     def _fail(self, reason: str) -> NoReturn:
-        """Fail the test, with what Grid Engine and its jobs have said."""
         logs = [self._master / "messages", *self._directory.glob("execd/*/messages")]
         files = [path for path in (*self._directory.parent.glob("*.o*"), *logs) if path.exists()]
         tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]

@@ -76,12 +76,10 @@ class Job:
 
     @property
     def stdout(self) -> str:
-        """What was written so far."""
         return (self._files / "stdout").read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What was written so far."""
         return (self._files / "stderr").read_text(errors="replace")
 
     @property
@@ -112,7 +110,6 @@ class Job:
         return done
 
     def wait_for_output(self, text: str, timeout_seconds: float = 300) -> None:
-        """Wait until stdout or stderr holds `text`."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             # First, because it may say so and end while this is between two lines.
@@ -197,7 +194,6 @@ class Job:
         return payloads
 
     def fail(self, reason: str) -> NoReturn:
-        """Fail the test with the command and the tails of its output."""
         raise AssertionError(
             f"{reason}: {' '.join(self.argv)}\n"
             f"--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"

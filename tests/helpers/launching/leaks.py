@@ -34,8 +34,6 @@ _OTHERS: set[int] = set()
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there is at one moment."""
-
     environment: Mapping[str, str]
     directory: str
     threads: frozenset[threading.Thread]
@@ -43,7 +41,6 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> Snapshot:
-        """Look at this process and at /proc."""
         return cls(
             environment=dict(os.environ),
             directory=os.getcwd(),

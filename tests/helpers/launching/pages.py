@@ -35,15 +35,12 @@ _END = "== end of step"
 
 @dataclass
 class Step:
-    """A block of a page that is written to a file, or run."""
-
     code: str
     file: str = ""
     output: str = ""
 
 
 def steps_of(page: Path) -> list[Step]:
-    """Return the blocks of a page that can be run, in order."""
     text = page.read_text(encoding="utf-8")
     found: list[Step] = []
     for block in _BLOCK.finditer(text):
@@ -90,7 +87,6 @@ def _installs(step: Step) -> bool:
 
 
 def _script(steps: Sequence[Step]) -> str:
-    """Return what bash runs: each step, and a line behind it."""
     lines = ["exec 2>&1", "set -e -o pipefail"]
     for step in steps:
         written = f"cat > {step.file} <<'END OF FILE'\n{step.code}END OF FILE\n"

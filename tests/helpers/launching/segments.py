@@ -26,6 +26,5 @@ def no_new_segments() -> Iterator[None]:
 
 
 def _segments() -> set[str]:
-    """Return the shared-memory segments of this machine but those of an MPI library."""
     names = {path.name for path in Path("/dev/shm").iterdir()}
     return {name for name in names if not name.startswith(_OF_MPI + _NO_SEGMENTS)}

@@ -49,7 +49,6 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def require_slurm() -> None:
-    """Skip the test where Slurm cannot be started; fail it where REQUIRED is set to 1."""
     programs = ("slurmctld", "slurmd", "sbatch", "munged")
     require_programs(programs, "slurm-wlm munge", REQUIRED)
 
@@ -94,7 +93,6 @@ class Slurm:
         self._stack.close()
 
     def submit(self, script: Path, env: Mapping[str, str]) -> str:
-        """Submit a script, to run in its folder with these variables; return the job's number."""
         words = ["sbatch", "--parsable", f"--chdir={script.parent}", str(script)]
         done = subprocess.run(
             words,
@@ -114,15 +112,12 @@ class Slurm:
         return done.stdout.strip()
 
     def about(self, job: str) -> dict[str, str]:
-        """Return what Slurm knows about a job, such as its JobState."""
         return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "-o", "show", "job", job)))
 
     def wait_for_state(self, job: str, states: Sequence[str], timeout_seconds: float) -> None:
-        """Wait until a job is in one of these states."""
         self._daemons.wait(lambda: self.about(job).get("JobState") in states, timeout_seconds)
 
     def wait_for_text(self, path: Path, text: str, timeout_seconds: float) -> None:
-        """Wait until a file holds a text."""
         self._daemons.wait(lambda: path.exists() and text in path.read_text(), timeout_seconds)
 
     def _start_munge(self) -> None:
@@ -138,7 +133,6 @@ class Slurm:
         self._daemons.wait((folder / "socket").exists, _START_SECONDS)
 
     def _fail(self, reason: str) -> NoReturn:
-        """Fail the test, with what Slurm and its jobs have said."""
         files = [*self._directory.parent.glob("*.out"), self._directory / "slurmctld.log"]
         tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
         jobs = self.ask("scontrol", "-o", "show", "jobs")

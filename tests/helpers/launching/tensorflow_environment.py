@@ -11,7 +11,6 @@ from environments import named_python
 
 
 def tensorflow_python() -> Path:
-    """Return the interpreter whose environment holds TensorFlow; skip the test without one."""
     variable = "HVDTRAIN_TENSORFLOW_PYTHON"
     if not os.environ.get(variable) and importlib.util.find_spec("tensorflow") is not None:
         return Path(sys.executable)

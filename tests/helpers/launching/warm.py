@@ -35,7 +35,6 @@ def warm_prefix(python: Path, modules: str) -> list[str]:
 
 @functools.cache
 def _start(python: Path, modules: str) -> tuple[str, subprocess.Popen[bytes]]:
-    """Start a warm process and return the address at which it listens."""
     address = f"hvdtrain-test-{uuid.uuid4().hex}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("\0" + address)

@@ -25,7 +25,6 @@ os.kill(int(sys.argv[1]), 18)
 
 
 def disturb(way: str) -> None:
-    """Have this process be killed, leave, stop, hold Python's lock, or lose its connections."""
     if way in PAUSES:
         print(f"disturbed: {way}", flush=True)
     match way:

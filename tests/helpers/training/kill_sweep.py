@@ -44,8 +44,6 @@ _LIMIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
-
     kills: int
     restarts: int
     loss: float
@@ -96,7 +94,6 @@ ON_HOSTS = ("ranks of a host", "host with daemon", "connections closed")
 
 
 def sweep_case(kind: str, seed: int, folder: Path) -> Outcome:
-    """Run a job, kill ranks of it, and check its end."""
     draw, inner = random.Random(f"{kind} {seed}"), KINDS[kind]
     on_hosts = kind in ON_HOSTS or draw.random() < 0.3
     if on_hosts:

@@ -15,8 +15,6 @@ _CLASSES = 10
 
 @dataclass(frozen=True)
 class MadeRun:
-    """What kind of run it shall be."""
-
     epochs: int = 6
     steps: int = 200
     log_every: int = 10

@@ -21,8 +21,6 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Slice:
-    """A complete event, with the name of its row."""
-
     rank: int
     row: str
     phase: str
@@ -38,8 +36,6 @@ class Slice:
 
 
 class Trace:
-    """A file that is checked as it is read."""
-
     def __init__(self, path: Path, np: int) -> None:
         self.content = json.loads(path.read_text())
         assert set(self.content) == {"traceEvents", "displayTimeUnit", "otherData"}
@@ -86,7 +82,6 @@ def _slice(event: dict[str, Any], rows: dict[tuple[int, int], str]) -> Slice:
 
 
 def assert_no_overlap(events: list[dict[str, Any]]) -> None:
-    """Check that the slices of each row follow one another."""
     rows = defaultdict(list)
     for event in events:
         if event["ph"] == "X":

@@ -21,12 +21,10 @@ parser.add_argument("--out", required=True)
 
 
 def metric_average(value: float, name: str) -> float:
-    """Return the average over the ranks."""
     return hvd.allreduce(torch.tensor(value), name=name).item()
 
 
 def train(model: Net, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
-    """Train for one epoch."""
     model.train()
     for data, target in loader:
         if torch.cuda.is_available():
@@ -38,7 +36,6 @@ def train(model: Net, loader: DataLoader, optimizer: torch.optim.Optimizer) -> N
 
 
 def test(model: Net, loader: DataLoader, sampler: DistributedSampler) -> None:
-    """Say on rank 0 how good the model is."""
     model.eval()
     loss, correct = 0.0, 0.0
     for data, target in loader:

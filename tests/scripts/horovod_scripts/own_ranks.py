@@ -16,7 +16,6 @@ from horovod.common.util import (
 
 
 def main(args: argparse.Namespace, base: int) -> tuple[int, int, float]:
-    """Train nothing, but look around."""
     import horovod.torch as hvd
     import torch
 
