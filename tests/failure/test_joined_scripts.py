@@ -1,4 +1,4 @@
-"""A script with hvd.elastic goes on when ranks are killed, and when others join."""
+"""Scripts for Horovod's elastic training go on when ranks are killed, and when others join."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 from job import Completed
+from paths import TESTS
 from ranks import start
+from tensorflow_environment import keras_variables, tensorflow_python
 
 SCRIPT = Path(__file__).parent / "joined_script.py"
+KERAS_SCRIPT = TESTS / "scripts" / "horovod_scripts" / "elastic_keras.py"
 SAMPLES, LAST_EPOCH = 48, 2
+QUICK = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
 
 
 def run(
@@ -26,11 +30,10 @@ def run(
     in_reset: int = -1,
 ) -> list[dict[str, Any]]:
     """Run the script, and return what each rank has done, in the order of ranks at the end."""
-    words = ["-m", "hvdtrain", "run", "--elastic", "-np", ranks, *options]
+    words = ["-m", "hvdtrain", "run", "--elastic", "--as-horovod", "-np", ranks, *options]
     words += ["--max-np", wanted] if wanted else []
     numbers = [wanted, slow, in_reset, *victims]
-    quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
-    with start([sys.executable, *words, "--", SCRIPT, *numbers], env=quick) as job:
+    with start([sys.executable, *words, "--", SCRIPT, *numbers], env=QUICK) as job:
         done = job.ended(600, code=0)
         results = [json.loads(path.read_text()) for path in job.results_folder.glob("*.json")]
     assert len(results) == ranks - len(victims) - (in_reset >= 0)
@@ -101,3 +104,19 @@ def test_a_rank_is_left_alone_before_it_has_the_state() -> None:
     done = run_failing("is left alone")
     assert done.returncode != 0
     assert "no rank is left that has trained: start the job again" in done.stderr, done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("victim", "wanted"), [(0, 0), (1, 0), (1, 3)])
+def test_with_keras(victim: int, wanted: int) -> None:
+    """A rank that joins begins with a step that the others take in their reset callback."""
+    options = ["--min-np", 2, *(["--max-np", wanted] if wanted else [])]
+    words = ["run", "--elastic", "--as-horovod", "-np", 3, *options, "--", KERAS_SCRIPT]
+    command = [tensorflow_python(), "-m", "hvdtrain", *words, "--victim", victim]
+    with start([*command, "--wanted", wanted], env=QUICK | keras_variables()) as job:
+        done = job.ended(600, code=0)
+        results = job.results_of_those_left({*range(3)} - {victim})
+    assert done.stderr.count(f"rank {victim} of 3 ended; 2 left after ") == 1
+    ranks = wanted or 2
+    expected = {"ranks": ranks, "epoch": 3, "rate": pytest.approx(ranks)}
+    assert results == [expected] * 2

@@ -7,14 +7,16 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import torch
 from compression_formulas import MATRICES, NBitFormula, PowerSGDFormula, TopKFormula
-from exchange_formulas import Flat, mean
+from exchange_formulas import Flat, OfRanks, mean
 from exchange_ranks import (
     COUNTS,
     LIMITS,
     TOLERANCE,
     check,
     exchanged,
+    kinds,
     layouts,
     of_ranks,
     values,
@@ -23,12 +25,14 @@ from exchange_ranks import (
 from exchanging import Driven, plan_of
 
 import hvdtrain.torch as hvd
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.gradients.exchange import Exchange, StepInfo
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.types import DType
+from hvdtrain.types import DType, ReduceOp
 
 MAKERS: Sequence[Callable[[], Exchange]] = (
     lambda: NBitExchange(block=8),
@@ -158,10 +162,72 @@ def what_is_not_finite_shows() -> int:
     return len(MAKERS) * len(KINDS)
 
 
+def rounded(values: Flat, kind: str) -> Flat:
+    """Return values rounded by torch."""
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}[kind]
+    result: Flat = torch.from_numpy(values.astype(np.float32)).to(half).double().numpy()
+    return result
+
+
+def sum_in_halves(values: OfRanks, nodes: Sequence[int], kind: str) -> list[Flat]:
+    """Return by parameter: the nodes' sums, each rounded, and the rounded sum of these."""
+    results = []
+    for parts in zip(*values, strict=True):
+        of_nodes = dict.fromkeys(nodes, 0 * parts[0])
+        for node, own in zip(nodes, parts, strict=True):
+            of_nodes[node] = of_nodes[node] + own
+        total = sum((rounded(each, kind) for each in of_nodes.values()), 0 * parts[0])
+        results.append(rounded(total, kind))
+    return results
+
+
+def of_many_bits(rank: int) -> list[Flat]:
+    """Return values with more bits than half types have, whose sums are exact in float32."""
+    generator = np.random.default_rng(rank)
+    return [generator.integers(-(1 << 16), 1 << 16, count) / 4096 for count in COUNTS]
+
+
+def sum_and_average_in(
+    kind: str, nodes: tuple[int, ...] | None, dtype: DType, tensors: bool
+) -> None:
+    """Sums bit by bit; averages within half a unit in the last place of the result and of nodes."""
+    ranks, plan = range(hvd.size()), plan_of(dtype, 300)
+    everybody = [of_many_bits(rank) for rank in ranks]
+    own = [each.astype(dtype.numpy) for each in everybody[hvd.rank()]]
+
+    def step(exchange: Exchange, given: list[Flat], weights: list[float] | None) -> list[Flat]:
+        return exchanged(Driven(exchange, plan, tensors), given, weighed(0, weights), nodes)
+
+    pairs = [(ReduceOp.SUM, sum_in_halves(everybody, nodes or ranks, kind))]
+    if len(set(nodes or ranks)) == 1:  # nothing crosses a network
+        ops = (ReduceOp.SUM, ReduceOp.AVERAGE)
+        pairs = [(op, step(AllreduceExchange(op), own, None)) for op in ops]
+    for op, expected in pairs:
+        for one, other in zip(step(HalfExchange(kind, op), own, None), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    weights = [float(rank + 1) for rank in ranks]
+    most = 2 * 16 * {"fp16": 2.0**-11, "bf16": 2.0**-8}[kind]
+    for predivide in (1.0, 4.0):
+        found = step(HalfExchange(kind, predivide=predivide), own, weights)
+        for one, other in zip(found, mean(everybody, weights), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=most)
+    # What does not fit into fp16 is infinite on all ranks, for a loss scaler to see.
+    infinite = step(HalfExchange("fp16"), [np.full(count, 1e30) for count in COUNTS], None)
+    assert len(set(nodes or ranks)) == 1 or all(np.isinf(each).all() for each in infinite)
+
+
+def half_types_cross_the_network() -> int:
+    cases = list(product(("fp16", "bf16"), (None, *layouts()), kinds()))
+    for kind, nodes, (dtype, tensors) in cases:
+        sum_and_average_in(kind, nodes, dtype, tensors)
+    return len(cases)
+
+
 CASES = (
     nothing_is_lost,
     n_bit_follows_its_formula,
     matrices_follow_their_formulas,
     a_low_rank_does_not_last,
     what_is_not_finite_shows,
+    half_types_cross_the_network,
 )

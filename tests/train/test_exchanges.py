@@ -21,18 +21,8 @@ def test_exchanges_follow_their_formulas(np: int) -> None:
 ARITHMETIC = Path(__file__).with_name("arithmetic_worker.py")
 
 
-def test_threads_that_flush_small_numbers_to_zero() -> None:
-    for wrong in run_ranks(ARITHMETIC, 2, warm="torch").results:
-        assert wrong == []
-
-
-MEMORY_WAYS = Path(__file__).with_name("memory_ways_worker.py")
-
-
-@pytest.mark.parametrize(
-    "slots", [[3], [2, 1], pytest.param([2, 1, 1], marks=pytest.mark.soak)], ids=str
-)
-def test_ranks_give_the_weights_of_one_rank(slots: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("slots", [[2], [2, 1]], ids=str)
+def test_numbers_that_are_nearly_zero_or_too_large(slots: list[int], tmp_path: Path) -> None:
     several: dict[str, Any] = {"warm": "torch"}
     if len(slots) > 1:
         require_hosts()
@@ -40,10 +30,8 @@ def test_ranks_give_the_weights_of_one_rank(slots: list[int], tmp_path: Path) ->
             "hostfile": write_hostfile(tmp_path / "hosts", "openmpi", slots),
             "launcher_args": AGENT_ARGS["openmpi"],
         }
-    done = run_ranks(MEMORY_WAYS, sum(slots), timeout_seconds=300, **several)
-    for gaps in done.results:
-        assert sorted(gaps) == ["0", "1", "numpy"]
-        assert max(gaps.values()) < 1e-12, gaps
+    for wrong in run_ranks(ARITHMETIC, sum(slots), **several).results:
+        assert wrong == []
 
 
 RESUMED_PLAN = Path(__file__).with_name("resumed_plan_worker.py")
