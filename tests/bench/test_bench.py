@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from job import Completed
 from outcomes import outcomes
-from ranks import launch, mpi_python, start
+from ranks import start
 from tensorflow_environment import keras_variables, tensorflow_python
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
@@ -239,16 +239,3 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         assert done.stderr.startswith("hvdtrain: ")
         assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.mpich
-def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
-    words = ["-m", "hvdtrain", "bench", "--quick", "--out", tmp_path]
-    done = start([mpi_python("mpich"), *words]).end()
-    told = "hvdtrain: torch is not installed: pip install 'hvdtrain[torch]'\n"
-    assert (done.returncode, done.stderr) == (2, told)
-
-
-def test_ranks_do_not_start_ranks() -> None:
-    done = launch(["-m", "hvdtrain", "bench", "--quick"], 2).end(code=2)
-    assert done.stderr.count("'bench' starts ranks itself") == 1

@@ -132,14 +132,6 @@ store.set("hvdtrain/1/1/1", pickle.dumps(Program()))
     assert line.startswith("hvdtrain: [rank 0/2] the ranks could not connect to each other (")
 
 
-def test_mpi_under_torchrun_is_refused() -> None:
-    code = "from hvdtrain.core import context; context.init('mpi'); print('started')"
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = start([sys.executable, "-c", code], env=variables).end(code=78)
-    assert done.stdout == ""
-    assert "torchrun promised 2 ranks (WORLD_SIZE=2)" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("hide", "reason"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 import time
 from collections.abc import Mapping
@@ -89,17 +88,6 @@ def test_ranks_that_meet_by_gloo_are_killed(tmp_path: Path, alone: dict[str, Any
     require_like(summary, alone)
     assert [each["lost"] for each in summary["failures"]] == [[0], [0]]
     assert summary["engine"] == "gloo"
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(10))
-def test_any_ranks_are_killed(seed: int, tmp_path: Path, alone: dict[str, Any]) -> None:
-    """At moments that a seed draws, also while rank 0 writes a checkpoint."""
-    draw = random.Random(seed)
-    lost = draw.sample(range(4), draw.randint(1, 3))
-    moments = ("forward", "backward", "update")
-    kills = " ".join(f"{rank}:{draw.randint(1, 8)}:{draw.choice(moments)}" for rank in lost)
-    require_like(survive(tmp_path, 4, kills, "--checkpoint-every", "1step"), alone)
 
 
 @pytest.mark.soak

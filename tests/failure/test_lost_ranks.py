@@ -34,15 +34,22 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("worker", "size", "how"),
     [
-        *("shared memory", "MPI"),
-        *(pytest.param(how, marks=pytest.mark.soak) for how in ("numpy", "gloo")),
+        ("lost_ranks_worker.py", 7, "shared memory"),
+        ("lost_ranks_worker.py", 7, "MPI"),
+        pytest.param("lost_ranks_worker.py", 7, "numpy", marks=pytest.mark.soak),
+        pytest.param("lost_ranks_worker.py", 7, "gloo", marks=pytest.mark.soak),
+        ("recovery_worker.py", 7, "shared memory"),
+        pytest.param("recovery_worker.py", 7, "gloo", marks=pytest.mark.soak),
+        ("lost_training_worker.py", 5, "shared memory"),
+        pytest.param("lost_training_worker.py", 5, "MPI", marks=pytest.mark.soak),
     ],
 )
-def test_the_others_go_on(how: str) -> None:
-    env = SETTINGS[how]
-    survive("lost_ranks_worker.py", 7, [1, 2], env, launcher_args=TOLERATE)
+def test_the_others_go_on(worker: str, size: int, how: str) -> None:
+    """Engines, programs and optimizers."""
+    env = {**SETTINGS[how], "HVDTRAIN_BUCKET_BYTES": 20_000}
+    survive(worker, size, [1, 2], env, launcher_args=TOLERATE)
 
 
 def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
@@ -51,30 +58,6 @@ def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
     hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [2, 5])
     args = [*AGENT_ARGS["openmpi"], *TOLERATE]
     survive("lost_ranks_worker.py", 7, [1, 2], {}, hostfile=hostfile, launcher_args=args)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "shared memory",
-        *(pytest.param(how, marks=pytest.mark.soak) for how in ("MPI", "numpy", "gloo")),
-    ],
-)
-def test_a_program_goes_on(how: str) -> None:
-    env = SETTINGS[how]
-    survive("recovery_worker.py", 7, [1, 2], env, launcher_args=TOLERATE)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "shared memory",
-        *(pytest.param(how, marks=pytest.mark.soak) for how in ("MPI", "numpy", "gloo")),
-    ],
-)
-def test_optimizers_go_on(how: str) -> None:
-    env = {**SETTINGS[how], "HVDTRAIN_BUCKET_BYTES": 20_000}
-    survive("lost_training_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)
 
 
 @pytest.mark.parametrize(("where", "shared_memory"), [("watch", "1"), ("failure_watch", "0")])

@@ -90,6 +90,7 @@ def test_a_rank_that_raises_ends_the_job() -> None:
         ("host with daemon", 5),
         ("ranks of a host", 2),
         ("first 0.5 s", 1),
+        *(("bucket", 1), ("reduced", 2), ("updated", 3), ("two at once", 1), ("at any time", 1)),
         ("checkpoint", 1),
         ("during a recovery", 2),
         ("connections closed", 1),

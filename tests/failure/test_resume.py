@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -81,31 +80,6 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     assert epochs_of(tmp_path) == both_splits(epochs)
     part = f" and {samples} samples" if samples else ""
     assert told.endswith(f": {epochs} epochs{part} are done and saved\n")
-
-
-def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path) -> None:
-    with launch(JOB, 2, args=[*OPTIONS, "--out", tmp_path, "--epochs", 500]) as job:
-        job.wait_for_output("epoch   3/500")
-        job.process.send_signal(signal.SIGTERM)
-        done = job.wait(300)
-        assert done.returncode != 0
-        assert "Traceback" not in done.stderr
-        job.assert_nothing_left()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    newest, before = checkpoint_files(tmp_path)[:2]
-    epochs = position_of(newest)[0]
-    newest.write_bytes(newest.read_bytes()[:-1000])
-    leftover = tmp_path / f".unfinished-{socket.gethostname()}-{job.process.pid}"
-    leftover.write_bytes(b"what SIGKILL leaves")
-    arguments = [*OPTIONS, "--out", tmp_path, "--epochs", epochs, "--resume", "auto"]
-    done = run_ranks(JOB, 2, args=arguments)
-    assert f"{newest} is damaged" in done.stderr
-    assert f"{before}, {epochs - 1} epochs done" in done.stdout
-    assert summary_of(tmp_path)["epochs"] == epochs
-    assert epochs_of(tmp_path) == both_splits(epochs)
-    files = checkpoint_files(tmp_path)
-    assert [position_of(path)[0] for path in files] == list(range(epochs, max(0, epochs - 3), -1))
-    assert not leftover.exists()
 
 
 # 100 samples in steps of 12, the last of four: nine an epoch.

@@ -87,12 +87,3 @@ def test_a_job_that_the_stall_watch_ends(tmp_path: Path) -> None:
         for step in range(STEPS)
     )
     check_what_is_stuck(merged(tmp_path))
-
-
-def test_pieces_that_are_not_there(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "hvdtrain", "timeline", "it.json"]
-    done = start(argv, cwd=tmp_path).end()
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"hvdtrain: no pieces such as {tmp_path}/it.rank-0.json are there: ")
-    assert not list(tmp_path.iterdir())

@@ -65,6 +65,7 @@ COMMANDS: list[tuple[list[object], list[str]]] = [
     (["train", "digits", "--resume", "x" * 300], ["x" * 300, "--resume"]),
     (["train", "digits", "digits"], ["digits"]),
     (["evaluate", "nowhere"], ["nowhere is not the directory of a run"]),
+    (["timeline", "it.json"], ["no pieces such as ", "/it.rank-0.json are there: "]),
     (["report", "nowhere"], ["nowhere: there is no such directory"]),
 ]
 
@@ -83,7 +84,7 @@ def test_commands(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("words", [["train"], ["run", "-np", 2, "--", "train"]])
+@pytest.mark.parametrize("words", [["train"], ["run", "-np", 2, "--", "train"], ["bench"]])
 @pytest.mark.mpich
 def test_without_torch(words: list[object], tmp_path: Path) -> None:
     """The environment of MPICH has no framework."""

@@ -30,20 +30,23 @@ def test_mpirun_and_libmpi_do_not_belong_together(
     assert "Traceback" not in done.stderr
 
 
+MPIRUN = {"OMPI_COMM_WORLD_RANK": 0, "OMPI_COMM_WORLD_SIZE": 8}
+TORCHRUN = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+
+
 @pytest.mark.parametrize(
-    ("engine", "code", "message"),
+    ("variables", "engine", "code", "message"),
     [
-        ("auto", 78, "promised 8 ranks (OMPI_COMM_WORLD_SIZE=8), but engine mpi with Open MPI"),
-        ("local", 2, "engine local is for one rank, but Open MPI's mpirun started 8"),
+        (MPIRUN, "auto", 78, "promised 8 ranks (OMPI_COMM_WORLD_SIZE=8), but engine mpi with Open"),
+        (MPIRUN, "local", 2, "engine local is for one rank, but Open MPI's mpirun started 8"),
+        (TORCHRUN, "mpi", 78, "torchrun promised 2 ranks (WORLD_SIZE=2)"),
     ],
 )
 def test_variables_of_a_launcher_around_a_single_process(
-    engine: str, code: int, message: str
+    variables: dict[str, object], engine: str, code: int, message: str
 ) -> None:
-    variables = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8"}
-    done = start([sys.executable, "-c", INIT], env={**variables, "HVDTRAIN_ENGINE": engine}).end(
-        code=code
-    )
+    env = {**variables, "HVDTRAIN_ENGINE": engine}
+    done = start([sys.executable, "-c", INIT], env=env).end(code=code)
     assert done.stdout == ""
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from horovod_environment import horovod_python, require_compiler
 from job import Completed
-from ranks import launch, start
+from ranks import start
 
 from hvdtrain.compiled.library import COMPILERS
 
@@ -46,11 +46,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"wheels cannot be kept in {tmp_path}/file/hvdtrain/horovod" in done.stderr
     assert "set XDG_CACHE_HOME" in done.stderr
-
-
-def test_ranks_do_not_build(tmp_path: Path) -> None:
-    done = launch(BUILD, 2, env={"XDG_CACHE_HOME": tmp_path}).end(code=2)
-    assert done.stderr.count("'build-horovod' is for one process") == 1
 
 
 @pytest.mark.horovod

@@ -117,7 +117,7 @@ def test_a_caller_that_is_killed_leaves_nothing() -> None:
             os.kill(_launcher(job), signal.SIGSTOP)  # nor does it end the ranks
             job.process.kill()
             assert job.wait(300).returncode == -signal.SIGKILL
-            job.assert_nothing_left(40)
+            job.assert_nothing_left()
         assert list(Path(folder).iterdir()) == []
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from job import Completed
-from ranks import launch, mpi_python, start
+from ranks import mpi_python, start
 
 CHECK = ["-m", "hvdtrain", "check"]
 
@@ -119,35 +117,8 @@ def test_a_framework_that_does_not_load_and_a_setting_that_makes_no_sense(tmp_pa
     assert "not tried, because of what is wrong with settings" in done.stdout
 
 
-@pytest.mark.soak
-def test_an_mpi_that_does_not_start() -> None:
-    done = check("--json", env={"OMPI_MCA_pml": "nonsense"})
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"]) == (1, False)
-    assert "does not start (exit code" in report["problems"][0]
-
-
 def test_ranks_that_do_not_start() -> None:
     # Only mpirun wants to write there.
     (problem,) = problems(check(env={"PRTE_MCA_prte_tmpdir_base": "/proc/nowhere"}))
     assert problem.startswith("two ranks did not run (exit code ")
     assert problem.endswith("mpirun -np 2 hostname` runs")
-
-
-def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
-    # It is at work when the signal comes, because a process that it asks does not answer.
-    (tmp_path / "torch.py").write_text(
-        "import pathlib, time; pathlib.Path('loading').touch(); time.sleep(3600)"
-    )
-    with start([sys.executable, *CHECK], cwd=tmp_path) as job:
-        while not (tmp_path / "loading").exists():
-            assert job.process.poll() is None
-            time.sleep(0.01)
-        job.process.send_signal(signal.SIGINT)
-        done = job.ended(code=130)
-    assert done.stderr == "hvdtrain: interrupted\n"
-
-
-def test_ranks_do_not_check() -> None:
-    done = launch(CHECK, 2).end(code=2)
-    assert done.stderr.count("'check' starts ranks itself") == 1

@@ -152,12 +152,6 @@ def test_a_script_of_ddp(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["gradient [[1.5, 1.5]] of 2"] * 2
 
 
-def test_the_exit_code_of_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text("import sys; sys.exit(7)")
-    launch([*EXEC, str(script)], 2).end(code=7)
-
-
 def test_a_script_of_a_strategy(tmp_path: Path) -> None:
     script = tmp_path / "strategy.py"
     script.write_text(STRATEGY)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn, Self
 
 import pytest
-from gridengine import GridEngine, require_grid_engine
+from daemons import Daemons, require_programs
 from run_files import require_each_sample_once, summary_of
+
+from hvdtrain.launch.cluster_environment import free_ports
 
 WORKER = Path(__file__).with_name("job_worker.py")
 LIMIT_SECONDS = 300
@@ -24,6 +31,193 @@ HOSTS = """\
 echo "$NSLOTS slots"
 {python} -m hvdtrain hosts --from sge
 """
+REQUIRED = "HVDTRAIN_TEST_GRIDENGINE"
+_PROGRAMS = Path("/usr/lib/gridengine")
+_SHARED = Path("/usr/share/gridengine")
+_START_SECONDS = 120
+_END_SECONDS = 120
+_COMMAND_SECONDS = 120  # of Grid Engine's own
+
+_BOOTSTRAP = """\
+admin_user none
+default_domain none
+ignore_fqdn true
+spooling_method classic
+spooling_lib libspoolc
+spooling_params {spool}
+binary_path {programs}
+qmaster_spool_dir {master}
+security_mode none
+listener_threads 2
+worker_threads 2
+scheduler_threads 1
+"""
+_HOST = """\
+hostname localhost
+load_scaling NONE
+complex_values NONE
+user_lists NONE
+xuser_lists NONE
+projects NONE
+xprojects NONE
+usage_scaling NONE
+report_variables NONE
+"""
+
+
+def require_grid_engine() -> None:
+    programs = [str(_PROGRAMS / name) for name in ("sge_qmaster", "sge_execd", "qsub")]
+    require_programs(programs, "gridengine-master gridengine-exec gridengine-client", REQUIRED)
+
+
+class GridEngine:
+    """A master, and a host with eight slots and a parallel environment `mpi`.
+
+    Ports and files are their own, and the queue is otherwise what Grid Engine proposes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._master, self._common = directory / "master", directory / "cell" / "common"
+        master, execd = free_ports(2)
+        own = {
+            "SGE_ROOT": str(directory),
+            "SGE_CELL": "cell",
+            "SGE_QMASTER_PORT": str(master),
+            "SGE_EXECD_PORT": str(execd),
+            "SGE_ND": "1",  # stay in the foreground
+        }
+        # What it would have a person edit, it shows.
+        self._env = {**os.environ, **own, "EDITOR": "cat"}
+        self._daemons = Daemons(own, self._fail)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for folder in (self._common, self._master / "job_scripts", self._directory / "tmp"):
+            folder.mkdir(parents=True)
+        with self._stack as stack:
+            stack.enter_context(self._daemons)
+            self._write_files()
+            master = self._daemons.start(str(_PROGRAMS / "sge_qmaster"))
+            stack.callback(master.process.kill)  # it would take nine seconds to end by itself
+            self._daemons.wait(lambda: self.ask("qconf", "-sm") == "root", _START_SECONDS)
+            self._configure()
+            self._daemons.start(str(_PROGRAMS / "sge_execd"))
+            stack.callback(self._end_jobs)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def submit(self, script: Path) -> str:
+        """Submit a script, to run in its folder; return the job's number."""
+        words = ["qsub", "-terse", "-wd", str(script.parent), str(script)]
+        return self._run(*words).partition(".")[0]
+
+    def ask(self, *words: str) -> str:
+        """Return what a command of Grid Engine prints, whether or not it fails."""
+        done = subprocess.run(
+            [_PROGRAMS / words[0], *words[1:]],
+            env=self._env,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+        )
+        return done.stdout.strip()
+
+    def exits(self, job: str) -> list[int]:
+        """Return with which exit code each start of a job has ended."""
+        found = re.findall(r"^exit_status +(\d+)", self.ask("qacct", "-j", job), re.MULTILINE)
+        return [int(code) for code in found]
+
+    def wait_for_exits(self, job: str, count: int, timeout_seconds: float) -> list[int]:
+        """Wait until a job has ended so often, and is not started again; return its exits()."""
+        self._daemons.wait(lambda: len(self.exits(job)) >= count, timeout_seconds)
+        self._daemons.wait(lambda: self.ask("qstat", "-j", job) == "", timeout_seconds)
+        return self.exits(job)
+
+    def _write_files(self) -> None:
+        spool = f"{self._common};{self._master}"
+        bootstrap = _BOOTSTRAP.format(spool=spool, programs=_PROGRAMS, master=self._master)
+        (self._common / "bootstrap").write_text(bootstrap)
+        (self._common / "act_qmaster").write_text("localhost\n")
+        # A name that this machine gives to 127.0.0.1 must be that which it gives to itself.
+        (self._common / "host_aliases").write_text(f"localhost {socket.gethostname()}\n")
+        self._run("spoolinit", "classic", "libspoolc", spool, "init")
+        text = (_SHARED / "default-configuration").read_text()
+        changed = _changed(
+            text,
+            administrator_mail="none",
+            execd_spool_dir=self._directory / "execd",
+            min_uid=0,
+            min_gid=0,
+            load_report_time="00:00:01",
+            reporting_params="accounting=true reporting=false flush_time=00:00:01 joblog=false",
+        )
+        resources = _SHARED / "util" / "resources"
+        self._run("spooldefaults", "configuration", self._file("configuration", changed))
+        self._run("spooldefaults", "complexes", str(resources / "centry"))
+        self._run("spooldefaults", "usersets", str(resources / "usersets"))
+        self._run("spooldefaults", "managers", "root")
+
+    def _configure(self) -> None:
+        """Tell the master who may submit, where jobs run, and to look at them every second."""
+        every = _changed(
+            self._run("qconf", "-ssconf"),
+            schedule_interval="0:0:1",
+            flush_submit_sec=1,
+            flush_finish_sec=1,
+            job_load_adjustments="NONE",
+        )
+        self._run("qconf", "-Msconf", self._file("scheduler", every))
+        self._run("qconf", "-as", "localhost")
+        self._run("qconf", "-Ae", self._file("host", _HOST))
+        self._run("qconf", "-Ap", str(_SHARED / "util" / "resources" / "pe" / "mpi"))
+        queue = _changed(
+            self.ask("qconf", "-aq", "all.q"),
+            hostlist="localhost",
+            load_thresholds="NONE",
+            pe_list="mpi",
+            slots=8,
+            tmpdir=self._directory / "tmp",
+        )
+        self._run("qconf", "-Aq", self._file("queue", queue))
+
+    def _end_jobs(self) -> None:
+        if self.ask("qstat"):
+            self.ask("qdel", "-u", "root")
+            self._daemons.wait(lambda: self.ask("qstat") == "", _END_SECONDS)
+
+    def _file(self, name: str, text: str) -> str:
+        path = self._directory / name
+        path.write_text(text)
+        return str(path)
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run(
+            [_PROGRAMS / words[0], *words[1:]],
+            env=self._env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}"
+        return done.stdout.strip()
+
+    def _fail(self, reason: str) -> NoReturn:
+        logs = [self._master / "messages", *self._directory.glob("execd/*/messages")]
+        files = [path for path in (*self._directory.parent.glob("*.o*"), *logs) if path.exists()]
+        tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
+        raise AssertionError("\n".join([reason, self.ask("qstat", "-j", "*"), *tails]))
+
+
+def _changed(text: str, **values: object) -> str:
+    """Return lines of a name and a value with other values."""
+    for name, value in values.items():
+        text = re.sub(rf"^{name}\s.*$", f"{name} {value}", text, flags=re.MULTILINE)
+    return text + "\n"
 
 
 @pytest.mark.gridengine

@@ -14,7 +14,6 @@ from mpis import MPICH
 from ranks import launch, mpi_python, start
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
-OPTIONS_WORKER = Path(__file__).with_name("run_options_worker.py")
 MPIS = ("openmpi", MPICH)
 
 
@@ -59,13 +58,12 @@ def test_what_ranks_are_given(mpi: str, tmp_path: Path) -> None:
     # On hosts by name Open MPI's launcher wants a network, which the loopback is not for it.
     where = words[:2] + words[4:] if mpi == "openmpi" else words
     env = {"INHERITED": "yes", "TMPDIR": tmp_path}
-    with run(*where, *form, OPTIONS_WORKER, mpi=mpi, env=env) as job:
+    with run(*where, *form, WORKER, "tells", mpi=mpi, env=env) as job:
         done = job.wait(300)
         assert done.returncode == 0, job.stderr
         results = job.results(2)
-    assert [r["greeting"] for r in results] == ["a b,c"] * 2
-    assert [r["inherited"] for r in results] == ["yes"] * 2
-    assert [r["network"] for r in results] == ["lo"] * 2
+    expected = {"GREETING": "a b,c", "INHERITED": "yes", "NCCL_SOCKET_IFNAME": "lo"}
+    assert all(r["given"] | expected == r["given"] for r in results), results
     assert [r["cores"] for r in results] == [1] * 2
     stamp = (
         r"\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\]\[1,{}\]<{}>: "
@@ -74,13 +72,13 @@ def test_what_ranks_are_given(mpi: str, tmp_path: Path) -> None:
     )
     for rank in range(2):
         for stream, text, word in (
-            ("stdout", done.stdout, "says"),
+            ("stdout", done.stdout, "of 2 is here"),
             ("stderr", done.stderr, "warns"),
         ):
             line = stamp.replace("{}", str(rank), 1).replace("{}", stream) + f"rank {rank} {word}"
             assert re.search(f"^{line}$", text, re.MULTILINE), text
     if mpi == "openmpi":
-        assert {Path(r["session"]).parent.parent for r in results} == {tmp_path}
+        assert {Path(r["given"]["PMIX_SERVER_TMPDIR"]).parent.parent for r in results} == {tmp_path}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,9 +92,9 @@ def test_under_a_parent_that_ignores_the_end_of_children() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals, tmp_path: Path) -> None:
     env = {"TMPDIR": tmp_path}
-    with run("-np", 2, OPTIONS_WORKER, "sleeps", mpi=mpi, env=env) as job:
+    with run("-np", 2, WORKER, "waits for a signal", mpi=mpi, env=env) as job:
         for rank in range(2):
-            job.wait_for_output(f"rank {rank} sleeps")
+            job.wait_for_output(f"rank {rank} waits")
         job.process.send_signal(signal.SIGUSR1)
         for rank in range(2):
             job.wait_for_output(f"rank {rank} has SIGUSR1")
@@ -108,19 +106,19 @@ def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals, tmp_path: Pat
 
 
 def test_a_signal_to_all_ends_ranks_though_nobody_reads_what_mpirun_says() -> None:
-    pipe = '"$@" 2>&1 | head -n 2 >&2'  # the launcher writes on, and fails as it ends
-    words = [mpi_python("openmpi"), "-m", "hvdtrain", "run", "-np", 2, OPTIONS_WORKER, "sleeps"]
+    pipe = '"$@" 2>&1 | head -n 4 >&2'  # the launcher writes on, and fails as it ends
+    words = [mpi_python("openmpi"), "-m", "hvdtrain", "run", "-np", 2, WORKER, "waits for a signal"]
     with start(["bash", "-c", pipe, "-", *words]) as job:
         for rank in range(2):
-            job.wait_for_output(f"rank {rank} sleeps")
+            job.wait_for_output(f"rank {rank} waits")
         os.killpg(job.process.pid, signal.SIGTERM)
         job.ended()
 
 
 def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
-    with run("-np", 2, OPTIONS_WORKER, "sleeps", env={"TMPDIR": tmp_path}) as job:
+    with run("-np", 2, WORKER, "waits for a signal", env={"TMPDIR": tmp_path}) as job:
         for rank in range(2):
-            job.wait_for_output(f"rank {rank} sleeps")
+            job.wait_for_output(f"rank {rank} waits")
         assert list(tmp_path.glob("hvdtrain-run-*/ompi.*"))
         (mpirun,) = (
             Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
@@ -160,13 +158,25 @@ def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
     assert finish(run("-np", 9, WORKER, "behaves")).returncode == 0
 
 
-@pytest.mark.parametrize("mpi", MPIS)
-def test_ranks_do_not_start_ranks(mpi: str) -> None:
-    done = launch(["-m", "hvdtrain", "run", "-np", "2", str(WORKER), "behaves"], 2, mpi=mpi).end(
-        code=2
-    )
+@pytest.mark.parametrize(
+    ("mpi", "words", "said"),
+    [
+        ("openmpi", ["run", "-np", 2, WORKER], "'run' starts ranks itself"),
+        pytest.param(
+            "mpich",
+            ["run", "-np", 2, WORKER],
+            "'run' starts ranks itself",
+            marks=pytest.mark.mpich,
+        ),
+        ("openmpi", ["check"], "'check' starts ranks itself"),
+        ("openmpi", ["bench", "--quick"], "'bench' starts ranks itself"),
+        ("openmpi", ["build-horovod"], "'build-horovod' is for one process"),
+    ],
+)
+def test_ranks_do_not_start_ranks(mpi: str, words: list[object], said: str) -> None:
+    done = launch(["-m", "hvdtrain"], 2, args=words, mpi=mpi).end(code=2)
     assert "is here" not in done.stdout
-    assert done.stderr.count("'run' starts ranks itself") == 1
+    assert done.stderr.count(said) == 1
 
 
 def test_without_mpi_it_says_what_to_install(tmp_path: Path) -> None:

@@ -26,6 +26,17 @@ from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 RECIPES = TRAINING / "point_recipes.py"
 LIMIT_SECONDS = 300
 JOB = ["-m", "hvdtrain"]
+FITTING = """
+import sys
+import pytest
+from point_recipes import recipe
+from hvdtrain.train import fit
+with pytest.raises(TypeError, match="'epoch'"):
+    fit(recipe, epoch=2)
+options = {"epochs": 2, "global_batch_size": 8, "lr_scaling": "none", "dtype": "float64"}
+summary = fit(recipe, set={"width": 5}, out=sys.argv[1], quiet=True, **options)
+print(f"{summary.world_size} ranks, loss {summary.final['loss']:.12f}")
+"""
 
 
 def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) -> list[Any]:
@@ -36,7 +47,8 @@ def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) ->
 
 
 def test_a_function_is_fitted(tmp_path: Path) -> None:
-    script = TRAINING / "fit_worker.py"
+    script = tmp_path / "fitting.py"
+    script.write_text(FITTING)
     command = [sys.executable, *JOB, "run", "-np", 2, "--", script, "two"]
     said = []
     for words in (command, [sys.executable, script, "one"]):

@@ -8,7 +8,7 @@ import pytest
 from ranks import run_ranks
 from run_files import summary_of
 
-MAIN = Path(__file__).parent.with_name("gpu_main.py")
+MAIN = Path(__file__).with_name("gpu_main.py")
 
 
 @pytest.mark.gpu
