@@ -100,9 +100,9 @@ def test_a_parameter_server_goes_on(strategy: str, kills: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("ranks", "kills", "more"),
     [
-        (3, "1:67 2:90", ("--optimizer", "adam")),
-        (3, "0:1:leave", ("--optimizer", "adam")),
-        (2, "0:100", ("--exchange", "local:steps=3")),
+        (3, "1:67:read 2:90:read", ("--optimizer", "adam")),
+        (3, "0:1:read:leave", ("--optimizer", "adam")),
+        (2, "0:100:read", ("--exchange", "local:steps=3")),
     ],
 )
 def test_keras_goes_on(

@@ -6,12 +6,10 @@ import os
 import re
 import signal
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from job import Job
+from job import is_stopped
 from ranks import launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
@@ -38,14 +36,6 @@ def stalls(stderr: str) -> dict[str, set[str]]:
     }
 
 
-def wait_for_stalls(job: Job, case: str, expected: set[str]) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not expected <= stalls(job.stderr).get(case, set()):
-        if job.process.poll() is not None or time.monotonic() > deadline:
-            job.fail(f"{case}: no {expected}")
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     ("np", "engine", "cases"),
     [
@@ -69,7 +59,10 @@ def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: 
     }
     with launch(WORKER, np, args=cases, env=env, cwd=tmp_path) as job:
         for case in filter(expected.__contains__, cases):
-            wait_for_stalls(job, case, expected[case])
+            job.wait_for(
+                lambda case=case: expected[case] <= stalls(job.stderr).get(case, set()),
+                f"warned in {case} of {expected[case]}",
+            )
             (tmp_path / case).touch()
         done = job.wait(LIMIT_SECONDS)
         assert done.returncode == 0
@@ -201,7 +194,8 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1}
     with launch(["-c", START + STOPS + BROADCAST], 3, env=env, cwd=tmp_path) as job:
         pid = job.rank_pids(3)[1]
-        wait_for_stop(job, pid, tmp_path / "stops 1")
+        told = tmp_path / "stops 1"
+        job.wait_for(lambda: told.exists() and is_stopped(pid), "stopped a rank")
         (tmp_path / "is stopped").touch()
         for rank in (0, 2):
             job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}")
@@ -210,17 +204,6 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "[rank 1/3] stalled" not in done.stderr
     assert "[rank 2/3] no longer stalled: broadcast 'weights'" in done.stderr
-
-
-def wait_for_stop(job: Job, pid: int, told: Path) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    stat = Path(f"/proc/{pid}/stat")
-    while job.process.poll() is None and time.monotonic() < deadline:
-        with suppress(OSError):  # it may have ended
-            if told.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T":
-                return
-        time.sleep(0.02)
-    job.fail("no rank is stopped")
 
 
 # What rank 0 sees in the pipe, rank 1 has written within the call that keeps Python from running:

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from trace_file import Trace
 
 WORKER = Path(__file__).parent / "timeline_worker.py"
 STEPS = 40
-PATIENCE_SECONDS = 300.0  # which only ends a hang
 
 
 def merged(folder: Path) -> Trace:
@@ -43,13 +40,6 @@ def shows_blocked(piece: Path) -> bool:
     return bool(starts) and max(ends) > starts[0]
 
 
-def wait_for(piece: Path, shows: Callable[[Path], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not shows(piece):
-        assert time.monotonic() < deadline, subjects(piece)
-        time.sleep(0.02)
-
-
 def check_what_is_stuck(trace: Trace) -> None:
     (stuck,) = (s for s in trace.slices if s.subject == "allreduce 'stuck'" and s.phase != "queue")
     assert (stuck.rank, stuck.phase) == (0, "negotiation")
@@ -64,9 +54,10 @@ def check_what_is_stuck(trace: Trace) -> None:
 def test_a_job_that_is_killed(tmp_path: Path) -> None:
     with launch(WORKER, 2, args=["is_killed"], cwd=tmp_path) as job:
         pids = job.rank_pids(2)
-        wait_for(tmp_path / "it.rank-0.json", shows_blocked)
+        first, second = (tmp_path / f"it.rank-{rank}.json" for rank in range(2))
+        job.wait_for(lambda: shows_blocked(first), "showed what is stuck")
         last = f"moving allreduce 'step {STEPS - 1}'"
-        wait_for(tmp_path / "it.rank-1.json", lambda piece: last in subjects(piece))
+        job.wait_for(lambda: last in subjects(second), "showed the last step")
         for pid in (job.process.pid, *pids.values()):
             os.kill(pid, signal.SIGKILL)
         job.ended()

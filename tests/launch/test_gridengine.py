@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn, Self
 
 import pytest
-from daemons import Daemons, require_programs
+from daemons import Scheduler, require_programs
 from run_files import require_each_sample_once, summary_of
 
 from hvdtrain.launch.cluster_environment import free_ports
@@ -36,7 +34,6 @@ _PROGRAMS = Path("/usr/lib/gridengine")
 _SHARED = Path("/usr/share/gridengine")
 _START_SECONDS = 120
 _END_SECONDS = 120
-_COMMAND_SECONDS = 120  # of Grid Engine's own
 
 _BOOTSTRAP = """\
 admin_user none
@@ -70,14 +67,13 @@ def require_grid_engine() -> None:
     require_programs(programs, "gridengine-master gridengine-exec gridengine-client", REQUIRED)
 
 
-class GridEngine:
+class GridEngine(Scheduler):
     """A master, and a host with eight slots and a parallel environment `mpi`.
 
     Ports and files are their own, and the queue is otherwise what Grid Engine proposes.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
         self._master, self._common = directory / "master", directory / "cell" / "common"
         master, execd = free_ports(2)
         own = {
@@ -88,43 +84,26 @@ class GridEngine:
             "SGE_ND": "1",  # stay in the foreground
         }
         # What it would have a person edit, it shows.
-        self._env = {**os.environ, **own, "EDITOR": "cat"}
-        self._daemons = Daemons(own, self._fail)
-        self._stack = ExitStack()
+        super().__init__(directory, own, {"EDITOR": "cat"})
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> None:
         for folder in (self._common, self._master / "job_scripts", self._directory / "tmp"):
             folder.mkdir(parents=True)
-        with self._stack as stack:
-            stack.enter_context(self._daemons)
-            self._write_files()
-            master = self._daemons.start(str(_PROGRAMS / "sge_qmaster"))
-            stack.callback(master.process.kill)  # it would take nine seconds to end by itself
-            self._daemons.wait(lambda: self.ask("qconf", "-sm") == "root", _START_SECONDS)
-            self._configure()
-            self._daemons.start(str(_PROGRAMS / "sge_execd"))
-            stack.callback(self._end_jobs)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._write_files()
+        master = self._start(str(_PROGRAMS / "sge_qmaster"))
+        self.callback(master.process.kill)  # it would take nine seconds to end by itself
+        self.wait(lambda: self.ask("qconf", "-sm") == "root", _START_SECONDS)
+        self._configure()
+        self._start(str(_PROGRAMS / "sge_execd"))
+        self.callback(self._end_jobs)
 
     def submit(self, script: Path) -> str:
         """Submit a script, to run in its folder; return the job's number."""
         words = ["qsub", "-terse", "-wd", str(script.parent), str(script)]
-        return self._run(*words).partition(".")[0]
+        return self.ask(*words, check=True).partition(".")[0]
 
-    def ask(self, *words: str) -> str:
-        """Return what a command of Grid Engine prints, whether or not it fails."""
-        done = subprocess.run(
-            [_PROGRAMS / words[0], *words[1:]],
-            env=self._env,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-        )
-        return done.stdout.strip()
+    def ask(self, *words: object, check: bool = False) -> str:
+        return super().ask(_PROGRAMS / str(words[0]), *words[1:], check=check)
 
     def exits(self, job: str) -> list[int]:
         """Return with which exit code each start of a job has ended."""
@@ -133,8 +112,8 @@ class GridEngine:
 
     def wait_for_exits(self, job: str, count: int, timeout_seconds: float) -> list[int]:
         """Wait until a job has ended so often, and is not started again; return its exits()."""
-        self._daemons.wait(lambda: len(self.exits(job)) >= count, timeout_seconds)
-        self._daemons.wait(lambda: self.ask("qstat", "-j", job) == "", timeout_seconds)
+        self.wait(lambda: len(self.exits(job)) >= count, timeout_seconds)
+        self.wait(lambda: self.ask("qstat", "-j", job) == "", timeout_seconds)
         return self.exits(job)
 
     def _write_files(self) -> None:
@@ -144,7 +123,7 @@ class GridEngine:
         (self._common / "act_qmaster").write_text("localhost\n")
         # A name that this machine gives to 127.0.0.1 must be that which it gives to itself.
         (self._common / "host_aliases").write_text(f"localhost {socket.gethostname()}\n")
-        self._run("spoolinit", "classic", "libspoolc", spool, "init")
+        self.ask("spoolinit", "classic", "libspoolc", spool, "init", check=True)
         text = (_SHARED / "default-configuration").read_text()
         changed = _changed(
             text,
@@ -156,24 +135,24 @@ class GridEngine:
             reporting_params="accounting=true reporting=false flush_time=00:00:01 joblog=false",
         )
         resources = _SHARED / "util" / "resources"
-        self._run("spooldefaults", "configuration", self._file("configuration", changed))
-        self._run("spooldefaults", "complexes", str(resources / "centry"))
-        self._run("spooldefaults", "usersets", str(resources / "usersets"))
-        self._run("spooldefaults", "managers", "root")
+        self.ask("spooldefaults", "configuration", self._file("configuration", changed), check=True)
+        self.ask("spooldefaults", "complexes", str(resources / "centry"), check=True)
+        self.ask("spooldefaults", "usersets", str(resources / "usersets"), check=True)
+        self.ask("spooldefaults", "managers", "root", check=True)
 
     def _configure(self) -> None:
         """Tell the master who may submit, where jobs run, and to look at them every second."""
         every = _changed(
-            self._run("qconf", "-ssconf"),
+            self.ask("qconf", "-ssconf", check=True),
             schedule_interval="0:0:1",
             flush_submit_sec=1,
             flush_finish_sec=1,
             job_load_adjustments="NONE",
         )
-        self._run("qconf", "-Msconf", self._file("scheduler", every))
-        self._run("qconf", "-as", "localhost")
-        self._run("qconf", "-Ae", self._file("host", _HOST))
-        self._run("qconf", "-Ap", str(_SHARED / "util" / "resources" / "pe" / "mpi"))
+        self.ask("qconf", "-Msconf", self._file("scheduler", every), check=True)
+        self.ask("qconf", "-as", "localhost", check=True)
+        self.ask("qconf", "-Ae", self._file("host", _HOST), check=True)
+        self.ask("qconf", "-Ap", str(_SHARED / "util" / "resources" / "pe" / "mpi"), check=True)
         queue = _changed(
             self.ask("qconf", "-aq", "all.q"),
             hostlist="localhost",
@@ -182,35 +161,21 @@ class GridEngine:
             slots=8,
             tmpdir=self._directory / "tmp",
         )
-        self._run("qconf", "-Aq", self._file("queue", queue))
+        self.ask("qconf", "-Aq", self._file("queue", queue), check=True)
 
     def _end_jobs(self) -> None:
         if self.ask("qstat"):
             self.ask("qdel", "-u", "root")
-            self._daemons.wait(lambda: self.ask("qstat") == "", _END_SECONDS)
+            self.wait(lambda: self.ask("qstat") == "", _END_SECONDS)
 
     def _file(self, name: str, text: str) -> str:
         path = self._directory / name
         path.write_text(text)
         return str(path)
 
-    def _run(self, *words: str) -> str:
-        done = subprocess.run(
-            [_PROGRAMS / words[0], *words[1:]],
-            env=self._env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-        )
-        assert done.returncode == 0, f"{words}: {done.stdout}"
-        return done.stdout.strip()
-
-    def _fail(self, reason: str) -> NoReturn:
+    def _logs(self) -> Iterable[Path]:
         logs = [self._master / "messages", *self._directory.glob("execd/*/messages")]
-        files = [path for path in (*self._directory.parent.glob("*.o*"), *logs) if path.exists()]
-        tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
-        raise AssertionError("\n".join([reason, self.ask("qstat", "-j", "*"), *tails]))
+        return [*self._directory.parent.glob("*.o*"), *logs]
 
 
 def _changed(text: str, **values: object) -> str:

@@ -63,7 +63,7 @@ def faults(way: str) -> list[str]:
             found.append(f"{way}: Adasum of {count}")
     scattered = hvd.reducescatter(tiny(hvd.rank(), COUNTS[0]), op=hvd.Sum, name="scattered")
     total = torch.stack([patterns(rank, COUNTS[0]) for rank in ranks]).sum(0)
-    own = total.chunk(hvd.size())[hvd.rank()]
+    own = total.tensor_split(hvd.size())[hvd.rank()]
     if not torch.equal(scattered.view(torch.int32), own):
         found.append(f"{way}: reduce-scatter")
     with warnings.catch_warnings():  # which could end a rank; infinity is for a loss scaler to find

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks, start
+from ranks import start
 from run_files import summary_of
+from trained_cases import TrainedCases
 
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.inference import options_of_run
-
-WORKER = Path(__file__).with_name("train_worker.py")
-
-Results = dict[str, list[dict[str, Any]]]
 
 COMMON: dict[str, Any] = {"lr_scaling": "none", "device": "cpu", "seed": 3}
 # 100 samples: 9 steps, the last one of 4 samples.
@@ -69,31 +65,17 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("served")
-
-
-@pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[int, Results]:
-    """Run all cases, in one launch for each number of ranks; return the results by rank."""
-    found: dict[int, Results] = {}
-    for size, cases in CASES.items():
-        arguments = [
-            {**case, "out": str(folder / str(size) / case.get("out", name))}
-            for name, case in cases.items()
-        ]
-        done = run_ranks(WORKER, size, args=[json.dumps(arguments)], warm="torch")
-        by_case = zip(*done.results, strict=True)
-        found[size] = {name: list(of_ranks) for name, of_ranks in zip(cases, by_case, strict=True)}
-    return found
+def runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedCases:
+    return TrainedCases(tmp_path_factory.mktemp("served"), CASES)
 
 
 def digests(results: list[dict[str, Any]]) -> set[str]:
     return {digest for result in results for digest in result["weights_sha256"]}
 
 
-def weights(folder: Path, size: int, name: str) -> dict[str, torch.Tensor]:
-    (newest, *_) = checkpoint_files(folder / str(size) / name)
+def weights(runs: TrainedCases, size: int, name: str) -> dict[str, torch.Tensor]:
+    runs.results(size, name)
+    (newest, *_) = checkpoint_files(runs.directory(size, name))
     model: dict[str, torch.Tensor] = load_checkpoint(newest, "pt")["model"]
     return model
 
@@ -109,38 +91,36 @@ def weights(folder: Path, size: int, name: str) -> dict[str, torch.Tensor]:
         (3, "resumed", "adam"),
     ],
 )
-def test_one_worker_is_plain_training(
-    runs: dict[int, Results], size: int, case: str, plain: str
-) -> None:
+def test_one_worker_is_plain_training(runs: TrainedCases, size: int, case: str, plain: str) -> None:
     """Bit for bit, also where servers cut a parameter, and after a resume within an epoch."""
-    assert digests(runs[size][case]) == digests(runs[1][plain])
-    pushes = runs[size][case][0]["parameter_server"]
+    assert digests(runs.results(size, case)) == digests(runs.results(1, plain))
+    pushes = runs.results(size, case)[0]["parameter_server"]
     assert list(pushes["staleness"]) == ["0"]
 
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_synchronous_workers_are_one_rank_with_the_whole_batch(
-    runs: dict[int, Results], folder: Path, size: int
+    runs: TrainedCases, size: int
 ) -> None:
-    expected = weights(folder, 1, "short")
-    torch.testing.assert_close(weights(folder, size, "short"), expected, rtol=1e-12, atol=1e-14)
+    expected = weights(runs, 1, "short")
+    torch.testing.assert_close(weights(runs, size, "short"), expected, rtol=1e-12, atol=1e-14)
     # 9 samples in steps of 4, 4 and 1: five gradients in an epoch.
     servers = size - 2
-    assert runs[size]["short"][0]["parameter_server"]["staleness"] == {"0": 3 * 5 * servers}
+    assert runs.results(size, "short")[0]["parameter_server"]["staleness"] == {"0": 3 * 5 * servers}
 
 
-def test_statistics_of_samples_are_the_workers(runs: dict[int, Results], folder: Path) -> None:
+def test_statistics_of_samples_are_the_workers(runs: TrainedCases) -> None:
     """As where two ranks all-reduce: the server's own have seen no sample, and do not count."""
-    expected = weights(folder, 2, "normed")
-    torch.testing.assert_close(weights(folder, 3, "normed"), expected, rtol=1e-12, atol=1e-14)
-    assert len(digests(runs[3]["normed"])) == 1
+    expected = weights(runs, 2, "normed")
+    torch.testing.assert_close(weights(runs, 3, "normed"), expected, rtol=1e-12, atol=1e-14)
+    assert len(digests(runs.results(3, "normed"))) == 1
 
 
 @pytest.mark.parametrize(("size", "case", "servers"), [(3, "async", 1), (4, "async", 2)])
 def test_asynchronous_gradients_are_applied_once(
-    runs: dict[int, Results], size: int, case: str, servers: int
+    runs: TrainedCases, size: int, case: str, servers: int
 ) -> None:
-    results = runs[size][case]
+    results = runs.results(size, case)
     assert len(digests(results)) == 1
     counts = results[0]["parameter_server"]
     assert counts["applied"] == sum(counts["staleness"].values()) == 2 * 9 * 2 * servers
@@ -150,10 +130,8 @@ def test_asynchronous_gradients_are_applied_once(
 
 
 @pytest.mark.parametrize(("size", "case"), [(3, "async"), (3, "backup"), (4, "backup")])
-def test_every_sample_is_used_once_in_an_epoch(
-    runs: dict[int, Results], size: int, case: str
-) -> None:
-    results = runs[size][case]
+def test_every_sample_is_used_once_in_an_epoch(runs: TrainedCases, size: int, case: str) -> None:
+    results = runs.results(size, case)
     *workers, server = [Counter(result["seen"]["train"]) for result in results]
     assert not server
     assert all(workers)
@@ -162,18 +140,18 @@ def test_every_sample_is_used_once_in_an_epoch(
 
 
 @pytest.mark.parametrize(("size", "backup"), [(3, 1), (4, 2)])
-def test_late_gradients_are_dropped(runs: dict[int, Results], size: int, backup: int) -> None:
-    results = runs[size]["backup"]
+def test_late_gradients_are_dropped(runs: TrainedCases, size: int, backup: int) -> None:
+    results = runs.results(size, "backup")
     counts = results[0]["parameter_server"]
     assert (counts["applied"], counts["dropped"]) == (2 * 9, 2 * 9 * backup)
     assert len(digests(results)) == 1
     assert results[0]["steps"] == 18
 
 
-def test_digits_are_learned(runs: dict[int, Results], folder: Path) -> None:
-    results = runs[3]["digits"]
+def test_digits_are_learned(runs: TrainedCases) -> None:
+    results = runs.results(3, "digits")
     assert results[0]["final"]["accuracy"] > 0.85
-    counts = summary_of(folder / "3" / "digits")["parameter_server"]
+    counts = summary_of(runs.directory(3, "digits"))["parameter_server"]
     assert (counts["servers"], counts["mode"], counts["staleness"]) == (
         1,
         "async",
@@ -183,10 +161,10 @@ def test_digits_are_learned(runs: dict[int, Results], folder: Path) -> None:
     assert counts["applied"] == 6 * 23 * 2  # 1437 samples in rounds of 64
 
 
-def test_ranks_that_cannot_serve_are_refused(runs: dict[int, Results]) -> None:
-    (alone,) = runs[1]["alone"]
+def test_ranks_that_cannot_serve_are_refused(runs: TrainedCases) -> None:
+    (alone,) = runs.results(1, "alone")
     assert alone["refused"] == "--strategy ps needs 2 ranks or more, 1 of them as servers, got 1"
-    for idle in runs[2]["idle"]:
+    for idle in runs.results(2, "idle"):
         assert "backup must be less than the number of workers, 1 of 2 ranks" in idle["refused"]
 
 
@@ -198,10 +176,8 @@ def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
     assert "[rank 0/2] Traceback" not in done.stderr
 
 
-def test_any_number_of_ranks_evaluates_what_servers_have_trained(
-    runs: dict[int, Results], folder: Path
-) -> None:
-    run = folder / "3" / "digits"
-    assert len(runs[3]["digits"]) == 3
+def test_any_number_of_ranks_evaluates_what_servers_have_trained(runs: TrainedCases) -> None:
+    run = runs.directory(3, "digits")
+    assert len(runs.results(3, "digits")) == 3
     assert options_of_run(run, "newest", {}).worker_count(1) == 1
     assert options_of_run(run, "newest", {}).strategy == "allreduce"

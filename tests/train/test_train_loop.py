@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from ranks import run_ranks
 from run_files import metrics_of, summary_of
+from trained_cases import WORKER, TrainedCases
 
 from hvdtrain.data.sampling import epoch_permutation
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
-WORKER = Path(__file__).with_name("train_worker.py")
 SIZE = 3
 POISON = 37  # of train_recipes.py
 
@@ -99,14 +99,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]], str]:
-    directory = tmp_path_factory.mktemp("loop")
-    cases = [
-        {**case, "out": str(directory / case.get("out", name))} for name, case in CASES.items()
-    ]
-    done = run_ranks(WORKER, SIZE, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
-    by_case = zip(*done.results, strict=True)
-    results = {name: list(found) for name, found in zip(CASES, by_case, strict=True)}
-    return directory, results, done.stderr
+    """Run all cases in one launch."""
+    trained = TrainedCases(tmp_path_factory.mktemp("loop"), {SIZE: CASES})
+    results = {name: trained.results(SIZE, name) for name in CASES}
+    return trained.directory(SIZE, ""), results, trained.stderr[SIZE]
 
 
 def test_the_best_evaluation_and_the_end_are_the_same_on_every_rank(runs: Any) -> None:

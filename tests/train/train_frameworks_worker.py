@@ -123,11 +123,9 @@ def exchange_goes_on(options: dict[str, Any], directory: Path, exchange: str) ->
         patches.setitem(EXCHANGES, "onebit", OneBit)
         force_choice(patches)  # else it depends on what a run has measured
         whole = train(TrainOptions(out=directory / "whole", quiet=True, **how))
-        stop_in_step(patches, 3)
-        assert train(TrainOptions(out=directory / "parts", quiet=True, **how)) is None
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setitem(EXCHANGES, "onebit", OneBit)
-        force_choice(patches)  # else it depends on what a run has measured
+        with pytest.MonkeyPatch.context() as stopping:
+            stop_in_step(stopping, 3)
+            assert train(TrainOptions(out=directory / "parts", quiet=True, **how)) is None
         parts = train(TrainOptions(out=directory / "parts", resume="auto", quiet=True, **how))
     assert whole is not None
     assert parts is not None

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -108,14 +108,18 @@ class Job:
         return done
 
     def wait_for_output(self, text: str, timeout_seconds: float = 300) -> None:
+        self.wait_for(lambda: text in self.stdout + self.stderr, f"said {text!r}", timeout_seconds)
+
+    def wait_for(self, test: Callable[[], object], what: str, timeout_seconds: float = 300) -> None:
+        """Wait until something holds; fail if that takes longer, or the command ends before."""
         deadline = time.monotonic() + timeout_seconds
         while True:
-            # First, because it may say so and end while this is between two lines.
+            # First, because it may do so and end while this is between two lines.
             over = self.process.poll() is not None or time.monotonic() > deadline
-            if text in self.stdout + self.stderr:
+            if test():
                 return
             if over:
-                self.fail(f"never said {text!r} (exit code {self.process.poll()})")
+                self.fail(f"never {what} (exit code {self.process.poll()})")
             time.sleep(0.02)
 
     def interrupt(self) -> None:
@@ -126,21 +130,21 @@ class Job:
         """Return every process of this job that is alive now, the command included."""
         return list(self._environments())
 
-    def rank_pids(self, np: int, timeout_seconds: float = 300) -> dict[int, int]:
+    def rank_pids(self, np: int) -> dict[int, int]:
         """Return {rank: pid} once `np` ranks run; children of ranks are not ranks."""
-        deadline = time.monotonic() + timeout_seconds
-        while True:
+        found: dict[int, int] = {}
+
+        def all_run() -> bool:
             of = {pid: rank_of(environ) for pid, environ in self._environments().items()}
-            ranks = {
-                rank: pid
+            found.update(
+                (rank, pid)
                 for pid, rank in of.items()
                 if rank is not None and of.get(_parent(pid)) is None
-            }
-            if len(ranks) >= np:
-                return ranks
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                self.fail(f"{len(ranks)} ranks run, not {np}")
-            time.sleep(0.02)
+            )
+            return len(found) >= np
+
+        self.wait_for(all_run, f"had {np} ranks")
+        return found
 
     def stop(self) -> None:
         """End all that this job started: SIGTERM to the command, then SIGKILL to every process."""
@@ -235,10 +239,9 @@ def _read_environ(pid: str) -> dict[str, str]:
 def _command(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "it has ended meanwhile"
-    return f"{shlex.join(words.split(chr(0))[:-1])} (state {state})"
+    return f"{shlex.join(words.split(chr(0))[:-1])} (state {_stat(pid)[0]})"
 
 
 def rank_of(environ: Mapping[str, str]) -> int | None:
@@ -250,8 +253,17 @@ def rank_of(environ: Mapping[str, str]) -> int | None:
 
 
 def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process stands still after SIGSTOP."""
+    return _stat(pid)[0] == "T"
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what Linux tells of a process: its state, its parent, and more."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(status.rpartition(")")[2].split()[1])
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return ["", "0"]
