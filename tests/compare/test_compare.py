@@ -16,7 +16,6 @@ from ranks import start
 from tensorflow_environment import tensorflow_python
 
 FAULTY = Path(__file__).parent / "faulty_recipe.py"
-LIMIT_SECONDS = 300
 
 
 def compare(

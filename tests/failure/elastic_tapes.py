@@ -58,7 +58,9 @@ def looping(
     seen: list[Any] = []
     resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
-    stop = KillNow(kill, state)
+
+    def stop() -> None:
+        kill(state.epoch, state.batch)
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -72,14 +74,6 @@ def looping(
 
     train(state)
     return model, {"seen": seen, "resets": resets}
-
-
-class KillNow:
-    def __init__(self, kill: common.Kill, state: Any) -> None:
-        self._kill, self._state = kill, state
-
-    def __call__(self) -> None:
-        self._kill(self._state.epoch, self._state.batch)
 
 
 def _case(make: Callable[[Any], tuple[Any, Taken]]) -> Callable[[common.Kill], Any]:

@@ -10,7 +10,7 @@ WORKER = Path(__file__).parent / "loader_worker.py"
 
 
 def test_workers_of_a_data_loader() -> None:
-    done = run_ranks(WORKER, 2, timeout_seconds=300)
+    done = run_ranks(WORKER, 2)
     assert "[rank" not in done.stderr
 
 

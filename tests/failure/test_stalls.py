@@ -6,10 +6,11 @@ import os
 import re
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from job import is_stopped
+from job import Job, is_stopped
 from ranks import launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
@@ -17,8 +18,6 @@ WAIT_FOR_THE_LAST = {
     2: "rank 0 waits for rank 1",
     3: "ranks 0, 1 wait for rank 2",
 }
-# What only ends a hang.
-LIMIT_SECONDS = 300.0
 UNHEARD = "and a rank that prints no such line has not answered for"
 
 
@@ -34,6 +33,10 @@ def stalls(stderr: str) -> dict[str, set[str]]:
         }
         for case, text in zip(sections[::2], sections[1::2], strict=True)
     }
+
+
+def has_warned(job: Job, case: str, expected: set[str]) -> bool:
+    return expected <= stalls(job.stderr).get(case, set())
 
 
 @pytest.mark.parametrize(
@@ -59,12 +62,10 @@ def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: 
     }
     with launch(WORKER, np, args=cases, env=env, cwd=tmp_path) as job:
         for case in filter(expected.__contains__, cases):
-            job.wait_for(
-                lambda case=case: expected[case] <= stalls(job.stderr).get(case, set()),
-                f"warned in {case} of {expected[case]}",
-            )
+            wanted = partial(has_warned, job, case, expected[case])
+            job.wait_for(wanted, f"warned in {case} of {expected[case]}")
             (tmp_path / case).touch()
-        done = job.wait(LIMIT_SECONDS)
+        done = job.wait()
         assert done.returncode == 0
         assert len(job.results(np)) == np
     found = stalls(done.stderr)
@@ -200,7 +201,7 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
         for rank in (0, 2):
             job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}")
         os.kill(pid, signal.SIGCONT)
-        done = job.wait(LIMIT_SECONDS)
+        done = job.wait()
     assert done.returncode == 0
     assert "[rank 1/3] stalled" not in done.stderr
     assert "[rank 2/3] no longer stalled: broadcast 'weights'" in done.stderr

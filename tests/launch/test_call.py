@@ -116,7 +116,7 @@ def test_a_caller_that_is_killed_leaves_nothing() -> None:
             assert list(Path(folder).glob("hvdtrain-run-*/call"))
             os.kill(_launcher(job), signal.SIGSTOP)  # nor does it end the ranks
             job.process.kill()
-            assert job.wait(300).returncode == -signal.SIGKILL
+            assert job.wait().returncode == -signal.SIGKILL
             job.assert_nothing_left()
         assert list(Path(folder).iterdir()) == []
 

@@ -73,21 +73,6 @@ def test_mpich_without_a_framework() -> None:
     assert problems(done) == ["no framework is installed: pip install 'hvdtrain[torch]'"]
 
 
-@pytest.mark.soak
-def test_without_a_compiler_it_lists_what_needs_one(tmp_path: Path) -> None:
-    missing = "no C++ compiler (c++, g++, clang++): apt install g++, or load your site's compiler"
-    done = check(env={"PATH": tmp_path, "XDG_CACHE_HOME": tmp_path, "CXX": None})
-    assert problems(done) == []  # it is slower without
-    assert f"  compiler    {missing}" in done.stdout
-    assert f"allocator of PyTorch's gradients: {missing}" in done.stdout
-    needed = [line.strip() for line in done.stdout.splitlines() if "needs a compiler: " in line]
-    assert [line.removeprefix("needs a compiler: ").split(",")[0] for line in needed] == [
-        "the allocator of PyTorch's gradients",
-        "train --compile inductor",
-        "build-horovod",
-    ]
-
-
 def test_an_mpi_library_that_cannot_be_loaded() -> None:
     done = check(env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
     (problem,) = problems(done)

@@ -160,7 +160,6 @@ def test_a_script_of_a_strategy(tmp_path: Path) -> None:
         2,
         python=tensorflow_python(),
         env=keras_variables(),
-        timeout_seconds=300,
     )
     assert {"worker 0 of 2: 9.0", "worker 1 of 2: 9.0"} <= set(done.stdout.splitlines())
 

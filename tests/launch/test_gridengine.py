@@ -17,7 +17,6 @@ from run_files import require_each_sample_once, summary_of
 from hvdtrain.launch.cluster_environment import free_ports
 
 WORKER = Path(__file__).with_name("job_worker.py")
-LIMIT_SECONDS = 300
 # Notice is given after 26 seconds, when steps of two seconds are under way; without these a job
 # on busy cores is done long before.
 OPTIONS = ["--ranks-per-node", 2, "--cpus-per-rank", 1, "--time", "2m", "--notice", "94s"]
@@ -110,7 +109,7 @@ class GridEngine(Scheduler):
         found = re.findall(r"^exit_status +(\d+)", self.ask("qacct", "-j", job), re.MULTILINE)
         return [int(code) for code in found]
 
-    def wait_for_exits(self, job: str, count: int, timeout_seconds: float) -> list[int]:
+    def wait_for_exits(self, job: str, count: int, timeout_seconds: float = 300) -> list[int]:
         """Wait until a job has ended so often, and is not started again; return its exits()."""
         self.wait(lambda: len(self.exits(job)) >= count, timeout_seconds)
         self.wait(lambda: self.ask("qstat", "-j", job) == "", timeout_seconds)
@@ -196,11 +195,11 @@ def test_generated_scripts(tmp_path: Path) -> None:
         )
         hosts = engine.submit(tmp_path / "hosts.sh")
         dies = engine.submit(written(tmp_path, "dies", "--", WORKER, "dies"))
-        assert engine.wait_for_exits(hosts, 1, LIMIT_SECONDS) == [0]
-        assert engine.wait_for_exits(dies, 1, LIMIT_SECONDS) == [128 + signal.SIGKILL]
-        exits = engine.wait_for_exits(limited, 2, LIMIT_SECONDS)
+        assert engine.wait_for_exits(hosts, 1) == [0]
+        assert engine.wait_for_exits(dies, 1) == [128 + signal.SIGKILL]
+        exits = engine.wait_for_exits(limited, 2)
         while exits[-1] == 99:  # a busy machine may need more than 26 seconds for the rest, too
-            exits = engine.wait_for_exits(limited, len(exits) + 1, LIMIT_SECONDS)
+            exits = engine.wait_for_exits(limited, len(exits) + 1)
         assert (set(exits[:-1]), exits[-1]) == ({99}, 0)
     said = (tmp_path / f"hosts.o{hosts}").read_text().splitlines()
     assert said == ["3 slots", "localhost slots=3"]

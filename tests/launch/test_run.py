@@ -35,7 +35,7 @@ def finish(job: Job, timeout_seconds: float = 300) -> Completed:
 @pytest.mark.parametrize("mpi", MPIS)
 def test_a_script_runs_on_all_ranks(mpi: str) -> None:
     with run("-np", 3, "--", WORKER, "behaves", "-np", "--", "a b", mpi=mpi) as job:
-        assert job.wait(300).returncode == 0, job.stderr
+        assert job.wait().returncode == 0, job.stderr
         results = job.results(3)
     assert [(r["rank"], r["size"]) for r in results] == [(rank, 3) for rank in range(3)]
     assert results[0]["argv"] == ["behaves", "-np", "--", "a b"]
@@ -59,7 +59,7 @@ def test_what_ranks_are_given(mpi: str, tmp_path: Path) -> None:
     where = words[:2] + words[4:] if mpi == "openmpi" else words
     env = {"INHERITED": "yes", "TMPDIR": tmp_path}
     with run(*where, *form, WORKER, "tells", mpi=mpi, env=env) as job:
-        done = job.wait(300)
+        done = job.wait()
         assert done.returncode == 0, job.stderr
         results = job.results(2)
     expected = {"GREETING": "a b,c", "INHERITED": "yes", "NCCL_SOCKET_IFNAME": "lo"}
@@ -99,7 +99,7 @@ def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals, tmp_path: Pat
         for rank in range(2):
             job.wait_for_output(f"rank {rank} has SIGUSR1")
         job.process.send_signal(number)
-        code = job.wait(300).returncode
+        code = job.wait().returncode
         job.assert_nothing_left()
     assert code == (-number if number == signal.SIGKILL else 128 + number)
     assert list(tmp_path.iterdir()) == []
@@ -148,14 +148,10 @@ def test_dry_run_prints_a_line_that_can_be_pasted(mpi: str, tmp_path: Path) -> N
     assert (dry.returncode, dry.stdout.count("\n")) == (0, 1), dry.stderr
     assert f"/bin/{'mpirun' if mpi == 'openmpi' else 'mpiexec'} " in dry.stdout
     with start(["bash", "-c", dry.stdout]) as job:
-        assert job.wait(300).returncode == 0, job.stderr
+        assert job.wait().returncode == 0, job.stderr
         assert [r["argv"] for r in job.results(2)] == [["it's $HOME"]] * 2
     for rank in range(2):
         assert (logs / f"rank.{rank}.log").read_text() == f"rank {rank} of 2 is here\n"
-
-
-def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
-    assert finish(run("-np", 9, WORKER, "behaves")).returncode == 0
 
 
 @pytest.mark.parametrize(

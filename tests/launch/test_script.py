@@ -88,7 +88,7 @@ def test_an_installed_horovod_is_left_alone(tmp_path: Path) -> None:
 def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     expected = f"hvdtrain: no script gone.py on {socket.gethostname()}: name an existing file"
     with start([*SCRIPT, "gone.py"]) as job:
-        done = job.wait(300)
+        done = job.wait()
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected + "\n")
     done = launch(SCRIPT[1:], 2, args=["gone.py"]).end(code=2)
     assert done.stderr.count("hvdtrain: ") == done.stderr.count(expected) == 1

@@ -19,7 +19,6 @@ HOW = {
     "openmpi": ["--launcher", "mpirun"],
     "mpich": ["--launcher", "srun", "--mpi", "pmi2"],
 }
-LIMIT_SECONDS = 300
 # Slurm looks every 30 seconds, and gives notice up to 30 too early: with 20 seconds behind it, a
 # job has begun to train.
 SOON = ["--time", "2m", "--notice", "70s"]
@@ -67,7 +66,7 @@ def test_generated_scripts(tmp_path: Path) -> None:
         a_job_that_is_told_to_stop(site)
         ranks_that_die(site)
         ranks_without_their_world(site)
-        slurm.wait_for_state(limited, ["COMPLETED", "FAILED"], LIMIT_SECONDS)
+        slurm.wait_for_state(limited, ["COMPLETED", "FAILED"])
         a_job_that_met_its_time_limit(site, limited)
 
 
@@ -76,11 +75,11 @@ def a_job_that_is_told_to_stop(site: Site) -> None:
     options = ["train", RECIPE, "--epochs", 8]
     array = site.submit("told", "mpich", "--array", "3-3", "--", *options)
     job, output = f"{array}_3", site.output("told", f"{array}-3")
-    site.slurm.wait_for_text(output, "epoch 2/8", LIMIT_SECONDS)
+    site.slurm.wait_for_text(output, "epoch 2/8")
     site.slurm.ask("scancel", "--batch", "--signal=USR1", job)
-    site.slurm.wait_for_text(output, "was asked to stop", LIMIT_SECONDS)
-    site.slurm.wait_for_text(output, "test accuracy", LIMIT_SECONDS)
-    site.slurm.wait_for_state(job, ["COMPLETED"], LIMIT_SECONDS)
+    site.slurm.wait_for_text(output, "was asked to stop")
+    site.slurm.wait_for_text(output, "test accuracy")
+    site.slurm.wait_for_state(job, ["COMPLETED"])
     assert site.slurm.about(job)["Restarts"] == "1"
     results = site.directory / "runs" / "told-3"
     assert summary_of(results)["samples"] == 8 * 1437
@@ -93,7 +92,7 @@ def ranks_that_die(site: Site) -> None:
     """With each launcher: the job fails, and is not started again."""
     jobs = {mpi: site.submit(f"dies-{mpi}", mpi, "--", WORKER, "dies") for mpi in HOW}
     for mpi, job in jobs.items():
-        site.slurm.wait_for_state(job, ["FAILED", "COMPLETED"], LIMIT_SECONDS)
+        site.slurm.wait_for_state(job, ["FAILED", "COMPLETED"])
         about = site.slurm.about(job)
         assert (about["JobState"], about["Restarts"]) == ("FAILED", "0")
         assert "places n1 n2" in site.output(f"dies-{mpi}", job).read_text()
@@ -102,7 +101,7 @@ def ranks_that_die(site: Site) -> None:
 def ranks_without_their_world(site: Site) -> None:
     """One alone in the shell of a job is told so; ranks that do not find each other, refused."""
     output = site.directory / "traps.out"
-    site.slurm.wait_for_text(output, "## end", LIMIT_SECONDS)
+    site.slurm.wait_for_text(output, "## end")
     shell, without, with_pmi, _ = output.read_text().split("##")[1:]
     assert "this job of Slurm has 2 tasks, and this is one rank alone" in shell
     assert "ranks: 1" in shell

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -28,15 +27,6 @@ SETTINGS = {
 }
 
 
-def _points() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("points", SCRIPTS / "points.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def complaints(done: Completed) -> list[str]:
     """Return what ranks wrote on stderr, but for the word that they are more than the cores."""
     return [line for line in done.stderr.splitlines() if "start fewer ranks there" not in line]
@@ -44,10 +34,10 @@ def complaints(done: Completed) -> list[str]:
 
 def serial(size: int, epochs: int) -> tuple[dict[str, torch.Tensor], float]:
     """Return the weights and the test loss that one process gets from the same global batches."""
-    points = _points()
-    data, test = points.Points(48, seed=1), points.Points(24, seed=2)
+    points = runpy.run_path(str(SCRIPTS / "points.py"))
+    data, test = points["Points"](48, seed=1), points["Points"](24, seed=2)
     torch.manual_seed(0)
-    model = points.Net()
+    model = points["Net"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * size, momentum=0.5)
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(epoch)
@@ -97,7 +87,7 @@ def test_a_script_that_starts_its_own_ranks() -> None:
 
 def test_an_elastic_script() -> None:
     elastic = SCRIPTS / "elastic.py"
-    done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True, timeout_seconds=300)
+    done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True)
     assert complaints(done) == []
 
 
@@ -110,7 +100,6 @@ def test_hvdtrain_answers_on_top_of_an_installed_horovod() -> None:
         python=horovod_python(),
         env={"HVDTRAIN_ENGINE": "horovod"},
         cases_expected=True,
-        timeout_seconds=300,
     )
     assert done.stderr == ""
 
@@ -123,6 +112,5 @@ def test_a_script_for_a_graph_of_tensorflow() -> None:
         python=tensorflow_python(),
         env=keras_variables(),
         cases_expected=True,
-        timeout_seconds=300,
     )
     assert done.results[0] == done.results[1]

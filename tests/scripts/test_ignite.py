@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -15,25 +14,16 @@ SCRIPTS = Path(__file__).parent / "horovod_scripts"
 SCRIPT = SCRIPTS / "ignite_training.py"
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("curve", SCRIPTS / "curve.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def alone() -> tuple[list[float], float]:
-    curve = load()
-    model, (inputs, targets) = curve.build(), curve.data().tensors
+    curve = runpy.run_path(str(SCRIPTS / "curve.py"))
+    model, (inputs, targets) = curve["build"](), curve["data"]().tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         for batch in torch.arange(48).split(12):
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(inputs[batch]), targets[batch]).backward()
             optimizer.step()
-    inputs, targets = curve.data(23).tensors
+    inputs, targets = curve["data"](23).tensors
     error = torch.nn.functional.mse_loss(model(inputs), targets).item()
     return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), error
 

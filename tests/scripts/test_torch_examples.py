@@ -50,7 +50,7 @@ def test_block_momentum_goes_on_where_it_was(tmp_path: Path) -> None:
     script = EXAMPLES / "cntk_convnet.py"
     for epochs in (4, 8):
         args = ["--block-size", 640, "--epochs", epochs]
-        done = run_ranks([str(script)], 2, args=args, cwd=tmp_path, timeout_seconds=300)
+        done = run_ranks([str(script)], 2, args=args, cwd=tmp_path)
     assert "epoch 4/8" not in done.stdout
     assert "epoch 8/8" in done.stdout
     found = re.search(r"^test accuracy (.*)% on 2 ranks$", done.stdout, re.M)

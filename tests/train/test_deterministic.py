@@ -38,7 +38,7 @@ WORKERS = {1: 0, 2: 2, 4: 0}
 def digest(directory: Path, ranks: int, env: Mapping[str, object], *arguments: str) -> str:
     out = directory / str(len(list(directory.iterdir())))
     words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--quiet", "--out", str(out)]
-    run_ranks([*words, *arguments], ranks, env=env, timeout_seconds=300, warm="torch")
+    run_ranks([*words, *arguments], ranks, env=env, warm="torch")
     summary = json.loads((out / "summary.json").read_text())
     (text,) = set(summary["weights_sha256"])
     return str(text)
@@ -58,7 +58,7 @@ def results_of(ranks: int, directory: Path) -> list[dict[str, Any]]:
     ]
     for number, case in enumerate(cases):
         case["out"] = str(directory / str(case.get("out", f"{ranks}-{number}")))
-    done = run_ranks(WORKER, ranks, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
+    done = run_ranks(WORKER, ranks, args=[json.dumps(cases)], warm="torch")
     for results in zip(*done.results, strict=True):
         assert len({json.dumps(result.get("weights_sha256")) for result in results}) == 1
     seen = [result[-1]["seen"]["train"] for result in done.results]

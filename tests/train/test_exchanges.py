@@ -14,7 +14,7 @@ WORKER = Path(__file__).with_name("exchange_worker.py")
 
 @pytest.mark.parametrize("np", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_exchanges_follow_their_formulas(np: int) -> None:
-    done = run_ranks(WORKER, np, timeout_seconds=300, warm="torch")
+    done = run_ranks(WORKER, np, warm="torch")
     assert len(set(done.results)) == 1
 
 
@@ -40,7 +40,7 @@ RESUMED_PLAN = Path(__file__).with_name("resumed_plan_worker.py")
 def test_a_restored_bucket_plan_gives_the_same_bits(tmp_path: Path) -> None:
     """Sums of two ranks do not depend on the plan, but those of three do."""
     env = {"HVDTRAIN_SHARED_MEMORY": 0}
-    done = run_ranks(RESUMED_PLAN, 3, args=[tmp_path], env=env, timeout_seconds=300, warm="torch")
+    done = run_ranks(RESUMED_PLAN, 3, args=[tmp_path], env=env, warm="torch")
     assert done.results == [done.results[0]] * 3
     whole, with_plan, without = done.results[0]["weights"]
     assert with_plan == whole

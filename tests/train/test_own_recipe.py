@@ -24,7 +24,6 @@ from hvdtrain.train.checkpoint.file import position_of
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
 RECIPES = TRAINING / "point_recipes.py"
-LIMIT_SECONDS = 300
 JOB = ["-m", "hvdtrain"]
 FITTING = """
 import sys
@@ -78,7 +77,7 @@ def test_live_view(tmp_path: Path) -> None:
     )
     os.close(theirs)
     shown = _all_of(ours)
-    assert process.wait(LIMIT_SECONDS) == 0, shown
+    assert process.wait(300) == 0, shown
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"epoch \d+/60 ━+╺?━* [1-7]/7 0:00:\d\d left slowest: rank [01], comp", text)
     assert re.search(r"\n\d+ samples/s  lr 0.\d+  loss \d.\d+, accuracy \d+.\d+%", text)
@@ -109,7 +108,7 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     with launch(JOB, 2, args=[*train, "--out", "run", "--epochs", 5000], **how) as job:
         job.wait_for_output("epoch    2/5000")
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
-        done = job.wait(LIMIT_SECONDS)
+        done = job.wait()
     assert (done.returncode, "asked to stop" in done.stdout) == (0, True), done.stderr
     assert "samples/s\n" in done.stdout
     assert "left" not in done.stdout  # no live view in a pipe

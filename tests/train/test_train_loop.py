@@ -250,7 +250,7 @@ def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -
     for name in ("onebit", "blocks"):
         shutil.copytree(runs[0] / name, tmp_path / name)
         cases.append({**RESUMED[name], "epochs": 3, "resume": "auto", "out": str(tmp_path / name)})
-    done = run_ranks(WORKER, 2, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
+    done = run_ranks(WORKER, 2, args=[json.dumps(cases)], warm="torch")
     for results in done.results:
         assert [result["steps"] for result in results] == [27, 27]
         assert all(len(set(result["weights_sha256"])) == 1 for result in results)

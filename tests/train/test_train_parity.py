@@ -132,7 +132,7 @@ def test_averaged_weights_of_each_step_are_those_of_averaged_gradients(runs: Tra
 def test_ranks_of_mpich_give_the_weights_of_one_rank(runs: TrainedCases, tmp_path: Path) -> None:
     cases = [{**case, "out": str(tmp_path / name)} for name, case in EXACT.items()]
     env = torch_beside("mpich")
-    run_ranks(WORKER, 3, args=[json.dumps(cases)], mpi="mpich", env=env, timeout_seconds=300)
+    run_ranks(WORKER, 3, args=[json.dumps(cases)], mpi="mpich", env=env)
     for case in EXACT:
         runs.results(1, case)
         assert gap(runs.directory(1, case), tmp_path / case) <= LIMITS[case]

@@ -74,7 +74,7 @@ class Scheduler(ExitStack):
         assert not (check and done.returncode), f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def wait(self, test: Callable[[], bool], timeout_seconds: float) -> None:
+    def wait(self, test: Callable[[], bool], timeout_seconds: float = 300) -> None:
         """Wait until something holds; a daemon that ends before fails the test."""
         deadline = time.monotonic() + timeout_seconds
         while not test():

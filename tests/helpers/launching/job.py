@@ -85,7 +85,7 @@ class Job:
         """Into which ranks write what they hand to tests."""
         return self._files / "results"
 
-    def wait(self, timeout_seconds: float) -> Completed:
+    def wait(self, timeout_seconds: float = 300) -> Completed:
         """Wait for the end; a job that takes longer is ended and fails the test."""
         try:
             code = self.process.wait(timeout_seconds)

@@ -84,10 +84,10 @@ class Slurm(Scheduler):
     def about(self, job: str) -> dict[str, str]:
         return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "-o", "show", "job", job)))
 
-    def wait_for_state(self, job: str, states: Sequence[str], timeout_seconds: float) -> None:
+    def wait_for_state(self, job: str, states: Sequence[str], timeout_seconds: float = 300) -> None:
         self.wait(lambda: self.about(job).get("JobState") in states, timeout_seconds)
 
-    def wait_for_text(self, path: Path, text: str, timeout_seconds: float) -> None:
+    def wait_for_text(self, path: Path, text: str, timeout_seconds: float = 300) -> None:
         self.wait(lambda: path.exists() and text in path.read_text(), timeout_seconds)
 
     def _start_munge(self) -> None:
