@@ -8,15 +8,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from outcomes import outcomes
 from paths import TRAINING
 from point_recipes import points
-from ranks import launch, run_ranks, start
+from ranks import launch, start
 from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
@@ -36,13 +36,6 @@ options = {"epochs": 2, "global_batch_size": 8, "lr_scaling": "none", "dtype": "
 summary = fit(recipe, set={"width": 5}, out=sys.argv[1], quiet=True, **options)
 print(f"{summary.world_size} ranks, loss {summary.final['loss']:.12f}")
 """
-
-
-def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) -> list[Any]:
-    words = json.dumps([[str(word) for word in command] for command in commands])
-    worker = TRAINING / "commands_worker.py"
-    done = run_ranks(worker, size, args=[words], warm="torch", **how)
-    return list(done.results[0])
 
 
 def test_a_function_is_fitted(tmp_path: Path) -> None:
@@ -103,9 +96,9 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/mlflow.db"
     tracked = ["--track", "mlflow,tensorboard", "--tracking-uri", store, "--experiment", "points"]
     train = ["train", RECIPES, *tracked, "--batch-size", 4, "--resume", "auto"]
-    variables = {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    how: dict[str, Any] = {"cwd": tmp_path, "env": variables}
-    with launch(JOB, 2, args=[*train, "--out", "run", "--epochs", 5000], **how) as job:
+    env = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    words = [*train, "--out", "run", "--epochs", 5000]
+    with launch(JOB, 2, args=words, cwd=tmp_path, env=env) as job:
         job.wait_for_output("epoch    2/5000")
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
         done = job.wait()
@@ -117,11 +110,11 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert [run.info.status for run in _runs(client)] == ["KILLED"]
     again: list[object] = [*train, "--out", "run", "--epochs", epochs]
     failing = [*train, "--out", "failed", "--epochs", 2, "--lr", 1e37, "--warmup-epochs", 0]
-    went_on, failed = run_commands(2, [again, failing], **how)
-    assert (went_on["code"], went_on["err"]) == (0, "")
-    assert failed["code"] == 1
-    assert re.match(r"hvdtrain: step \d+: the loss is (nan|inf) on rank", failed["err"])
-    assert failed["err"].count("\n") == 1
+    went_on, failed = outcomes([again, failing], tmp_path, 2, env=env)
+    assert (went_on.returncode, went_on.stderr) == (0, "")
+    assert failed.returncode == 1
+    assert re.match(r"hvdtrain: step \d+: the loss is (nan|inf) on rank", failed.stderr)
+    assert failed.stderr.count("\n") == 1
     lost, run = sorted(_runs(client), key=lambda run: run.info.status)
     assert lost.info.status == "FAILED"
     assert run.info.status == "FINISHED"
@@ -204,18 +197,18 @@ def test_with_keras(tmp_path: Path) -> None:
         (2, "torch", [train, *use, *wrong]),  # where a Keras model is a module of torch, too
         (1, "tensorflow", use),
     ):
-        how = {"python": tensorflow_python(), "cwd": tmp_path}
-        results = run_commands(size, commands, env=keras_variables(backend), **how)
+        how = {"python": tensorflow_python(), "env": keras_variables(backend)}
+        results = outcomes(commands, tmp_path, size, **how)
         used = results[1:3] if size == 2 else results
         refused += results[3:]
-        assert [result["code"] for result in used] == [0, 0], used
-        measured.append(json.loads(used[0]["out"]))
+        assert [result.returncode for result in used] == [0, 0], used
+        measured.append(json.loads(used[0].stdout))
         outputs.append(np.load(tmp_path / "a-out.npy"))
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-6, atol=1e-6)
     assert outputs[0].shape == (300, 3)
     for name in ("loss", "accuracy"):
         assert measured[1][name] == pytest.approx(measured[0][name], rel=1e-6)
     for result, words in zip(refused, ("--framework torch", "--framework keras"), strict=True):
-        assert result["code"] == 2, result
-        assert result["err"].count("\n") == 1
-        assert words in result["err"]
+        assert result.returncode == 2, result
+        assert result.stderr.count("\n") == 1
+        assert words in result.stderr
