@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from contract_messages import exchange_messages
-from contract_small import reduce_many, vote
+from contract_small import exchange_messages, reduce_many, vote
 from contract_special import SPECIAL_TYPES, reduce_special
 
 from hvdtrain.buffer import Buffer

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from auto_cases import AUTO_CASES
 from compression_cases import CASES
 from compression_formulas import NBitFormula
 from exchange_formulas import Flat, mean
-from exchange_ranks import (
+from exchanging import (
     BITS,
     LIMITS,
+    Driven,
     check,
     close,
     communicators_of,
@@ -25,10 +25,11 @@ from exchange_ranks import (
     kinds,
     layouts,
     of_ranks,
+    plan_of,
+    together,
     values,
     weighed,
 )
-from exchanging import Driven, plan_of, together
 from ranks import report
 from weight_exchange_cases import WEIGHT_CASES
 
@@ -199,7 +200,6 @@ def main() -> None:
         first_samples_are_plain,
         exchange_of_the_page,
         *CASES,
-        *AUTO_CASES,
         *WEIGHT_CASES,
     )
     ran = sum(case() for case in cases)

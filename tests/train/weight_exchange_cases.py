@@ -8,20 +8,21 @@ from itertools import product
 
 import numpy as np
 from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
-from exchange_ranks import (
+from exchanging import (
     BITS,
     COUNTS,
     LIMITS,
     TOLERANCE,
+    Driven,
     check,
     exchanged,
     kinds,
     layouts,
     of_ranks,
+    plan_of,
     values,
     weighed,
 )
-from exchanging import Driven, plan_of
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
