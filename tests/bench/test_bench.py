@@ -3,8 +3,6 @@
 Nothing is asserted of speed; tests/unit/test_bench_*.py test what is made of the times.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

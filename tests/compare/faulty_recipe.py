@@ -1,7 +1,5 @@
 """A recipe whose model fails under one strategy, and never ends under another."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

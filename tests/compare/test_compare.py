@@ -1,7 +1,5 @@
 """Comparisons as they are run: contenders that train, and some that do not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`make dist`: what is in the files, and what they do in new environments without a compiler."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Inputs depend on the rank; expectations are formulas, never the result of anothe
 A case raises AssertionError, and the worker runs each one twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import factorial, prod

@@ -1,7 +1,5 @@
 """The contract's table in the memory of a device: operands are copied there, and results back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast

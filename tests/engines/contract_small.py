@@ -1,7 +1,5 @@
 """The contract of what engines may have: votes with data, batches, messages of pairs of ranks."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Arguments: cases of it, one after the other in one job: an engine, then settings
 "mpi", "mpi CHUNK_BYTES=1000 SHARED_MEMORY=0" or "mpi: wrong root".
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

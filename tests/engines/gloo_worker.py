@@ -1,7 +1,5 @@
 """What the gloo engine promises beyond the contract. Arguments: names of cases."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

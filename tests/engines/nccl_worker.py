@@ -1,7 +1,5 @@
 """What the nccl engine promises beyond the contract. Argument: the name of a case."""
 
-from __future__ import annotations
-
 import os
 import sys
 

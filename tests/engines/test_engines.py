@@ -1,7 +1,5 @@
 """Every engine fulfils the contract at 1 to 4 ranks, under Open MPI and under MPICH."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

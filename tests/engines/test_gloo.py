@@ -1,7 +1,5 @@
 """What the gloo engine promises beyond the contract, on real ranks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the horovod engine promises beyond the contract, on real ranks."""
 
-from __future__ import annotations
-
 import pytest
 from horovod_environment import horovod_python
 from ranks import run_ranks

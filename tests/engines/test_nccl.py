@@ -1,7 +1,5 @@
 """What the nccl engine promises beyond the contract, on ranks that share a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

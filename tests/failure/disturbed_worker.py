@@ -3,8 +3,6 @@
 The argument is a file: when it is there, and all ranks were interrupted often, they end.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import sys

@@ -4,8 +4,6 @@ Ranks kill themselves in one of them; all go on with the same functions, traced 
 have the same data, so that the weights at the end are those of one rank alone.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

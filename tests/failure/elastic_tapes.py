@@ -1,7 +1,5 @@
 """Loops with tapes and optimizers of TensorFlow, as Horovod's elastic example for it has them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks that train until one of them goes wrong in the way that the argument names."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ FAULT is PRIMITIVE:CALL:RANK, of calls from 0: "allreduce:5:1" is the sixth all-
 `catches` goes on after an error as if nothing had happened, and is busy with itself after another.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
@@ -67,7 +65,7 @@ def install(fault: EngineFault) -> None:
 def _meeting(name: str, primitive: str = "") -> Any:
     """Return a method that meets the fault, and calls the real one."""
 
-    def call(self: _FaultyCommunicator, *arguments: Any, **named: Any) -> Any:
+    def call(self: "_FaultyCommunicator", *arguments: Any, **named: Any) -> Any:
         self._fault.meet(primitive or name, self._world_rank)
         return getattr(self._inner, name)(*arguments, **named)
 
@@ -163,7 +161,7 @@ def shutdown() -> None:
     """Do nothing but init() and shutdown(), and meet the fault in the second."""
 
 
-def world() -> Channel:
+def world() -> Any:
     return context.current().world
 
 
@@ -198,7 +196,6 @@ if __name__ == "__main__":
     install(fault)
     from hvdtrain.core import context, exits, operations
     from hvdtrain.core import process_set as process_sets
-    from hvdtrain.core.agreement.channel import Channel
 
     work = globals()[sys.argv[2]]
     # Where the program raises, or asks again, the two seconds after which the job ends are not to

@@ -3,8 +3,6 @@
 It imports Horovod, as such scripts do.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A recipe for Keras whose ranks kill themselves when they read a sample that KILLS names."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from disturbances import Killed

@@ -1,7 +1,5 @@
 """A recipe whose ranks kill or disturb themselves at moments that a variable names."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks whose data come from data-loader workers; with "unguarded", these call init() as well."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """Ranks of which some are killed, while the others go on without them."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ranks that train, of which some are killed in the middle of a step."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

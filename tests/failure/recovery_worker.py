@@ -1,7 +1,5 @@
 """Ranks of which some are killed in the middle of a program, while the others go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

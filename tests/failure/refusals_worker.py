@@ -4,8 +4,6 @@ Args:
     "caught" to go on after each refusal, or "uncaught" to end with the first.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Ranks that wait at their first start, before or after init(), and end well when started again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

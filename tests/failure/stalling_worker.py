@@ -5,8 +5,6 @@ makes a file of that name. Where no rank shall be late, the watch has a clock th
 unless all is well: so a rank that the machine makes late is no stall.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Bad input of some ranks: all say what is wrong, and nothing is trained."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data-loader workers and other children are no ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ranks import launch, run_ranks

@@ -3,8 +3,6 @@
 Those that end are in test_rank_failures.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

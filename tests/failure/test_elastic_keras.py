@@ -1,7 +1,5 @@
 """Scripts with Keras and TensorFlow go on when a rank is killed, with the functions they have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training goes on when ranks are killed whose state is lost with them, or must keep its bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

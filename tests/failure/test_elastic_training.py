@@ -1,7 +1,5 @@
 """Training goes on when ranks are killed, leave, join or are slow: with one rank's weights."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

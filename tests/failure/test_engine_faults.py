@@ -1,7 +1,5 @@
 """An engine call that fails on one rank ends the job, whatever the others are in by then."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripts for Horovod's elastic training go on when ranks are killed, and when others join."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

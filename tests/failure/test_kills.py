@@ -1,7 +1,5 @@
 """A run that is killed at any moment, and started again, ends as if it had not been."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """Ranks that are killed while the others go on, which Open MPI's ULFM makes possible."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """A rank that goes wrong ends the job at once, says why, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator, Mapping

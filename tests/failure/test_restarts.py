@@ -1,7 +1,5 @@
 """`run --elastic` starts a job again that mpirun has given up, and takes no loss for success."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A run that was interrupted goes on as if it had not been."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

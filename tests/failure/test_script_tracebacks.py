@@ -1,7 +1,5 @@
 """Tracebacks of hvdtrain's errors in a script: they end in the line of the script."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from textwrap import indent

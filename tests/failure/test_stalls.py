@@ -1,7 +1,5 @@
 """The stall watch names the ranks that are missing, and keeps quiet while all is well."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

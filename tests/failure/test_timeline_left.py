@@ -1,7 +1,5 @@
 """A job that ends badly leaves its timeline, up to the last second."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Others are made in test_bad_input.py, test_wrong_launcher.py, test_script_traceb
 test_unreachable_hosts.py.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence

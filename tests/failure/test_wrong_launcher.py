@@ -1,7 +1,5 @@
 """A world that is not what the launcher promised refuses to start."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

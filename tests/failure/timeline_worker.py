@@ -1,7 +1,5 @@
 """Ranks that record a timeline until one of them does not come; the argument says how it ends."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

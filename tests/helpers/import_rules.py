@@ -1,7 +1,5 @@
 """The layers of the packages, and the imports that break them, read from the source text."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

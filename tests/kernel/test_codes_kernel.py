@@ -1,7 +1,5 @@
 """The compiled arithmetic of codes, for each instruction set, and watched by sanitizers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ The text of the kernel is compiled together with driver.c. Whatever watches it, 
 instructions it is compiled to, ranks must get the bits that all other builds get.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The compiled optimizer step, for each instruction set, and watched by sanitizers."""
 
-from __future__ import annotations
-
 import ctypes
 from itertools import product
 from pathlib import Path

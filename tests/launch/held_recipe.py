@@ -3,8 +3,6 @@
 So the job is still at work when it is told, however late that is. In its next start none waits.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A rank that does what its first argument says: misbehaves, waits, or tells what it was given."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

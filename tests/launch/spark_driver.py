@@ -1,7 +1,5 @@
 """A driver of Spark on two workers that calls functions on ranks, and prints what it has seen."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ranks that share cores, or have fewer than threads, are told so: once on each node."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """`python -m hvdtrain build-horovod`: it says what is missing, builds, caches and checks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`hvdtrain.run(function, ...)`: every rank's result, or the exception of the first that failed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

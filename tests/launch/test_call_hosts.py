@@ -1,7 +1,5 @@
 """`hvdtrain.run` on several hosts: stand-in hosts on this machine, without ssh."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

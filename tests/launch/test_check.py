@@ -1,7 +1,5 @@
 """`python -m hvdtrain check`: on this installation, and on ones that are broken for real."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

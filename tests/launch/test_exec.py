@@ -1,7 +1,5 @@
 """`python -m hvdtrain exec`: scripts of other libraries find their world under MPI's launchers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

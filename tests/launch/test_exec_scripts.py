@@ -1,7 +1,5 @@
 """`exec` with what Accelerate, parameter servers and older launchers need beside variables."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The scripts for Grid Engine, submitted to it: this machine as its only host."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The hostfile templates, by launching with them: two host names on this machine, without ssh."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m hvdtrain job`: whole scripts, as they are in tests/launch/job_scripts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

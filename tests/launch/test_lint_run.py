@@ -1,7 +1,5 @@
 """`python -m hvdtrain lint --run`: two real ranks run a script, and are compared."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

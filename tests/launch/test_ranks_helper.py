@@ -1,7 +1,5 @@
 """The helper that starts ranks: it must notice every way in which a job can go wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page that `report` writes, looked at in a browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

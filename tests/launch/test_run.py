@@ -1,7 +1,5 @@
 """`python -m hvdtrain run`: it starts ranks, ends them, and refuses what makes no sense."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

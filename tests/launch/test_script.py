@@ -1,7 +1,5 @@
 """`python -m hvdtrain script`: the script sees what it would see without it."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

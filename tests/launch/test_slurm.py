@@ -1,7 +1,5 @@
 """The scripts for Slurm, submitted to it: two nodes on this machine, a rank on each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

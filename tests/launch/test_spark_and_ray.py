@@ -3,8 +3,6 @@
 The calls are those that docs/spark-and-ray.md shows.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

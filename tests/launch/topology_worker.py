@@ -1,7 +1,5 @@
 """Reports the place of this rank, after it has talked to all others. Needs no framework."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket

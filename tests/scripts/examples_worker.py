@@ -1,7 +1,5 @@
 """Runs examples one after the other: examples_worker.py PROGRAM..."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

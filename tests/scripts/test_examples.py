@@ -1,7 +1,5 @@
 """The programs in examples/, all of them in one launch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

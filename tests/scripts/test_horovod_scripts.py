@@ -1,7 +1,5 @@
 """Scripts written for Horovod run unchanged, though Horovod is not installed."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

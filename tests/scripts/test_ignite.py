@@ -1,7 +1,5 @@
 """Ignite's Horovod backend runs on hvdtrain, under the names of Horovod."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

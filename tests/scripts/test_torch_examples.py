@@ -1,7 +1,5 @@
 """The programs in examples/ that need neither TensorFlow nor Keras, on two ranks and on one."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

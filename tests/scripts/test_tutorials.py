@@ -11,8 +11,6 @@ tested is what is installed already: pip would take it from the network, in anot
 other block is an error: it would be code that no test has run.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The documentation as a site: all links lead somewhere, and Chromium shows it well, offline."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

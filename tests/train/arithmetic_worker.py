@@ -5,8 +5,6 @@ adds; on the others a thread of hvdtrain's does. The way in which ranks of a nod
 rank 0 alone, as where mpirun starts ranks on other hosts.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import warnings

@@ -3,8 +3,6 @@
 The choice of an exchange is alike on all ranks, and has the bits of the chosen from then on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product

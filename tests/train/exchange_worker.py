@@ -1,7 +1,5 @@
 """Exchanges over made-up nodes, in numpy's and torch's memory, against formulas for all ranks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

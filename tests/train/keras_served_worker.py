@@ -4,8 +4,6 @@ Each rank reports the result of each case. Rank 0 adds how far the weights are f
 Keras, which it trains itself.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace

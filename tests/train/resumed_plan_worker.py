@@ -6,8 +6,6 @@ weights of each; and of what other frameworks' gradients are in a first world, i
 bucket size, and in one that was told the first size.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

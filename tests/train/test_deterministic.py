@@ -1,7 +1,5 @@
 """The same bits from run to run, under any bucket plan, and on any number of ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import chain

@@ -1,7 +1,5 @@
 """What workers compute together, on every number of ranks, against what one process computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

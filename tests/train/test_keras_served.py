@@ -3,8 +3,6 @@
 The protocol and the loops are those of torch, which test_served_training.py tests further.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

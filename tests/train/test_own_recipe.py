@@ -1,7 +1,5 @@
 """What one does with a recipe of one's own: from Python, watched, stopped, tracked, refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Training with a parameter server, against plain training, and what it must keep in any order."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The main job as people start it: files, terminal, accuracy, equal weights."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

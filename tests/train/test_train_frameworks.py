@@ -1,7 +1,5 @@
 """The main job with Keras on each backend: as with torch, on two ranks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

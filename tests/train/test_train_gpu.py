@@ -1,7 +1,5 @@
 """The main job on a GPU, which several ranks may share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

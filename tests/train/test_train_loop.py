@@ -1,7 +1,5 @@
 """What the loop does on the way, on three ranks: evaluate, save, stop early, watch the ranks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ Sums over ranks are added in another order than one rank adds them, so weights a
 rounding: 1e-12 in float64 and, where nothing amplifies it, 1e-5 in float32.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`evaluate` and `predict`: any number of ranks uses what was trained, with the same numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

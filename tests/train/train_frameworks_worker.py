@@ -4,8 +4,6 @@ Each rank reports how often its functions were traced, and how far the weights a
 from those of plain Keras on one rank.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

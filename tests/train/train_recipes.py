@@ -1,7 +1,5 @@
 """What train_worker.py trains: functions by the names that its cases call their kinds."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

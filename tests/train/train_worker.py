@@ -7,8 +7,6 @@ other after each step; "stop" says after which step of this start the last rank 
 result for each case.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

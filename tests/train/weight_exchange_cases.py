@@ -1,7 +1,5 @@
 """Exchanges of weights against formulas for all ranks on one process; for exchange_worker.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product

@@ -8,8 +8,6 @@ cannot be imported without them, stand-ins have their names and functions, all o
 there is no GPU.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

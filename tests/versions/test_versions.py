@@ -3,8 +3,6 @@
 `make test-versions` makes the two environments, and writes what has run into docs/versions.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

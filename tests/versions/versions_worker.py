@@ -1,7 +1,5 @@
 """One rank of `import hvdtrain.torch` or `import hvdtrain.tensorflow`, on any of their versions."""
 
-from __future__ import annotations
-
 import sys
 
 from ranks import report

@@ -1,7 +1,5 @@
 """The operations of random programs: how a rank makes them, and of which data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

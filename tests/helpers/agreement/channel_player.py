@@ -1,7 +1,5 @@
 """What goes wrong in a trial of a channel, and what happens in it."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,7 +1,5 @@
 """What the ranks of a trial do: the operations they submit, and what they wait for."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What must come of an operation, by formula from what the ranks contributed."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A clock for a rank's stall watch that a test holds, so that no rank that is late is a stall."""
 
-from __future__ import annotations
-
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any

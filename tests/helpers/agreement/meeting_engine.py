@@ -1,7 +1,5 @@
 """What the primitives of an engine compute, from the arguments of all members at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -361,7 +359,7 @@ class MeetingCommunicator(Communicator):
     def barrier(self) -> None:
         self._call(Call("barrier"))
 
-    def split(self, ranks: Sequence[int]) -> MeetingCommunicator | None:
+    def split(self, ranks: Sequence[int]) -> "MeetingCommunicator | None":
         meeting = self._call(Call("split", (tuple(ranks),)))
         if meeting.child is None or self.rank not in ranks:
             return None

@@ -13,8 +13,6 @@ ends the process (a read at the address). Tests, and they alone, may read in a b
         assert tensor.tolist() == [1, 1, 1]
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -7,8 +7,6 @@ Everything that the engine is given for the device is of the device; small integ
 own are host memory, as for nccl.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -40,7 +38,7 @@ def open_hidden(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 def _forwarded(name: str) -> Any:
     """Return a method that calls the inner communicator's with what lies behind buffers."""
 
-    def call(self: HiddenCommunicator, *arguments: Any, **named: Any) -> Any:
+    def call(self: "HiddenCommunicator", *arguments: Any, **named: Any) -> Any:
         behind = [_behind(each) if isinstance(each, Buffer) else each for each in arguments]
         return getattr(self._inner, name)(*behind, **named)
 
@@ -61,7 +59,7 @@ class HiddenCommunicator(Communicator):
         _forwarded, ("alltoall", "reduce_scatter", "barrier", "close", "abort")
     )
 
-    def split(self, ranks: Sequence[int]) -> HiddenCommunicator | None:
+    def split(self, ranks: Sequence[int]) -> "HiddenCommunicator | None":
         part = self._inner.split(ranks)
         return None if part is None else HiddenCommunicator(part)
 

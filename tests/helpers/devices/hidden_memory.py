@@ -1,7 +1,5 @@
 """The memory of the tests' device: addresses that cannot be read, and elements behind them."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import threading

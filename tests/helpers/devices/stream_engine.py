@@ -1,7 +1,5 @@
 """An engine of one rank that records when it uses which memory; see stream_record."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from ctypes import memmove
 from dataclasses import replace
@@ -21,7 +19,7 @@ from hvdtrain.engines.local import LocalCommunicator
 def _recorded(name: str) -> Any:
     """Return a method that does what a world of one does, and records it."""
 
-    def call(self: RecordingCommunicator, send: Buffer, receive: Buffer, *how: Any) -> None:
+    def call(self: "RecordingCommunicator", send: Buffer, receive: Buffer, *how: Any) -> None:
         getattr(LocalCommunicator, name)(self, send, receive, *how)
         _record(name, reads=send, writes=receive)
 
@@ -52,7 +50,7 @@ class RecordingCommunicator(LocalCommunicator):
         _recorded, ("allgather", "alltoall", "reduce_scatter")
     )
 
-    def split(self, ranks: Sequence[int]) -> RecordingCommunicator | None:
+    def split(self, ranks: Sequence[int]) -> "RecordingCommunicator | None":
         return RecordingCommunicator(self._device) if 0 in ranks else None
 
 

@@ -10,8 +10,6 @@ threads count as one: what they do in which order is theirs to keep, and is test
     assert record.races() == []
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterator
@@ -79,7 +77,7 @@ class Record:
     def host(self, text: str, accesses: list[Access], *after: int) -> None:
         self.put(_HOST, text, accesses, *after)
 
-    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+    def keep(self, tensor: torch.Tensor, stream: "Stream") -> None:
         """Note that memory is not given back before a stream is through with it."""
         with self._lock:
             self._users.setdefault(_storage_of(tensor), set()).add(stream.name)
@@ -129,10 +127,10 @@ def _conflict(entry: _Entry, other: _Entry) -> bool:
 class Stream:
     name: str
 
-    def record_event(self) -> _Event:
+    def record_event(self) -> "_Event":
         return _Event(_current().last(self.name) if _record else 0)
 
-    def wait_event(self, event: _Event) -> None:
+    def wait_event(self, event: "_Event") -> None:
         if _record:
             _record.put(self.name, "wait", [], event.after)
 
@@ -187,7 +185,7 @@ def _new_stream(*_: object) -> Stream:
     return _made[-1]
 
 
-def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+def _record_stream(tensor: torch.Tensor, stream: "Stream") -> None:
     if _record:
         _record.keep(tensor, stream)
 

@@ -1,7 +1,5 @@
 """Rows that are hard to code, and what the kernel and operations on arrays make of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What compressed exchanges must give, computed for all ranks on one process, block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

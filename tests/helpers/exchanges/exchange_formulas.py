@@ -3,8 +3,6 @@
 A parameter's value is a flat array; what all ranks have is a list by rank of lists by parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Drives an exchange over buckets as a gradient step does, on ranks of made-up nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from hashlib import blake2b

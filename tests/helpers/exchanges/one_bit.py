@@ -6,8 +6,6 @@ Each node's sum is sent as one bit per element and one scale per parameter, its 
     sent = mean|x| * sign(x), residual = x - sent, result = sum over nodes of sent / size
 """
 
-from __future__ import annotations
-
 from hvdtrain.arrays import Array, elements_of, pack_signs, unpack_signs, zeros_like
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.gradients.communicators import Communicators, gather

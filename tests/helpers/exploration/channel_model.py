@@ -10,8 +10,6 @@ pass, a rank takes part in the rounds of its other channels meanwhile. `sets` ha
 channels that not all ranks have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

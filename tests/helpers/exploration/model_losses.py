@@ -1,7 +1,5 @@
 """A process of a model in which the ranks that are left go on, and how far it has got. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto

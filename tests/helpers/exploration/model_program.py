@@ -1,7 +1,5 @@
 """What the members of a model's channel come to where all of them have met. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeGuard
 

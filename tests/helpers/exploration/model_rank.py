@@ -7,8 +7,6 @@ In a test:
     seen.fault                  # "" or what is wrong, and the moves that lead there
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass

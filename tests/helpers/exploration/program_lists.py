@@ -1,7 +1,5 @@
 """All short programs of a model's ranks, and whether some fit each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 

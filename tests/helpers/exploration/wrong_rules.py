@@ -1,7 +1,5 @@
 """Rules that do something wrong, which an exploration must find."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hvdtrain.core.agreement.decision import (

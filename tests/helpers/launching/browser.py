@@ -1,7 +1,5 @@
 """Debian's Chromium, which tests look at pages with, and what they ask of a page."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

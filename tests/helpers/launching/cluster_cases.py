@@ -1,7 +1,5 @@
 """What both drivers of a cluster see: functions on ranks that return, raise, and end."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """How tests compile the kernels, and for which instruction sets."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A scheduler on this machine: whether its programs are here, and the lives of its daemons."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

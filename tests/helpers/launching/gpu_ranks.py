@@ -11,8 +11,6 @@ Time on a GPU is scarce: a case that fails on all ranks does not keep the next o
 and one that hangs shows where.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a run of the tests on a GPU leaves for people to read: docs/gpu-record.json."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

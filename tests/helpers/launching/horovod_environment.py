@@ -1,7 +1,5 @@
 """The environment with Horovod, which `make test-all` builds where a C++ compiler is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

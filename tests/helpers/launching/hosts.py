@@ -1,7 +1,5 @@
 """Several host names on this machine, without ssh."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A command line that a test runs, and all that descends from it; tests use it through ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

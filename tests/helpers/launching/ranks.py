@@ -19,8 +19,6 @@ Ranks run the interpreter of the test (mpi="mpich": that of an environment of it
 the checkout, so that they import the installed package.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

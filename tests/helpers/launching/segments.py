@@ -1,7 +1,5 @@
 """Shared memory that a job leaves behind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -16,8 +16,6 @@ The first test that asks starts the ranks. A case that fails ends the job: its t
 output, those of the cases before it pass, and those of the cases after it fail with the same words.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -1,7 +1,5 @@
 """Slurm as two nodes on this machine, for the length of a `with` block."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """The environment with TensorFlow, Keras and JAX, which `make test` makes."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

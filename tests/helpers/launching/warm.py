@@ -9,8 +9,6 @@ It is for tables of cases. What depends on processes, signals, imports, or varia
 and libraries read when they start is tested with ranks that the launcher starts itself.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

@@ -3,8 +3,6 @@
 warm_server.py LISTENER MODULES...: see warm.py. It ends when its standard input does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -4,8 +4,6 @@ COMMANDS is a JSON list of lists of words. Each rank reports for each its exit c
 it ended in a traceback), and what it printed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Files of data sets, as their owners write them."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code of docs/data.md, and what its loops must come to."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What befalls a rank: it is killed, leaves, is stopped for a while, or is cut off from others."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

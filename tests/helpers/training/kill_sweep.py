@@ -7,8 +7,6 @@ It needs the folders under tests/helpers on PYTHONPATH, as pytest has them. It p
 each run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

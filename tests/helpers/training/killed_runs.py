@@ -1,7 +1,5 @@
 """Training runs whose ranks kill themselves, and what must be true of each of them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

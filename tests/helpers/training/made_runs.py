@@ -1,7 +1,5 @@
 """Makes the directory of a run, with the files that `train` leaves, without training."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

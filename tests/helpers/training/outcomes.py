@@ -1,7 +1,5 @@
 """What comes of commands of hvdtrain, which one process runs: to start it takes the longest."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

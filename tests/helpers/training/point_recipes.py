@@ -1,7 +1,5 @@
 """Recipes of a user's, good and bad."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

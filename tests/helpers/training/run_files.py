@@ -1,7 +1,5 @@
 """What a training run leaves behind, read as other programs would read it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

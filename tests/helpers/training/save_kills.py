@@ -4,8 +4,6 @@
 - half: within its NUMBERth checkpoint, of which a part has been written
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

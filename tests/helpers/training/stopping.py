@@ -1,7 +1,5 @@
 """A signal to a rank while it trains."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

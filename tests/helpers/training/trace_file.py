@@ -1,7 +1,5 @@
 """A timeline's file, checked against the trace event format as it is read."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Cases that train_worker.py trains, all those of a number of ranks in one launch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

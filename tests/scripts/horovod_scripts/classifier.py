@@ -1,7 +1,5 @@
 """The usual training script for Horovod, on made data. It knows nothing of hvdtrain."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

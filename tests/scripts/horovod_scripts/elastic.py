@@ -1,7 +1,5 @@
 """What an elastic script for Horovod relies on, on each rank, and what names it finds."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from itertools import chain

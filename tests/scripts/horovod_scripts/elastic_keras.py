@@ -1,7 +1,5 @@
 """A script in the shape of Horovod's elastic example for Keras, of which a rank is killed."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Starts its own ranks by horovod.run, as pytorch_mnist.py --num-proc does."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Points of a plane in two classes, and a network that learns them."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.data import Dataset
 
