@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from horovod_environment import horovod_python
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from mpis import MPICH, OPEN_MPI_4
 from ranks import launch, run_ranks, start
 from shared_launch import SharedLaunch, results_of
@@ -90,15 +90,8 @@ def test_other_mpis(mpi: str, np: int) -> None:
     [("openmpi", [2, 1, 1]), pytest.param("mpich", [2, 1], marks=pytest.mark.mpich)],
 )
 def test_mpi_on_several_nodes(mpi: str, slots: list[int], tmp_path: Path) -> None:
-    require_hosts()
-    launched = SharedLaunch(
-        WORKER,
-        sum(slots),
-        ["mpi"],
-        mpi=mpi,
-        hostfile=write_hostfile(tmp_path / "hosts", mpi, slots),
-        launcher_args=AGENT_ARGS[mpi],
-    )
+    how = on_hosts(tmp_path, mpi, slots)
+    launched = SharedLaunch(WORKER, sum(slots), ["mpi"], mpi=mpi, **how)
     _check(launched.results("mpi"), "mpi")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from ranks import launch
 from segments import no_new_segments
 
@@ -51,11 +51,9 @@ def test_the_others_go_on(worker: str, size: int, how: str) -> None:
 
 
 def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
-    require_hosts()
     # Each host keeps a rank: without any, mpirun has been seen to end the job, with exit code 0.
-    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [2, 5])
-    args = [*AGENT_ARGS["openmpi"], *TOLERATE]
-    survive(FOLDER / "lost_ranks_worker.py", 7, [1, 2], {}, hostfile=hostfile, launcher_args=args)
+    how = on_hosts(tmp_path, "openmpi", [2, 5], *TOLERATE)
+    survive(FOLDER / "lost_ranks_worker.py", 7, [1, 2], {}, **how)
 
 
 # The last rank is killed in the middle of shutdown(), which then stops this part of its context.

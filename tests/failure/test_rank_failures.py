@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from job import Completed
 from mpis import MPICH
 from ranks import launch, torch_beside
@@ -153,9 +153,7 @@ hvd.allreduce(torch.ones(1))
 def test_a_rank_that_is_killed_on_one_of_several_hosts(
     mpi: str, slots: list[int], tmp_path: Path
 ) -> None:
-    require_hosts()
-    hostfile = write_hostfile(tmp_path / "hosts", mpi, slots)
-    fail("dies", mpi=mpi, hostfile=hostfile, launcher_args=AGENT_ARGS[mpi])
+    fail("dies", mpi=mpi, **on_hosts(tmp_path, mpi, slots))
 
 
 def test_a_launcher_that_is_slow_to_end_the_others(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from mpis import MPICH, OPEN_MPI_4
 from ranks import launch, run_ranks, start
 from tensorflow_environment import keras_variables, tensorflow_python
@@ -164,15 +164,13 @@ def test_a_script_of_a_strategy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mpi", ["openmpi", OPEN_MPI_4, MPICH])
 def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
-    require_hosts()
     done = run_ranks(
         [*EXEC, "--roles", "chief:1,worker:2", "--print"],
         3,
         mpi=mpi,
         # UCX takes the stand-in hosts for one, and looks there for each other's processes.
         env={"UCX_TLS": "tcp,self"},
-        hostfile=write_hostfile(tmp_path / "hosts", mpi, [2, 1]),
-        launcher_args=AGENT_ARGS[mpi],
+        **on_hosts(tmp_path, mpi, [2, 1]),
     )
     lines = done.stdout.splitlines()
     assert lines.count("MASTER_ADDR=node0") == 3

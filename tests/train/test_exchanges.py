@@ -1,10 +1,9 @@
 """What workers compute together, on every number of ranks, against what one process computes."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("exchange_worker.py")
@@ -21,13 +20,8 @@ ARITHMETIC = Path(__file__).with_name("arithmetic_worker.py")
 
 @pytest.mark.parametrize("slots", [[2], [2, 1]], ids=str)
 def test_numbers_that_are_nearly_zero_or_too_large(slots: list[int], tmp_path: Path) -> None:
-    several: dict[str, Any] = {"warm": "torch"}
-    if len(slots) > 1:
-        require_hosts()
-        several = {
-            "hostfile": write_hostfile(tmp_path / "hosts", "openmpi", slots),
-            "launcher_args": AGENT_ARGS["openmpi"],
-        }
+    alone = len(slots) == 1
+    several = {"warm": "torch"} if alone else on_hosts(tmp_path, "openmpi", slots)
     for wrong in run_ranks(ARITHMETIC, sum(slots), **several).results:
         assert wrong == []
 
