@@ -1,4 +1,4 @@
-"""Scripts for Horovod's elastic training go on when ranks are killed, and when others join."""
+"""Scripts with hvd.elastic go on when ranks are killed, and when others join."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from job import Completed
 from paths import TESTS
-from ranks import start
+from ranks import launch, start
 from tensorflow_environment import keras_variables, tensorflow_python
 
 SCRIPT = Path(__file__).parent / "joined_script.py"
@@ -118,3 +118,42 @@ def test_with_keras(victim: int, wanted: int) -> None:
     ranks = wanted or 2
     expected = {"ranks": ranks, "epoch": 3, "rate": pytest.approx(ranks)}
     assert results == [expected] * 2
+
+
+KERAS_WORKER = Path(__file__).parent / "elastic_keras_worker.py"
+STEPS = [[epoch, batch] for epoch in range(3) for batch in range(4)]
+KILLED = [1, 2]
+
+
+def survive_keras(backend: str, case: str, ranks: int, victim: int) -> list[dict[str, Any]]:
+    with launch(
+        KERAS_WORKER,
+        ranks,
+        args=[case, victim],
+        python=tensorflow_python(),
+        env=keras_variables(backend),
+        launcher_args=["--with-ft", "ulfm"],
+    ) as job:
+        job.ended(600, code=0)
+        return job.results_of_those_left({*range(ranks)} - {victim})
+
+
+@pytest.mark.parametrize(
+    ("backend", "case", "ranks", "victim"),
+    [
+        ("tensorflow", "function", 3, 1),
+        pytest.param("tensorflow", "fit", 3, 0, marks=pytest.mark.soak),
+        pytest.param("tensorflow", "eager", 3, 2, marks=pytest.mark.soak),
+        pytest.param("tensorflow", "fit", 2, 1, marks=pytest.mark.soak),
+        pytest.param("torch", "fit", 3, 1, marks=pytest.mark.soak),
+        pytest.param("jax", "fit", 3, 0, marks=pytest.mark.soak),
+    ],
+)
+def test_a_rank_is_killed(backend: str, case: str, ranks: int, victim: int) -> None:
+    done = survive_keras(backend, case, ranks, victim)
+    assert [each["rank"] for each in done] == list(range(ranks - 1))
+    for each in done:
+        for name, result in each["results"].items():
+            again = [KILLED] if name == case else []  # the step that was broken off
+            assert result["seen"] == sorted([*STEPS, *again]), name
+            assert result["resets"] == ([ranks - 1] if name == case else []), name
