@@ -39,7 +39,6 @@ class EngineFault:
     armed: bool = False
 
     def meet(self, primitive: str, rank: int) -> None:
-        """Fail if it is this call."""
         watch = threading.current_thread().name.startswith("hvdtrain-stall")
         if not self.armed or primitive != self.primitive or rank != self.rank or watch:
             return

@@ -11,8 +11,6 @@ KILLED = Killed()
 
 
 class Killing:
-    """Training samples whose reads are counted."""
-
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 

@@ -17,8 +17,6 @@ SHAPES = ([300, 40], [40], [70], [1000, 20])  # of more than one bucket
 
 
 class Training:
-    """Training of weights towards the mean of the ranks' targets, each its number."""
-
     def __init__(self) -> None:
         hvd.init()
         self.own, self.left = hvd.rank(), list(range(hvd.size()))

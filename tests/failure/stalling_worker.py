@@ -32,7 +32,6 @@ def keep_the_others_waiting(case: str) -> None:
 
 
 def backward(layers: torch.nn.Module = MODEL) -> None:
-    """Compute gradients, of which each layer's fill a bucket."""
     layers(torch.ones(2, 20, requires_grad=True)).sum().backward()
 
 

@@ -26,7 +26,6 @@ def fail(fault: str, *work: str, np: int = 2, env: Mapping[str, object] | None =
 
 
 def named(done: Completed) -> set[str]:
-    """Return the operations in which ranks say that they have failed."""
     said = r"^\[rank \d/\d\] (?:This happened in (.*)\.|(.*): \w+: .* The job ends: .*)$"
     return {a or b for a, b in re.findall(said, done.stderr, re.MULTILINE)}
 

@@ -27,7 +27,6 @@ def run(
     slow: int = -2,
     in_reset: int = -1,
 ) -> list[dict[str, Any]]:
-    """Run the script, and return what each rank has done, in the order of ranks at the end."""
     words = ["-m", "hvdtrain", "run", "--elastic", "--as-horovod", "-np", ranks, *options]
     words += ["--max-np", wanted] if wanted else []
     numbers = [wanted, slow, in_reset, *victims]

@@ -72,13 +72,11 @@ def train(recipe: Path, out: Path, epochs: int, ranks: int = 1, kill: str = "") 
 
 
 def named(out: Path, kind: str) -> set[Path]:
-    """Return the checkpoints of this kind."""
     names = {path: CheckpointName.of(path) for path in out.glob(f"{kind}-*")}
     return {path for path, name in names.items() if name is not None}
 
 
 def half_checkpoints(out: Path, least_bytes: int = LEAST_BYTES) -> list[Path]:
-    """Return the temporary files of at least this size."""
     return [path for path in out.glob(".unfinished-*") if path.stat().st_size >= least_bytes]
 
 
@@ -105,7 +103,6 @@ def rows_of(out: Path) -> list[tuple[str, ...]]:
 
 
 def assert_same(parts: Path, whole: Path, epochs: int) -> None:
-    """See that a run that was killed has left what one that was not has left."""
     assert summary_of(parts)["weights_sha256"] == summary_of(whole)["weights_sha256"]
     assert epochs_of(parts) == epochs_of(whole) == both_splits(epochs)
     for ours, theirs in zip(metrics_of(parts), metrics_of(whole), strict=True):

@@ -113,7 +113,6 @@ def test_a_misspelt_variable(variable: str, line: str) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder with room for 40 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(folder)]

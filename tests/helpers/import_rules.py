@@ -225,7 +225,6 @@ def _order_fault(name: str, imported: _Import, source: _Module, target: _Module)
 
 
 def _folder_faults(modules: Mapping[str, _Module]) -> list[str]:
-    """Return folders that the order of their layer does not name."""
     return [
         f"{module.path}: no order is known for this folder"
         for module in modules.values()

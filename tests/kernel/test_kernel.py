@@ -64,7 +64,6 @@ def build(flags: tuple[str, ...], source: Path, folder: Path) -> Path:
 
 
 def run(program: Path, ranks_are: str, size: int) -> str:
-    """Return the checksum of all results, or what went wrong."""
     command = [str(program), ranks_are, str(size), str(size), str(TURNS)]
     done = _run(command)
     if any(words in done.stderr for words in NO_PLACE):

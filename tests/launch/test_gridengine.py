@@ -95,7 +95,6 @@ class GridEngine(Scheduler):
         self.callback(self._end_jobs)
 
     def submit(self, script: Path) -> str:
-        """Submit a script, to run in its folder; return the job's number."""
         words = ["qsub", "-terse", "-wd", str(script.parent), str(script)]
         return self.ask(*words, check=True).partition(".")[0]
 
@@ -176,7 +175,6 @@ class GridEngine(Scheduler):
 
 
 def _changed(text: str, **values: object) -> str:
-    """Return lines of a name and a value with other values."""
     for name, value in values.items():
         text = re.sub(rf"^{name}\s.*$", f"{name} {value}", text, flags=re.MULTILINE)
     return text + "\n"

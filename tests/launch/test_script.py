@@ -58,7 +58,6 @@ def test_it_is_as_if_python_had_started_it(end: str, tmp_path: Path) -> None:
 
 
 def which_horovod(*options: object, cwd: Path, path: Path | None = None) -> str:
-    """Return the folder from which a script's children import horovod."""
     scripts = cwd / "scripts"
     scripts.mkdir(exist_ok=True)
     (scripts / "child.py").write_text("import horovod; print(horovod.__file__)")

@@ -58,7 +58,6 @@ def test_examples(size: int, tmp_path: Path) -> None:
 
 
 def _check_mlflow(directory: Path, accuracy: float) -> None:
-    """See one run in the store, with parameters, metrics by step, and the model that was tested."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{directory}/mlflow.db")

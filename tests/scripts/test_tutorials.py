@@ -102,7 +102,6 @@ def _script(steps: Sequence[Step]) -> str:
 
 
 def _compare(step: Step, output: str) -> None:
-    """Find each line of the page in the output, behind the one before it."""
     real = iter([_flat(line) for line in output.splitlines()])
     for line in map(_flat, step.output.splitlines()):
         if line in ("", "…"):

@@ -152,7 +152,6 @@ def a_low_rank_does_not_last() -> int:
 
 
 def step_of(driven: Driven, step: int, dtype: DType) -> list[Flat]:
-    """Take a step in which each rank is a node."""
     return exchanged(driven, values(step, hvd.rank(), dtype), StepInfo(step, hvd.size()))
 
 
@@ -175,7 +174,6 @@ def what_is_not_finite_shows() -> int:
 
 
 def rounded(values: Flat, kind: str) -> Flat:
-    """Return values rounded by torch."""
     half = {"fp16": torch.float16, "bf16": torch.bfloat16}[kind]
     result: Flat = torch.from_numpy(values.astype(np.float32)).to(half).double().numpy()
     return result

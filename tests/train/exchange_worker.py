@@ -116,7 +116,6 @@ def no_samples_are_an_error() -> int:
 
 
 def combine_all(steps: Sequence[Flat], communicator: Communicator) -> Sequence[Flat]:
-    """Return what Adasum, as a named operation does it, makes of each of some arrays."""
     for step in steps:
         adasum(communicator, Buffer.from_array(step))
     return steps

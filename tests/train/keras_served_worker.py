@@ -75,7 +75,6 @@ def normed(**parts: Any) -> Recipe:
 
 
 def decayed(rate: Any) -> Any:
-    """Return an optimizer that spares biases from weight decay."""
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.1, name="optimizer")
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta"])
     return optimizer

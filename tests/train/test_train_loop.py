@@ -97,7 +97,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]], str]:
-    """Run all cases in one launch."""
     trained = TrainedCases(tmp_path_factory.mktemp("loop"), {SIZE: CASES})
     results = {name: trained.results(SIZE, name) for name in CASES}
     return trained.directory(SIZE, ""), results, trained.stderr[SIZE]

@@ -94,7 +94,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedCases:
 
 
 def difference(runs: TrainedCases, one: tuple[int, str], other: tuple[int, str]) -> float:
-    """Return the largest difference between the last weights of two (size, case)."""
     for size, case in (one, other):
         runs.results(size, case)
     return gap(runs.directory(*one), runs.directory(*other))

@@ -58,7 +58,6 @@ def counted(plain: Callable[[], Recipe]) -> Recipe:
 
 
 def whole_job(arguments: list[str], directory: Path) -> int:
-    """Run the command line with its defaults; return how often Python ran through the loss."""
     Counted.calls = 0
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(digits_keras, "recipe", partial(counted, digits_keras.recipe))
@@ -153,7 +152,6 @@ def distance_from_plain_keras(
 
 @cache
 def weights_of_plain_keras(momentum: float) -> dict[str, Any]:
-    """Return the weights that one rank has by path after the same epoch."""
     keras.utils.set_random_seed(3)  # of rank 0
     recipe = digits_keras.recipe()
     model, samples = recipe.model, recipe.train

@@ -105,14 +105,12 @@ def normed() -> Recipe:
 
 
 def slow() -> Recipe:
-    """Steps of 20 ms at least."""
     recipe = noisy()
     recipe.model.register_forward_pre_hook(lambda *_: time.sleep(0.02))
     return recipe
 
 
 def poisoned() -> Recipe:
-    """Sample 37 is not a number."""
     recipe = noisy()
     recipe.train.inputs[37] = np.nan
     return recipe

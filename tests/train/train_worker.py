@@ -39,7 +39,6 @@ from hvdtrain.train.session import train
 
 
 def note_saves(patches: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that will hold the steps of checkpoints, on rank 0."""
     steps: list[int] = []
     plain = RunLog.save
 

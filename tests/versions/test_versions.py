@@ -75,7 +75,6 @@ class VersionsRecord:
 
 @pytest.fixture(scope="module")
 def record() -> Iterator[VersionsRecord]:
-    """What has run, written to the file that HVDTRAIN_VERSIONS_RECORD names, if any."""
     record = VersionsRecord()
     yield record
     path = os.environ.get("HVDTRAIN_VERSIONS_RECORD")

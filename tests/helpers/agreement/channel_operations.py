@@ -77,7 +77,6 @@ def _broadcast(planned: Planned, rank: int, size: int, name: str) -> Made:
 
 
 def rows(planned: Planned, rank: int, other: int = 0) -> int:
-    """Return how many rows a rank contributes, or sends to another."""
     return (planned.number + rank + other) % 3
 
 

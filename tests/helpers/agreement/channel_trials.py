@@ -243,7 +243,6 @@ def sound_trial(seed: int) -> list[str]:
 
 
 def faulty_trial(seed: int) -> list[str]:
-    """Return what is wrong in a trial in which a rank ends early or its engine fails."""
     program = make_program(seed)
     return _try(program, _make_fault(program))
 

@@ -26,8 +26,6 @@ _REDUCE: Mapping[ReduceOp, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One member's call of a primitive."""
-
     primitive: str
     equal: tuple[object, ...] = ()
     own: tuple[Any, ...] = ()
@@ -119,8 +117,6 @@ _POISON, _POISONED_BYTES = 0xA5, 4096
 
 
 class Referee:
-    """Notes the faults of one trial, and breaks it off at the first."""
-
     def __init__(self, lenient: bool = False) -> None:
         self.faults: list[str] = []
         self.lenient = lenient

@@ -168,8 +168,6 @@ def _is_allowed() -> bool:
 
 
 class _Call:
-    """The tensors of one call of an operator, on the device and behind it."""
-
     def __init__(self, op: Any) -> None:
         self._op = op
         # As on a GPU: scalars, copies, and indices, which are copied.
@@ -179,7 +177,6 @@ class _Call:
         self._usual: set[int] = set()  # what lies behind tensors that are no inference tensors
 
     def behind(self, arguments: Any) -> Any:
-        """Return arguments with what lies behind in place of what is on the device."""
         return tree_map(self._behind, arguments)
 
     def _behind(self, value: Any) -> Any:
@@ -204,7 +201,6 @@ class _Call:
         return value
 
     def follow(self) -> None:
-        """Give arguments the shape that the operator has given to what lies behind them."""
         for tensor, elements in self._arguments.values():
             storage = self._storage(elements)
             if storage is not tensor.untyped_storage() or place_of(tensor) != place_of(elements):
@@ -255,7 +251,6 @@ def _count_writes(op: Any) -> None:
 
 
 def _refuse_reads(op: Any, args: tuple[Any, ...]) -> None:
-    """Raise if an operator brings elements to the host."""
     copies = op is torch.ops.aten._copy_from.default and not is_hidden(args[1])
     answers = {str(value.type) for value in op._schema.returns} & {"number", "bool", "int"}
     if (copies or answers) and not _is_allowed():

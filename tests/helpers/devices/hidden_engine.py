@@ -36,8 +36,6 @@ def open_hidden(config: Config, environ: Mapping[str, str]) -> EngineWorld:
 
 
 def _forwarded(name: str) -> Any:
-    """Return a method that calls the inner communicator's with what lies behind buffers."""
-
     def call(self: "HiddenCommunicator", *arguments: Any, **named: Any) -> Any:
         behind = [_behind(each) if isinstance(each, Buffer) else each for each in arguments]
         return getattr(self._inner, name)(*behind, **named)

@@ -35,7 +35,6 @@ def place_of(tensor: torch.Tensor) -> tuple[int, list[int], list[int]]:
 
 # torch's own function, which looks at no element, but is registered for its own devices only.
 def set_storage(tensor: torch.Tensor, *place: Any) -> torch.Tensor:
-    """Have a tensor on the device lie at a place of a storage; return it."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     operator: Any = torch.ops.aten.set_.source_Storage_storage_offset
     result: torch.Tensor = operator.redispatch(keys, tensor, *place)

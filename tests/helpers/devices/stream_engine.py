@@ -64,7 +64,6 @@ def _record(text: str, reads: Buffer, writes: Buffer) -> None:
 
 
 def install() -> None:
-    """Let init() find the engines "device", which takes memory of the device, and "host"."""
     registry.ENGINES["device"] = "stream_engine:open_device"
     registry.ENGINES["host"] = "stream_engine:open_host"
     allreduce.memmove = _memmove  # type: ignore[attr-defined,assignment]

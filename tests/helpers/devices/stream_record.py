@@ -37,8 +37,6 @@ class _Entry:
 
 @dataclass
 class Record:
-    """What has been done, in the order in which the host has asked for it."""
-
     capturing: bool = False
     idle: bool = False
     _entries: list[_Entry] = field(default_factory=list)
@@ -70,7 +68,6 @@ class Record:
             return self._last[place]
 
     def last(self, place: str) -> int:
-        """Return the bits of all that comes before what a stream does next."""
         with self._lock:
             return self._last.get(place, 0) | self._last.get(_HOST, 0)
 
@@ -78,7 +75,6 @@ class Record:
         self.put(_HOST, text, accesses, *after)
 
     def keep(self, tensor: torch.Tensor, stream: "Stream") -> None:
-        """Note that memory is not given back before a stream is through with it."""
         with self._lock:
             self._users.setdefault(_storage_of(tensor), set()).add(stream.name)
 
@@ -98,7 +94,6 @@ class Record:
             self.put(place, "next use", [(address, address + nbytes, True)], *after)
 
     def alive(self, tensor: torch.Tensor) -> None:
-        """Let nobody else have the addresses of host memory."""
         self._alive.append(tensor)
 
     def races(self) -> list[str]:

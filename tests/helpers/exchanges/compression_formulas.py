@@ -14,7 +14,6 @@ MATRICES = {0: (7, 5), 3: (6, 4)}
 
 
 def coded(x: Flat, bits: int) -> Flat:
-    """Return the values that the codes of a block stand for."""
     if bits == 1:
         below, above = x[x < 0], x[x >= 0]
         low = below.mean() if below.size else 0.0

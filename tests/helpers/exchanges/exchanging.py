@@ -55,7 +55,6 @@ class Driven:
         self.use_plan(plan)
 
     def use_plan(self, plan: BucketPlan) -> None:
-        """Cut the buckets otherwise."""
         self.plan = plan
         self.exchange.prepare(plan)
         self.buckets = [
@@ -166,5 +165,4 @@ def weighed(step: int, weights: Sequence[float] | None) -> StepInfo:
 
 
 def kinds() -> Iterator[tuple[DType, bool]]:
-    """Return types of elements, and whether buckets are tensors."""
     return product((DType.FLOAT32, DType.FLOAT64), (False, True))

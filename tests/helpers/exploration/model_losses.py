@@ -52,8 +52,6 @@ class Process(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """All processes, and how many may still die."""
-
     all: tuple[Process, ...]
     deaths_left: int
 
@@ -69,7 +67,6 @@ def end(process: Process, stage: Stage) -> Process:
 
 
 def call_of(process: Process) -> Call | None:
-    """Return the engine call that the driver of a process is in."""
     head = process.rank.actions[0] if process.rank.actions else None
     if isinstance(head, Request):
         progress = progress_of(process.rank, head)

@@ -67,7 +67,6 @@ from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
 
 
 def is_call(step: Step | None) -> TypeGuard[Call]:
-    """Return whether what a driver does next is an engine call."""
     return isinstance(step, Vote | Report | Request | BucketVote)
 
 
@@ -125,7 +124,6 @@ class RankModel:
         return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
 
     def take(self, rank: Rank) -> Rank:
-        """Return the rank after its driver has gone on from the end of an engine call."""
         head, *rest = rank.actions
         rank = rank._replace(actions=tuple(rest))
         if isinstance(head, Ran):
@@ -201,7 +199,6 @@ class RankModel:
         return rank._replace(freed=True)
 
     def fail(self, words: Words, rank: Rank, event: Event) -> Rank:
-        """Have an engine call fail, which ends everything on this rank."""
         failed = self.follow(rank._replace(actions=()), event)
         while failed.actions:
             failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
@@ -294,7 +291,6 @@ class RankModel:
 
 
 def awaited(words: Words, rank: Rank) -> str:
-    """Return what a rank's program waits for now, or ""."""
     word = words[rank.place] if rank.place < len(words) else ""
     if word in WORDS:
         return word if is_pending(rank, WORDS[word]) else ""

@@ -102,7 +102,6 @@ def explore(model: Model[S], most: int = 2_000_000) -> Explored:
 
 
 def _cannot_end(visited: _Visited[S], ends: list[S]) -> S | None:
-    """Return the first state from which no end can be reached."""
     before: dict[S, list[S]] = {}
     for state, following in visited.followers.items():
         for after in following:
@@ -201,7 +200,6 @@ def run_here(rank: Rank, request: Request, again: bool) -> Rank:
 
 
 def hear(rank: Rank, heard: Heard) -> Rank:
-    """Return a rank after a vote on the next bucket of a step."""
     progress = progress_of(rank, heard.request)
     if progress is None:  # an answer, which is complete
         progress = BucketProgress(BUCKETS, BUCKETS, reduced=1)
@@ -225,7 +223,6 @@ def progress_of(rank: Rank, request: Request) -> BucketProgress | None:
 
 
 def fill(rank: Rank, name: str, count: int | None) -> Rank:
-    """Fill so many buckets, or the rest, of a step that is still pending."""
     progress = dict(rank.steps).get(name)
     if progress is None:
         return rank
@@ -303,8 +300,6 @@ def hashable(action: Action) -> Action:
 
 
 class _Ballots(LocalCommunicator):
-    """Takes the votes of one member; gives it the highest of all members' when these are known."""
-
     def __init__(self) -> None:
         super().__init__()
         self.own: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)

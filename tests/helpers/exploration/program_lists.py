@@ -10,7 +10,6 @@ NAMES = set("abcGs")
 
 
 def programs(parts: int) -> Iterator[str]:
-    """Return all programs with so many parts, in any order, that leave and close at the end."""
     for chosen in permutations(PARTS, parts):
         names = [part[0] for part in chosen]
         # The thread that fills a step does not wait for anything else meanwhile.

@@ -29,7 +29,6 @@ def require_programs(programs: Sequence[str], package: str, required: str) -> No
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a program, which may be one for root."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
@@ -56,7 +55,6 @@ class Scheduler(ExitStack):
         raise NotImplementedError
 
     def _start(self, program: str, *words: str) -> Job:
-        """Start a daemon in the foreground."""
         self._jobs.append(self.enter_context(start([find_program(program), *words], env=self._own)))
         return self._jobs[-1]
 

@@ -80,7 +80,6 @@ class Job:
 
     @property
     def results_folder(self) -> Path:
-        """Into which ranks write what they hand to tests."""
         return self._files / "results"
 
     def wait(self, timeout_seconds: float = 300) -> Completed:
@@ -121,11 +120,9 @@ class Job:
             time.sleep(0.02)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C: SIGINT to the process group of the command."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def pids(self) -> list[int]:
-        """Return every process of this job that is alive now, the command included."""
         return list(self._environments())
 
     def rank_pids(self, np: int) -> dict[int, int]:
@@ -162,7 +159,6 @@ class Job:
             time.sleep(0.01)
 
     def assert_nothing_left(self) -> None:
-        """Fail if a process of this job is alive after a moment of grace."""
         deadline = time.monotonic() + self.patience_seconds
         while left := self.pids():
             if time.monotonic() > deadline:
@@ -198,7 +194,6 @@ class Job:
         )
 
     def _environments(self) -> dict[int, dict[str, str]]:
-        """Return pid -> environment of the living processes that carry this job's mark."""
         found = {}
         for entry in os.scandir("/proc"):
             if entry.name.isdecimal():
@@ -255,7 +250,6 @@ def _parent(pid: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process stands still after SIGSTOP."""
     return _stat(pid)[0] == "T"
 
 

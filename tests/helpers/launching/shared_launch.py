@@ -53,7 +53,6 @@ class SharedLaunch:
         self._failure = self.stderr = ""
 
     def results(self, case: str) -> list[Any]:
-        """Return what a case returned on each rank, by rank."""
         if self._results is None:
             self._results = {}
             self._run()

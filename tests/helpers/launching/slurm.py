@@ -48,8 +48,6 @@ def require_slurm() -> None:
 
 
 class Slurm(Scheduler):
-    """A controller and two nodes of four cores, with ports and files of their own."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, {"SLURM_CONF": str(directory / "slurm.conf")}, {})
 

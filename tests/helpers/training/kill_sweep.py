@@ -49,7 +49,6 @@ class Outcome:
 
 
 def inside(moment: str, highest: int) -> Callable[[random.Random, int], str]:
-    """Return what draws a moment at which one rank kills itself."""
     return lambda draw, ranks: f"{draw.randrange(ranks)}:{draw.randint(1, highest)}:{moment}"
 
 
@@ -163,7 +162,6 @@ def end_host(pid: int, answers: bool) -> int:
 
 
 def _first_of_host(pid: int) -> int:
-    """Return the first process on the stand-in host of a process, with which all end."""
     while True:
         text = Path(f"/proc/{pid}/status").read_text()
         fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)

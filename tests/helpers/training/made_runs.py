@@ -27,7 +27,6 @@ class MadeRun:
 
 
 def make_run(directory: Path, run: MadeRun = MadeRun(), **changes: Any) -> Path:
-    """Write metrics, steps and ranks.jsonl, summary.json, config.yaml and environment.json."""
     run = replace(run, **changes)
     directory.mkdir(parents=True)
     metrics = list(_metrics(run))

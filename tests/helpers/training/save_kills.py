@@ -19,7 +19,6 @@ _EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.truncate
 
 
 def arrange() -> None:
-    """Have this process be killed, if the variable is there."""
     way, _, place = os.environ.pop("KILL", "").partition(":")
     number, _, folder = place.partition(":")
     moments = count(1)

@@ -12,7 +12,6 @@ from hvdtrain.train.loop import heartbeat
 
 
 def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
-    """Have ranks act after a step, counted from 1, and tell each other after each step."""
     steps, plain = count(1), heartbeat.Heartbeat.after_step
 
     def acting(self: heartbeat.Heartbeat) -> bool:

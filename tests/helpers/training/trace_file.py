@@ -29,7 +29,6 @@ class Slice:
 
     @property
     def duration(self) -> float:
-        """In microseconds."""
         return self.end - self.start
 
 

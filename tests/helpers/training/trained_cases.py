@@ -12,15 +12,12 @@ WORKER = TESTS / "train" / "train_worker.py"
 
 
 class TrainedCases:
-    """Trains the cases of a number of ranks when one of them is asked for."""
-
     def __init__(self, folder: Path, cases: Mapping[int, Mapping[str, dict[str, Any]]]) -> None:
         self._folder, self._cases = folder, cases
         self._results: dict[int, dict[str, list[dict[str, Any]]]] = {}
         self.stderr: dict[int, str] = {}
 
     def results(self, size: int, name: str) -> list[dict[str, Any]]:
-        """Return each rank's result of a case."""
         if size not in self._results:
             cases = self._cases[size]
             arguments = [
