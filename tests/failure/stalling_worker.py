@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import torch
-from held_clock import HeldClock
+from held_clock import HeldClock, await_files
 from ranks import report
 
 import hvdtrain.torch as hvd
@@ -68,11 +68,6 @@ def rest_between_parts() -> None:
 
 def tell(what: str) -> None:
     Path(f"{what}.{hvd.rank()}").touch()
-
-
-def await_files(*names: str) -> None:
-    while not all(Path(name).exists() for name in names):
-        time.sleep(0.01)
 
 
 def late(optimizer: hvd.DistributedOptimizer) -> None:

@@ -78,7 +78,7 @@ START = """
 import ctypes, os, select, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
-from held_clock import HeldClock
+from held_clock import HeldClock, await_files
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement import channel
@@ -92,9 +92,6 @@ memory = Buffer.from_array(np.ones(1))
 operations.barrier(here.world)
 def tell(what):
     Path(f"{what} {rank}").touch()
-def await_files(*names):
-    while not all(Path(name).exists() for name in names):
-        time.sleep(0.01)
 def tell_that_it_waits(then):
     while not here.world.pending():
         time.sleep(0.01)

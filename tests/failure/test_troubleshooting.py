@@ -1,7 +1,6 @@
 """Mistakes of a new user, made for real: one line that says what to do, and no exit code of 0.
 
-Others are made in test_bad_input.py, test_wrong_launcher.py, test_script_tracebacks.py and
-test_unreachable_hosts.py.
+Others are made in test_bad_input.py, test_script_tracebacks.py and test_unreachable_hosts.py.
 """
 
 import subprocess

@@ -1,6 +1,7 @@
 """A clock for a rank's stall watch that a test holds, so that no rank that is late is a stall."""
 
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -53,3 +54,9 @@ class HeldClock:
     def _now(self) -> float:
         passed, since = self._state
         return passed if since is None else passed + time.perf_counter() - since
+
+
+def await_files(*names: str) -> None:
+    """Wait until ranks have told all of this, each by a file."""
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.01)
