@@ -7,19 +7,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 _FOUNDATIONS = {
-    *(
-        "",
-        "advice",
-        "arithmetic",
-        "arrays",
-        "buffer",
-        "collective",
-        "compiled",
-        "config",
-        "control_groups",
-    ),
-    *("devices", "errors", "files", "polling", "streams", "milestones", "topology"),
-    *("types", "world"),
+    *("", "advice", "arithmetic", "arrays", "buffer", "collective", "compiled", "config"),
+    *("control_groups", "devices", "errors", "files", "polling", "streams", "milestones"),
+    *("topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
@@ -58,13 +48,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("allocators", "gradients", "exchanges", "sharding", "membership", "", "arrays"),
     ],
     "torch": [
-        "tensors",
-        "compression",
-        "operations",
-        "allocator",
-        "gradients",
-        "sharding",
-        "",
+        *("tensors", "compression", "operations", "allocator", "gradients", "sharding", ""),
         "elastic",
     ],
     "tensorflow": ["allocator", "graph", "compression", "operations", "gradients", ""],
@@ -81,9 +65,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
 }
 # All that other layers may know of engines: the contract, and how to find one by name.
-_ENGINE_CONTRACT = {
-    *("engines", "engines.communicator", "engines.features", "engines.registry"),
-}
+_ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.features", "engines.registry"}
 # Benchmarks compare engines with one another, and probes test the parts of one.
 _KNOW_ENGINES = {"hvdtrain_bench", "probes"}
 

@@ -124,7 +124,6 @@ def hosts_of(
         ("a slots=2\na.x slots=2\n", [], "a and a.x: one host under two names"),
         ("a\nb slots=2\n", [], "hosts: a: no slots=: Open MPI takes as many as the host has cores"),
         ("a\nb slots=2\n", ["--slots", "3"], "hosts: 2 hosts, 5 slots"),
-        ("a 2\n", [], "hosts:1: '2': Open MPI ignores it: write 'a slots=2'"),
     ],
 )
 def test_hosts_are_checked(text: str, words: list[str], message: str, hosts_of: HostsOf) -> None:
@@ -138,12 +137,6 @@ def test_hosts_are_checked(text: str, words: list[str], message: str, hosts_of: 
     ("text", "to", "written", "said"),
     [
         ("me@a slots=2 port=22\n", "pbs", "a\na\n", "not written for pbs: me@a, port=22 of a"),
-        (
-            "a slots=1\na.x slots=1\n",
-            "mpich",
-            "a:1\na.x:1\n",
-            "a and a.x: one host under two names",
-        ),
         ("me@a slots=1\n", "mpich", "a:1 user=me\n", ""),
         (
             "fe80::1 slots=1\n",

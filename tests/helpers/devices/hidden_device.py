@@ -1,16 +1,10 @@
-"""A device for torch, written in Python, whose memory the host cannot read.
+"""A device for torch, written in Python, whose memory the host cannot read: in place of a GPU.
 
-It stands in for a GPU where there is none. A tensor on it is an ordinary tensor: it has a storage,
-an address, strides and views. But nothing can be read at the address: the pages there are closed,
-as those of a GPU are to the CPU. The elements lie in CPU memory that only hidden_memory knows, and
-every operator of torch computes there. Whatever brings elements to the host raises
-HiddenMemoryError (`.cpu()`, `.item()`, `.tolist()`, a copy to a CPU tensor), numpy's TypeError, or
-ends the process (a read at the address). Tests, and they alone, may read in a block of allowed().
-
-    install()
-    tensor = torch.ones(3, device="hidden")
-    with allowed():
-        assert tensor.tolist() == [1, 1, 1]
+A tensor on it is an ordinary tensor, but the pages at its address are closed. The elements lie in
+CPU memory that only hidden_memory knows, where every operator of torch computes. Whatever brings
+elements to the host raises HiddenMemoryError (`.cpu()`, `.item()`, `.tolist()`, a copy to a CPU
+tensor), numpy's TypeError, or ends the process (a read at the address). Tests, and they alone, may
+read in a block of allowed().
 """
 
 import os
