@@ -131,17 +131,12 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
     "kills",
     [
         "1:13:forward:stop",
-        *(
-            pytest.param(kills, marks=pytest.mark.soak)
-            for kills in (
-                "0:13:backward:stop",
-                "1:13:backward:hold",
-                "0:9:update:hold",
-                "0:1:checkpoint:stop",
-                "0:1:evaluation:stop 1:1:evaluation:hold",
-                "1:5:forward:stop 2:5:forward",  # the others wait for it in their recovery
-            )
-        ),
+        soak("0:13:backward:stop"),
+        soak("1:13:backward:hold"),
+        soak("0:9:update:hold"),
+        soak("0:1:checkpoint:stop"),
+        soak("0:1:evaluation:stop 1:1:evaluation:hold"),
+        soak("1:5:forward:stop 2:5:forward"),  # the others wait for it in their recovery
     ],
 )
 def test_a_rank_that_is_only_slow_stays(kills: str, tmp_path: Path) -> None:
