@@ -4,7 +4,6 @@ Each rank reports how often its functions were traced, and how far the weights a
 from those of plain Keras on one rank.
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -213,39 +212,31 @@ def diverged(options: dict[str, Any], directory: Path) -> str:
 def pinned_gpu() -> int:
     """Return which of two GPUs, which are not there, this rank would take on this backend."""
     here: Topology = context.current().topology
-    if keras.backend.backend() == "tensorflow":
-        return _pinned_with_tensorflow(here)
-    import jax
-
-    from hvdtrain.train.keras import jax_device as tensors
-
-    os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
     told: list[Any] = []
-    takes, update = tensors._has_gpu_plugin, jax.config.update
-    tensors._has_gpu_plugin = lambda: True
-    jax.config.update = lambda *setting: told.append(setting)
-    index = tensors.pin_device(here, DeviceWish())
-    tensors._has_gpu_plugin, jax.config.update = takes, update
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    assert told == [("jax_cuda_visible_devices", str(index))]
-    assert index is not None
-    return index
+    with pytest.MonkeyPatch.context() as patches:
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
 
+            from hvdtrain.train.keras.tensorflow_device import pin_device
 
-def _pinned_with_tensorflow(here: Topology) -> int:
-    import tensorflow as tf
+            gpus = ["GPU a", "GPU b"]
+            patches.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+            patches.setattr(tf.config, "set_visible_devices", lambda *each: told.append(each))
+            index = pin_device(here, DeviceWish())
+            assert index is not None
+            assert told == [(gpus[index], "GPU")]
+            return index
+        import jax
 
-    from hvdtrain.train.keras.tensorflow_device import pin_device
+        from hvdtrain.train.keras import jax_device
 
-    told: list[Any] = []
-    plain = tf.config.list_physical_devices, tf.config.set_visible_devices
-    tf.config.list_physical_devices = lambda kind: ["GPU a", "GPU b"]
-    tf.config.set_visible_devices = lambda *setting: told.append(setting)
-    index = pin_device(here, DeviceWish())
-    tf.config.list_physical_devices, tf.config.set_visible_devices = plain
-    assert index is not None
-    assert told == [(["GPU a", "GPU b"][index], "GPU")]
-    return index
+        patches.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+        patches.setattr(jax_device, "_has_gpu_plugin", lambda: True)
+        patches.setattr(jax.config, "update", lambda *each: told.append(each))
+        index = jax_device.pin_device(here, DeviceWish())
+        assert index is not None
+        assert told == [("jax_cuda_visible_devices", str(index))]
+        return index
 
 
 def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:
