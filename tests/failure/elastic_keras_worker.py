@@ -29,10 +29,7 @@ WIDTH = 4096
 
 
 class Kill:
-    """Ends this rank in a step of a case, once, when all others have begun that step.
-
-    Else its end may break off the step before, which others have yet to end.
-    """
+    """Ends this rank in a step, once all others have begun it: else the step before may break."""
 
     def __init__(self, name: str, here: bool) -> None:
         self.here = here

@@ -18,12 +18,8 @@ STOPPED_SECONDS = 0.3
 
 
 def wait_for_rounds(job: Job, more: int) -> None:
-    begun = rounds(job)
-    job.wait_for_output(f"round {begun + more}\n")
-
-
-def rounds(job: Job) -> int:
-    return max(map(int, re.findall(r"^round (\d+)$", job.stdout, re.MULTILINE)), default=0)
+    found = re.findall(r"^round (\d+)$", job.stdout, re.MULTILINE)
+    job.wait_for_output(f"round {max(map(int, found), default=0) + more}\n")
 
 
 def stop_for_a_while(job: Job, pid: int) -> None:

@@ -80,19 +80,12 @@ def half_checkpoints(out: Path, least_bytes: int = LEAST_BYTES) -> list[Path]:
     return [path for path in out.glob(".unfinished-*") if path.stat().st_size >= least_bytes]
 
 
-def assert_best(out: Path, losses: list[float]) -> None:
+def assert_best(out: Path, whole: Path) -> None:
     """See that the one best is that of all epochs that are done, whatever had happened before."""
+    losses = [line["loss"] for line in metrics_of(whole) if line["split"] == "test"]
     epochs = position_of(checkpoint_files(out)[0])[0]
     expected = [losses.index(min(losses[:epochs])) + 1] if epochs else []
     assert [position_of(path) for path in named(out, BEST)] == [(epoch, 0) for epoch in expected]
-
-
-def losses_of(out: Path, split: str) -> list[float]:
-    return [line["loss"] for line in metrics_of(out) if line["split"] == split]
-
-
-def steps_of(out: Path, name: str) -> list[int]:
-    return [json.loads(line)["step"] for line in (out / name).read_text().splitlines()]
 
 
 def rows_of(out: Path) -> list[tuple[str, ...]]:
@@ -107,7 +100,8 @@ def assert_same(parts: Path, whole: Path, epochs: int) -> None:
     assert epochs_of(parts) == epochs_of(whole) == both_splits(epochs)
     for ours, theirs in zip(metrics_of(parts), metrics_of(whole), strict=True):
         assert (ours["loss"], ours["accuracy"]) == (theirs["loss"], theirs["accuracy"])
-    assert steps_of(parts, "steps.jsonl") == list(range(5, epochs * STEPS + 1, 5))
+    lines = map(json.loads, (parts / "steps.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines] == list(range(5, epochs * STEPS + 1, 5))
     assert rows_of(parts) == rows_of(whole)
     for kind in (CHECKPOINT, BEST):
         places = [sorted(map(position_of, named(out, kind))) for out in (parts, whole)]
@@ -130,7 +124,7 @@ def test_a_run_that_is_killed_twenty_times_ends_as_one_that_is_not(
         train(recipe, parts, epochs, kill=f"file:{rng.randint(1, 50)}:{parts}")
         train(recipe, parts, epochs, kill=f"half:{rng.randint(1, 2)}")
         assert half_checkpoints(parts)
-        assert_best(parts, losses_of(whole, "test"))
+        assert_best(parts, whole)
     assert position_of(checkpoint_files(parts)[0]) < (epochs, 0)
     train(recipe, parts, epochs)
     assert_same(parts, whole, epochs)

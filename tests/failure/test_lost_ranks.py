@@ -133,8 +133,5 @@ def test_one_rank_says_that_another_ended_before_all_had_started(tmp_path: Path)
 def watch_beside(rank: int) -> list[int]:
     """Return the process that watches the others for a rank."""
     children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
-    return [pid for pid in map(int, children) if b"start_watch" in command_line(pid)]
-
-
-def command_line(process: int) -> bytes:
-    return Path(f"/proc/{process}/cmdline").read_bytes()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    return [pid for pid, command in commands.items() if b"start_watch" in command]

@@ -200,14 +200,10 @@ def test_generated_scripts(tmp_path: Path) -> None:
     said = (tmp_path / f"hosts.o{hosts}").read_text().splitlines()
     assert said == ["3 slots", "localhost slots=3"]
     assert "places all.q all.q" in (tmp_path / f"dies.o{dies}").read_text()
-    a_job_that_met_its_time_limit(tmp_path, (tmp_path / f"limited.o{limited}.2").read_text())
-
-
-def a_job_that_met_its_time_limit(directory: Path, output: str) -> None:
-    """One of an array: it saved, and went on. Every sample was used once in each epoch."""
-    assert "was asked to stop" in output
-    require_each_sample_once(directory)
-    summary = summary_of(directory / "runs" / "limited-2")
+    # One of an array met its time limit: it saved, went on, and used each sample once.
+    assert "was asked to stop" in (tmp_path / f"limited.o{limited}.2").read_text()
+    require_each_sample_once(tmp_path)
+    summary = summary_of(tmp_path / "runs" / "limited-2")
     assert (summary["samples"], summary["world_size"]) == (2 * 1437, 2)
 
 

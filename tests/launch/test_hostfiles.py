@@ -31,15 +31,10 @@ HostsOf = Callable[..., tuple[str, str]]
 LIBRARIES = {"openmpi": "Open MPI v5", "openmpi4": "Open MPI v4", "mpich": "MPICH"}
 
 
-@pytest.fixture
-def two_hosts() -> None:
-    require_hosts()
-
-
-@pytest.mark.usefixtures("two_hosts")
 @pytest.mark.parametrize("mpi", MPIS)
 def test_two_nodes_through_run(mpi: str, tmp_path: Path) -> None:
     """`run` without -np takes every slot, and hands HVDTRAIN_* to hosts behind a remote shell."""
+    require_hosts()
     hostfile = two_nodes(mpi, tmp_path)
     line = [mpi_python(mpi), "-m", "hvdtrain", "run", "-hostfile", hostfile, "--", WORKER]
     with start(line, env={**AGENT_VARIABLES[mpi], "HVDTRAIN_BUCKET_BYTES": 4096}) as job:

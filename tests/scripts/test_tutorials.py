@@ -128,7 +128,10 @@ def _pattern(line: str) -> re.Pattern[str]:
     "name",
     [
         "first-run",
-        *(pytest.param(n, marks=pytest.mark.soak) for n in ("horovod-script", "own-recipe")),
+        *(
+            pytest.param(n, marks=pytest.mark.soak)
+            for n in ("horovod-script", "own-recipe", "survive")
+        ),
     ],
 )
 def test_pages_for_pytorch(name: str, tmp_path: Path) -> None:
@@ -139,11 +142,6 @@ def test_pages_for_pytorch(name: str, tmp_path: Path) -> None:
 def test_keras(tmp_path: Path) -> None:
     env = keras_variables()
     work_through(steps_of(TUTORIALS / "keras.md"), tmp_path, tensorflow_python(), env)
-
-
-@pytest.mark.soak
-def test_a_killed_rank(tmp_path: Path) -> None:
-    work_through(steps_of(TUTORIALS / "survive.md"), tmp_path, HERE)
 
 
 @pytest.mark.soak

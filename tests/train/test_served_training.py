@@ -222,7 +222,6 @@ def test_three_ranks(backend: str, tmp_path: Path) -> None:
 def check_exactness(runs: dict[str, list[dict[str, Any]]], backend: str) -> None:
     """One worker is plain Keras, and synchronous workers are it with the whole batch."""
     distances = {name: of[0]["distance"] for name, of in runs.items() if "distance" in of[0]}
-    print(distances)
     for name in ("sgd", "adamw", "resumed"):
         assert distances[name] <= ONE_WORKER[backend], name
     assert distances["sync"] <= TWO_WORKERS[backend]
