@@ -1,7 +1,5 @@
 """What holds for every test: where it runs, what it must not leave behind, what is reported."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

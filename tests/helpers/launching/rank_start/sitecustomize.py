@@ -7,8 +7,6 @@
 - Imports leave no garbage: to look for it as often as Python does takes a fifth of TensorFlow's.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
