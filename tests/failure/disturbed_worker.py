@@ -1,7 +1,4 @@
-"""Ranks that compute sums while signals interrupt them, and one of them is slow.
-
-The argument is a file: when it is there, and all ranks were interrupted often, they end.
-"""
+"""Ranks that compute sums while signals interrupt them, and one is slow, until a file is there."""
 
 import random
 import signal

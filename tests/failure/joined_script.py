@@ -1,7 +1,4 @@
-"""A script in the shape of Horovod's elastic examples, whose ranks are killed, and join others.
-
-It imports Horovod, as such scripts do.
-"""
+"""A script in the shape of Horovod's elastic examples, whose ranks are killed, and join others."""
 
 import os
 import signal

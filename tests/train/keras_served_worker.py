@@ -1,8 +1,4 @@
-"""Trains Keras models with a parameter server, on three ranks: keras_served_worker.py DIRECTORY
-
-Each rank reports the result of each case. Rank 0 adds how far the weights are from those of plain
-Keras, which it trains itself.
-"""
+"""Trains Keras models with a parameter server on three ranks, and on rank 0 by plain Keras."""
 
 import sys
 from collections.abc import Callable

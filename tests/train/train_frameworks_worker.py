@@ -1,8 +1,4 @@
-"""Trains with Keras: train_frameworks_worker.py DIRECTORY EPOCHS
-
-Each rank reports how often its functions were traced, and how far the weights after an epoch are
-from those of plain Keras on one rank.
-"""
+"""Trains with Keras: train_frameworks_worker.py DIRECTORY EPOCHS; reports traces and distances."""
 
 import shutil
 import sys
