@@ -3,8 +3,6 @@
 Nothing is asserted of speed; tests/unit/test_bench_*.py test what is made of the times.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 from job import Completed
 from outcomes import outcomes
-from ranks import launch, mpi_python, start
+from ranks import start
 from tensorflow_environment import keras_variables, tensorflow_python
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
@@ -37,17 +35,14 @@ HOROVOD = "Horovod"
 def bench(
     *words: object, python: str | Path = sys.executable, env: Mapping[str, object] | None = None
 ) -> Completed:
-    """Run `python -m hvdtrain bench` to its end; it must leave nothing behind."""
     return start([python, "-m", "hvdtrain", "bench", *words], env=env).end()
 
 
 def without_horovod(names: dict[str, Any]) -> set[str]:
-    """Return the contenders that are always there."""
     return {name for name in names if not name.startswith(HOROVOD)}
 
 
 def found(folder: Path) -> dict[str, Any]:
-    """Return what was written."""
     document: dict[str, Any] = json.loads((folder / "bench.json").read_text())
     return document
 
@@ -242,16 +237,3 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         assert done.stderr.startswith("hvdtrain: ")
         assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.mpich
-def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
-    words = ["-m", "hvdtrain", "bench", "--quick", "--out", tmp_path]
-    done = start([mpi_python("mpich"), *words]).end()
-    told = "hvdtrain: torch is not installed: pip install 'hvdtrain[torch]'\n"
-    assert (done.returncode, done.stderr) == (2, told)
-
-
-def test_ranks_do_not_start_ranks() -> None:
-    done = launch(["-m", "hvdtrain", "bench", "--quick"], 2).end(code=2)
-    assert done.stderr.count("'bench' starts ranks itself") == 1

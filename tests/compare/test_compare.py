@@ -1,7 +1,5 @@
 """Comparisons as they are run: contenders that train, and some that do not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping
@@ -15,8 +13,28 @@ from paths import TRAINING
 from ranks import start
 from tensorflow_environment import tensorflow_python
 
-FAULTY = Path(__file__).parent / "faulty_recipe.py"
-LIMIT_SECONDS = 300
+# Raises under DDP, and never ends under hvdtrain, on rank 1.
+FAULTY = """
+import time
+import numpy as np
+import torch
+from hvdtrain.core import context
+from hvdtrain.data.dataset import Samples
+from hvdtrain.train import Recipe
+
+class Faulty(torch.nn.Linear):
+    def forward(self, inputs):
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
+            raise ArithmeticError("nothing\\nadds up")
+        if context.is_initialized() and context.current().topology.rank == 1:
+            time.sleep(3600)
+        return super().forward(inputs)
+
+def recipe():
+    points = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    samples = Samples(points, (points.sum(axis=1) > 0).astype(np.int64))
+    return Recipe(Faulty(4, 2), samples, torch.nn.functional.cross_entropy)
+"""
 
 
 def compare(
@@ -25,7 +43,6 @@ def compare(
     python: Path = Path(sys.executable),
     env: Mapping[str, object] | None = None,
 ) -> tuple[Completed, dict[str, dict[str, Any]]]:
-    """Run a comparison, and return what it printed and its contenders by label."""
     command = [python, "-m", "hvdtrain", "compare", *words]
     done = start([*command, "--repeats", 1, "--out", folder], env=env, cwd=folder).end()
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
@@ -126,15 +143,22 @@ def test_under_torchrun_with_one_process(tmp_path: Path) -> None:
     assert (done.returncode, rows["hvdtrain"]["failure"]) == (0, "")
 
 
-def test_a_contender_that_fails(tmp_path: Path) -> None:
-    done, rows = compare(tmp_path, FAULTY, "--with", "ddp")
+@pytest.fixture
+def faulty(tmp_path: Path) -> Path:
+    path = tmp_path / "faulty.py"
+    path.write_text(FAULTY)
+    return path
+
+
+def test_a_contender_that_fails(faulty: Path, tmp_path: Path) -> None:
+    done, rows = compare(tmp_path, faulty, "--with", "ddp")
     assert done.returncode == 1
     assert rows["ddp"]["failure"] == "ArithmeticError: nothing adds up (rank 1 of 2)"
     assert rows["one process"]["failure"] == ""
     assert "ddp: ArithmeticError: nothing adds up (rank 1 of 2)\n" in done.stdout
 
 
-def test_a_contender_that_hangs(tmp_path: Path) -> None:
-    done, rows = compare(tmp_path, FAULTY, "--with", "hvdtrain", "--time-limit", 5)
+def test_a_contender_that_hangs(faulty: Path, tmp_path: Path) -> None:
+    done, rows = compare(tmp_path, faulty, "--with", "hvdtrain", "--time-limit", 5)
     assert done.returncode == 1
     assert rows["hvdtrain"]["failure"].startswith("it did not end within 5 s, and was ended")

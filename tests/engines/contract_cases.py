@@ -4,8 +4,6 @@ Inputs depend on the rank; expectations are formulas, never the result of anothe
 A case raises AssertionError, and the worker runs each one twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import factorial, prod
@@ -13,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from contract_messages import exchange_messages
-from contract_small import reduce_many, vote
+from contract_small import exchange_messages, reduce_many, vote
 from contract_special import SPECIAL_TYPES, reduce_special
 
 from hvdtrain.buffer import Buffer
@@ -32,8 +29,6 @@ LARGE_COUNT = (9 << 20) // 4 + 5  # more than two of the pieces that the mpi eng
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the table."""
-
     title: str
     dtype: DType
     op: ReduceOp | None
@@ -43,7 +38,6 @@ class Case:
     messages: bool = False
 
     def objection(self, communicator: Communicator) -> str | None:
-        """Return why the communicator refuses this case, by its own word."""
         probe = Buffer.from_array(np.zeros(1, self.dtype.numpy), self.dtype)
         if self.factors and self.dtype in HALVES and not communicator.capabilities.half_types:
             return f"factors of {self.dtype.value}"
@@ -55,7 +49,6 @@ class Case:
 
 
 def all_cases() -> Iterator[Case]:
-    """Yield the whole table."""
     for dtype in DType:
         for count in COUNTS:
             for op in OPS:

@@ -1,7 +1,5 @@
 """The contract's table in the memory of a device: operands are copied there, and results back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -40,15 +38,13 @@ def _staged(operation: Callable[..., None], kind: str) -> Callable[..., None]:
         operation(*copies)
         for argument, copy in zip(arguments, copies, strict=True):
             if isinstance(argument, Buffer) and argument.count:
-                with _reading(kind):
+                with nullcontext() if kind == "cuda" else _allowed():
                     _host(argument).copy_(copy.owner)
 
     return call
 
 
-def _reading(kind: str) -> AbstractContextManager[None]:
-    if kind == "cuda":
-        return nullcontext()
+def _allowed() -> AbstractContextManager[None]:
     from hidden_device import allowed
 
     return allowed()

@@ -1,6 +1,4 @@
-"""The contract of what engines may have for small operations: votes with data, and batches."""
-
-from __future__ import annotations
+"""The contract of what engines may have: votes with data, batches, messages of pairs of ranks."""
 
 from array import array
 from collections.abc import Sequence
@@ -8,8 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator
-from hvdtrain.engines.features import VotedReduction
+from hvdtrain.engines.features import PointToPoint, VotedReduction
+from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp
 
 _COUNTS = (5, 0, 700, 1, 3001)
@@ -49,7 +49,6 @@ class _Many:
             self.pieces.extend((source.ctypes.data, target.ctypes.data, source.size))
 
     def check(self, done: bool) -> None:
-        """Require that they are the sums if they were reduced, and are unchanged otherwise."""
         expected = self._sums if done else self._before
         assert [target.tolist() for target in self._targets] == expected
 
@@ -83,3 +82,55 @@ def _vote(c: Communicator, reduction: VotedReduction, dtype: DType, counts: Sequ
             assert (
                 highest == (ballot * 2 if len(counts) == 1 else bytes([c.size - 1] * 32)) + ballot
             )
+
+
+_NUMBERS, _FLOATS = 0, 1
+_FLOAT_COUNTS = (0, 1, 1001)
+
+
+def exchange_messages(c: Communicator) -> None:
+    """Each rank sends each, also itself, two messages of each size and a row of another tag."""
+    messages = c.point_to_point()
+    sent = [_floats(c.rank, count) for count in (*_FLOAT_COUNTS, *_FLOAT_COUNTS)]
+    got = [[np.empty_like(floats) for floats in sent] for _ in range(c.size)]
+    row = np.array([c.rank, -c.rank])
+    pending = [
+        messages.start_send(Buffer.of(floats), rank, _FLOATS)
+        for rank in range(c.size)
+        for floats in sent
+    ]
+    pending += [messages.start_send(Buffer.of(row), rank, _NUMBERS) for rank in range(c.size)]
+    senders = [_receive_row(messages) for _ in range(c.size)]
+    assert sorted(senders) == list(range(c.size)), senders
+    assert messages.waiting(_NUMBERS) is None
+    pending += [
+        messages.start_receive(Buffer.of(floats), rank, _FLOATS)
+        for rank, of_rank in enumerate(got)
+        for floats in of_rank
+    ]
+    for operation in pending:
+        operation.wait()
+    for rank, of_rank in enumerate(got):
+        for floats in of_rank:
+            np.testing.assert_array_equal(floats, _floats(rank, len(floats)))
+    messages.close()
+
+
+def _floats(rank: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return rank + np.arange(count) / 8
+
+
+def _receive_row(messages: PointToPoint) -> int:
+    found: list[int] = []
+
+    def arrived() -> bool:
+        rank = messages.waiting(_NUMBERS)
+        if rank is not None:
+            found.append(rank)
+        return bool(found)
+
+    poll_until(arrived)
+    row = np.empty(2, np.int64)
+    messages.start_receive(Buffer.of(row), found[0], _NUMBERS).wait()
+    assert row.tolist() == [found[0], -found[0]], row
+    return found[0]

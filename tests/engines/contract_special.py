@@ -1,7 +1,5 @@
 """The contract for NaN, infinity, zeros with a sign, and denormal numbers."""
 
-from __future__ import annotations
-
 from math import inf, nan
 from typing import Any
 

@@ -4,8 +4,6 @@ Arguments: cases of it, one after the other in one job: an engine, then settings
 "mpi", "mpi CHUNK_BYTES=1000 SHARED_MEMORY=0" or "mpi: wrong root".
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -35,7 +33,6 @@ class _Cases(dict[str, Callable[[], object]]):
 
 
 def _run(case: str) -> dict[str, int]:
-    """Return how many cases of the table an engine took and refused, and the number of ranks."""
     named, _, fault = case.partition(": ")
     engine, *settings = named.split()
     communicator = _open(engine, dict(f"HVDTRAIN_{word}".split("=") for word in settings))
@@ -78,7 +75,6 @@ def _share_gpus() -> None:
 
 
 def _run_table(communicator: Communicator, broken: bool) -> tuple[int, int]:
-    """Run every case that the engine takes twice; return how many it took and refused."""
     taken, refused = 0, 0
     for case in all_cases():
         if case.objection(communicator) is not None:

@@ -1,7 +1,5 @@
 """What the gloo engine promises beyond the contract. Arguments: names of cases."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -25,12 +23,10 @@ from hvdtrain.types import ReduceOp
 
 
 def join() -> EngineWorld:
-    """Join the world of the gloo engine."""
     return open_world("gloo", Config.from_environ(os.environ), os.environ)
 
 
 def total(communicator: Communicator, value: int) -> int:
-    """Sum one number over the ranks."""
     array = np.array([value])
     communicator.allreduce(Buffer.from_array(array), ReduceOp.SUM)
     return int(array[0])
@@ -42,7 +38,6 @@ def begin(communicator: Communicator) -> Pending:
 
 
 def wait(pending: Pending) -> None:
-    """Wait for the end of that."""
     while not pending.test():
         time.sleep(0.001)
 
@@ -53,7 +48,6 @@ def say(word: str) -> None:
 
 
 def hear(word: str) -> None:
-    """Wait until a rank says so."""
     while not (Path(os.environ[RESULTS]) / word).exists():
         time.sleep(0.01)
 
@@ -70,7 +64,6 @@ def sockets() -> object:
 
 
 def _listening() -> dict[str, str]:
-    """Return the address of each listening socket of this process, in the kernel's hex."""
     rows = [
         line.split()
         for table in ("tcp", "tcp6")
@@ -111,7 +104,6 @@ def _failure(function: Callable[[], object]) -> str:
 
 
 def again() -> object:
-    """A world can be left and joined again, and close() twice does nothing."""
     for _ in range(2):
         world = join()
         assert total(world.communicator, 1) == world.communicator.size
@@ -121,7 +113,6 @@ def again() -> object:
 
 
 def network() -> object:
-    """How many processes there are by this world's count, and where they are."""
     world = join()
     return [total(world.communicator, 1), len(world.hostnames)]
 

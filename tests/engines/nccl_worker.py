@@ -1,7 +1,5 @@
 """What the nccl engine promises beyond the contract. Argument: the name of a case."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -22,12 +20,10 @@ _SLEEP_CYCLES = 4_000_000_000  # of a GPU: one or two seconds
 
 
 def join() -> Communicator:
-    """Join the world of the nccl engine."""
     return open_world("nccl", Config.from_environ(os.environ), os.environ).communicator
 
 
 def reduced(communicator: Communicator, values: torch.Tensor, *factors: float) -> list[float]:
-    """Sum a copy of a tensor over the ranks."""
     tensor = values.cuda()
     communicator.allreduce(Buffer.of(tensor), ReduceOp.SUM, *factors)
     result: list[float] = tensor.tolist()

@@ -1,7 +1,5 @@
 """What the gloo engine promises beyond the contract, on real ranks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +74,7 @@ def test_two_jobs_at_once_do_not_meet() -> None:
     how: dict[str, Any] = {"args": ["again"], "warm": "torch"}
     with launch(WORKER, 2, **how) as one, launch(WORKER, 2, **how) as other:
         for job in (one, other):
-            done = job.wait(300)
+            done = job.wait()
             if done.returncode != 0:
                 job.fail(f"exit code {done.returncode}")
             assert results_of(job, 2, 0) == [[0, 0], [0, 0]]
@@ -84,7 +82,7 @@ def test_two_jobs_at_once_do_not_meet() -> None:
 
 def test_without_a_launcher_it_is_a_world_of_one() -> None:
     with start([sys.executable, WORKER, "network"]) as job:
-        assert job.wait(300).returncode == 0, job.stderr
+        assert job.wait().returncode == 0, job.stderr
         assert results_of(job, 1, 0) == [[1, 1]]
 
 
@@ -97,7 +95,7 @@ def test_ranks_find_the_network_that_joins_them() -> None:
     with start(
         [*isolated, "bash", "-c", TWO_NETWORKS, "bash", sys.executable, WORKER, "network"]
     ) as job:
-        done = job.wait(300)
+        done = job.wait()
         if done.returncode != 0:
             job.fail(f"exit code {done.returncode}")
         assert results_of(job, 2, 0) == [[2, 2]] * 2
@@ -125,33 +123,8 @@ store.set("hvdtrain/1/1/1", pickle.dumps(Program()))
 """
     with start([sys.executable, "-c", code], env=env) as rank:
         subprocess.run([sys.executable, "-c", stranger], check=True, timeout=300)
-        done = rank.wait(300)
+        done = rank.wait()
     assert not list(tmp_path.iterdir())
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("hvdtrain: [rank 0/2] the ranks could not connect to each other (")
-
-
-def test_mpi_under_torchrun_is_refused() -> None:
-    code = "from hvdtrain.core import context; context.init('mpi'); print('started')"
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = start([sys.executable, "-c", code], env=variables).end(code=78)
-    assert done.stdout == ""
-    assert "torchrun promised 2 ranks (WORLD_SIZE=2)" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("hide", "reason"),
-    [
-        ("sys.modules['torch'] = None", "engine gloo needs PyTorch: pip install torch"),
-        (
-            "import torch.distributed as d; d.is_backend_available = lambda _: False",
-            "engine gloo is not in this build of PyTorch",
-        ),
-    ],
-)
-def test_a_missing_library_is_named(hide: str, reason: str) -> None:
-    code = f"import sys; {hide}\nfrom hvdtrain.core import context; context.init('gloo')"
-    done = start([sys.executable, "-c", code]).end(code=2)
-    assert done.stderr.startswith(f"hvdtrain: {reason}")
-    assert len(done.stderr.splitlines()) == 1

@@ -1,7 +1,5 @@
 """What the nccl engine promises beyond the contract, on ranks that share a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,19 +15,19 @@ pytestmark = [
 
 
 def test_the_host_does_not_wait_for_the_gpu() -> None:
-    run_ranks(WORKER, 2, args=["the_host_goes_on"], timeout_seconds=300)
+    run_ranks(WORKER, 2, args=["the_host_goes_on"])
 
 
 def test_halves_are_added_in_float32_if_one_rank_wants_it() -> None:
     env = {"HVDTRAIN_HALVES_IN_FLOAT32": 1}
-    wide = run_ranks(WORKER, 3, args=["halves"], env=env, timeout_seconds=300).results
+    wide = run_ranks(WORKER, 3, args=["halves"], env=env).results
     assert wide == [258.0] * 3
-    own = run_ranks(WORKER, 3, args=["halves"], timeout_seconds=300).results
+    own = run_ranks(WORKER, 3, args=["halves"]).results
     assert own == [own[0]] * 3  # whichever way it was rounded
 
 
 def test_two_ranks_on_one_gpu_are_refused() -> None:
-    found = run_ranks(WORKER, 2, args=["one_gpu"], timeout_seconds=300).results
+    found = run_ranks(WORKER, 2, args=["one_gpu"]).results
     for rank, (total, text) in enumerate(found):
         assert total == 1
         assert text.startswith(f"[rank {rank}/2] engine nccl: ranks 0 and 1 have the same GPU")

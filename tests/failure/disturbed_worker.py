@@ -1,9 +1,4 @@
-"""Ranks that compute sums while signals interrupt them, and one of them is slow.
-
-The argument is a file: when it is there, and all ranks were interrupted often, they end.
-"""
-
-from __future__ import annotations
+"""Ranks that compute sums while signals interrupt them, and one is slow, until a file is there."""
 
 import random
 import signal
@@ -23,8 +18,6 @@ SLOWEST_SECONDS = 0.02
 
 
 class Alarms:
-    """Interrupts this process's main thread, whatever it waits in."""
-
     def __init__(self) -> None:
         self.computing, self.rung = False, 0
         signal.signal(signal.SIGALRM, self._ring)
@@ -42,7 +35,6 @@ def expect(got: torch.Tensor, value: float) -> None:
 
 
 def compute(number: int) -> None:
-    """Run operations of every kind, and check them by formulas of the ranks and the round."""
     rank, size = hvd.rank(), hvd.size()
     ranks = size * (size - 1) // 2
     handles = [
@@ -62,7 +54,6 @@ def compute(number: int) -> None:
 
 
 def step(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
-    """Take a step whose gradient is the mean of the ranks' numbers."""
     optimizer.zero_grad()
     (weight * hvd.rank()).sum().backward()
     before = weight.detach().clone()

@@ -4,8 +4,6 @@ Ranks kill themselves in one of them; all go on with the same functions, traced 
 have the same data, so that the weights at the end are those of one rank alone.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -31,10 +29,7 @@ WIDTH = 4096
 
 
 class Kill:
-    """Ends this rank in a step of a case, once, when all others have begun that step.
-
-    Else its end may break off the step before, which others have yet to end.
-    """
+    """Ends this rank in a step, once all others have begun it: else the step before may break."""
 
     def __init__(self, name: str, here: bool) -> None:
         self.here = here
@@ -52,7 +47,6 @@ class Kill:
 
 
 def model_of(seed: int) -> Any:
-    """Return a model whose weights depend on a number."""
     keras.utils.set_random_seed(seed)
     return keras.Sequential(
         [keras.Input([6]), keras.layers.Dense(WIDTH, "tanh"), keras.layers.Dense(1)]
@@ -60,14 +54,12 @@ def model_of(seed: int) -> Any:
 
 
 def batches(epoch: int) -> list[tuple[Any, Any]]:
-    """Return the batches of an epoch."""
     first = epoch * STEPS * BATCH
     starts = range(first, first + STEPS * BATCH, BATCH)
     return [(X[start : start + BATCH], Y[start : start + BATCH]) for start in starts]
 
 
 def alone() -> list[Any]:
-    """Return the weights that one rank gives."""
     model = model_of(0)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.5), "mse")
     for epoch in range(EPOCHS):
@@ -77,8 +69,6 @@ def alone() -> list[Any]:
 
 
 class Killing(keras.callbacks.Callback):
-    """Ends this rank before a step of fit."""
-
     def __init__(self, kill: Kill, state: Any, seen: list[Any]) -> None:
         super().__init__()
         self.kill, self.state, self.seen = kill, state, seen
@@ -89,7 +79,6 @@ class Killing(keras.callbacks.Callback):
 
 
 def fitting(kill: Kill) -> tuple[Any, dict[str, Any]]:
-    """Fit a model, as Horovod's example for Keras does."""
     model = model_of(hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.5)), "mse")
     state: Any = hvd.elastic.KerasState(model, batch=0, epoch=0)
@@ -122,14 +111,12 @@ def fitting(kill: Kill) -> tuple[Any, dict[str, Any]]:
 
 
 def state_with(**how: Any) -> Any:
-    """Return the state of a model whose optimizer reduces in some way."""
     model = model_of(0)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), **how), "mse")
     return hvd.elastic.KerasState(model)
 
 
 def refuse_what_is_lost_with_a_rank() -> None:
-    """See that no state can be made whose parts only one rank has."""
     for exchange in ("nbit:bits=8", "powersgd:rank=1", "topk:ratio=0.1", "local:steps=2"):
         with raising(UnsupportedError, text="cannot continue without a rank with exchange "):
             state_with(exchange=exchange)

@@ -1,7 +1,5 @@
 """Loops with tapes and optimizers of TensorFlow, as Horovod's elastic example for it has them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +35,6 @@ def function_with_a_tape(model: Any) -> tuple[Any, Taken]:
 
 
 def eager_with_an_optimizer(model: Any) -> tuple[Any, Taken]:
-    """Step in eager mode with DistributedOptimizer."""
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.5))
 
     def step(x: Any, y: Any, stop: Any) -> None:
@@ -53,14 +50,15 @@ def eager_with_an_optimizer(model: Any) -> tuple[Any, Taken]:
 def looping(
     make: Callable[[Any], tuple[Any, Taken]], kill: common.Kill
 ) -> tuple[Any, dict[str, Any]]:
-    """Train in a loop with commits."""
     model = common.model_of(hvd.rank())
     optimizer, step = make(model)
     state: Any = hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0, batch=0)
     seen: list[Any] = []
     resets: list[int] = []
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
-    stop = KillNow(kill, state)
+
+    def stop() -> None:
+        kill(state.epoch, state.batch)
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -74,16 +72,6 @@ def looping(
 
     train(state)
     return model, {"seen": seen, "resets": resets}
-
-
-class KillNow:
-    """Calls a Kill with what a state says."""
-
-    def __init__(self, kill: common.Kill, state: Any) -> None:
-        self._kill, self._state = kill, state
-
-    def __call__(self) -> None:
-        self._kill(self._state.epoch, self._state.batch)
 
 
 def _case(make: Callable[[Any], tuple[Any, Taken]]) -> Callable[[common.Kill], Any]:

@@ -1,7 +1,5 @@
 """A script in which ranks that are to join others raise, or lose these before they have joined."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

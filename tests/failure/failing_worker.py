@@ -1,7 +1,5 @@
 """Ranks that train until one of them goes wrong in the way that the argument names."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -17,12 +15,10 @@ LONG_SECONDS = 600
 
 
 def raises() -> None:
-    """Fail in the main thread."""
     raise ValueError("boom")
 
 
 def raises_in_thread(name: str = "loader") -> None:
-    """Fail in another thread, while the main thread waits for its peers."""
     threading.Thread(target=raises, name=name).start()
     hvd.allreduce(torch.ones(1), name="never")
 
@@ -33,12 +29,10 @@ def raises_in_own_thread() -> None:
 
 
 def leaves() -> None:
-    """Exit as if all were well."""
     sys.exit(0)
 
 
 def leaves_in_the_middle_of_a_step() -> None:
-    """Exit when one bucket is under way and the next ones are missing."""
     model = torch.nn.Sequential(*[torch.nn.Linear(100, 100) for _ in range(4)])
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -53,14 +47,12 @@ def leaves_in_the_middle_of_a_step() -> None:
 
 
 def leaves_in_backward_before_its_peers() -> None:
-    """Exit in the backward pass at once, while the others come a second later."""
     if hvd.rank() != 1:
         time.sleep(1)
     leaves_in_the_middle_of_a_step()
 
 
 def leaves_between_backward_and_step() -> None:
-    """Exit with all buckets reduced, while the others call step()."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.1))
     weight.sum().backward()
@@ -70,23 +62,19 @@ def leaves_between_backward_and_step() -> None:
 
 
 def dies() -> None:
-    """Be killed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_terminated() -> None:
-    """Be asked to end, one rank alone."""
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(LONG_SECONDS)
 
 
 def waits() -> None:
-    """Be slow, so that the test can interrupt the job."""
     time.sleep(LONG_SECONDS)
 
 
 def goes_on() -> None:
-    """Train until somebody ends it."""
     while True:
         hvd.allreduce(torch.ones(1000), name="on and on")
 
@@ -114,14 +102,7 @@ EVERYWHERE = (
     waits,
     goes_on,
 )
-FAULTS = {
-    f.__name__: f
-    for f in (
-        *(raises, raises_in_thread, raises_in_own_thread, leaves, dies, is_terminated),
-        *EVERYWHERE,
-    )
-}
 
 if __name__ == "__main__":
     hvd.init()
-    train(FAULTS[sys.argv[1]])
+    train(globals()[sys.argv[1]])

@@ -1,19 +1,22 @@
 """Ranks that do one thing over and over until their engine fails: FAULT WORK [catches].
 
+FAULT is PRIMITIVE:CALL:RANK, of calls from 0: "allreduce:5:1" is the sixth all-reduce of rank 1.
 `catches` goes on after an error as if nothing had happened, and is busy with itself after another.
 """
-
-from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from faulty_engine import EngineFault, install
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.config import Config
+from hvdtrain.engines import registry
+from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.types import ReduceOp
 
@@ -22,8 +25,74 @@ LONG_SECONDS = 600
 BUSY = threading.Event()
 
 
+class EngineCallError(RuntimeError):
+    """What a call raises that is to fail."""
+
+
+@dataclass
+class EngineFault:
+    """Which call fails, counted from when it is armed."""
+
+    primitive: str
+    call: int
+    rank: int
+    armed: bool = False
+
+    def meet(self, primitive: str, rank: int) -> None:
+        watch = threading.current_thread().name.startswith("hvdtrain-stall")
+        if not self.armed or primitive != self.primitive or rank != self.rank or watch:
+            return
+        self.call -= 1
+        if self.call == -1:
+            print("the fault", file=sys.stderr, flush=True)
+            raise EngineCallError("the engine failed")
+
+
+def install(fault: EngineFault) -> None:
+    """Have the world of this process meet a fault; call it before hvdtrain.core is imported."""
+    assert "hvdtrain.core.context" not in sys.modules
+    real = registry.open_world
+
+    def open_world(name: str, config: Config, environ: Mapping[str, str]) -> EngineWorld:
+        world = real(name, config, environ)
+        faulty = _FaultyCommunicator(world.communicator, fault, world.communicator.rank)
+        return replace(world, communicator=faulty)
+
+    registry.open_world = open_world
+
+
+def _meeting(name: str, primitive: str = "") -> Any:
+    """Return a method that meets the fault, and calls the real one."""
+
+    def call(self: "_FaultyCommunicator", *arguments: Any, **named: Any) -> Any:
+        self._fault.meet(primitive or name, self._world_rank)
+        return getattr(self._inner, name)(*arguments, **named)
+
+    return call
+
+
+class _FaultyCommunicator(Communicator):
+    """A communicator whose calls go to a real one, but for a fault; its children are alike."""
+
+    def __init__(self, inner: Communicator, fault: EngineFault, world_rank: int) -> None:
+        self.rank, self.size, self.capabilities = inner.rank, inner.size, inner.capabilities
+        self._inner, self._fault, self._world_rank = inner, fault, world_rank
+
+    start_max, allreduce, broadcast, allgather, alltoall = map(
+        _meeting, ("start_max", "allreduce", "broadcast", "allgather", "alltoall")
+    )
+    reduce_scatter, barrier, empty, close, put, abort = map(
+        _meeting, ("reduce_scatter", "barrier", "empty", "close", "put", "abort")
+    )
+    allreduce_from = _meeting("allreduce_from", "allreduce")
+
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
+        self._fault.meet("split", self._world_rank)
+        child = self._inner.split(ranks)
+        return child and _FaultyCommunicator(child, self._fault, self._world_rank)
+
+
 def values(count: int = 12) -> Buffer:
-    """Return new memory with some numbers."""
     return Buffer.from_array(np.arange(count) + float(context.current().topology.rank))
 
 
@@ -42,7 +111,6 @@ def allreduces() -> None:
 
 
 def unawaited() -> None:
-    """Reduce, and never ask what came of it."""
     operations.allreduce(world(), [values()], [(12,)], ReduceOp.SUM, "numbers").start()
     time.sleep(LONG_SECONDS)
 
@@ -67,13 +135,11 @@ def alltoall() -> None:
 
 
 def process_set() -> None:
-    """Make a communicator, and give it back."""
     made = process_sets.add_process_set([0])
     process_sets.remove_process_set(made)
 
 
 def step() -> None:
-    """Train with gradients of several buckets, over and over."""
     import torch
 
     import hvdtrain.torch as hvd
@@ -94,7 +160,7 @@ def shutdown() -> None:
     """Do nothing but init() and shutdown(), and meet the fault in the second."""
 
 
-def world() -> Channel:
+def world() -> Any:
     return context.current().world
 
 
@@ -124,11 +190,11 @@ def do(work: Callable[[], None], catches: bool) -> None:
 
 
 if __name__ == "__main__":
-    fault = EngineFault.parse(sys.argv[1])
+    primitive, call, rank = sys.argv[1].split(":")
+    fault = EngineFault(primitive, int(call), int(rank))
     install(fault)
     from hvdtrain.core import context, exits, operations
     from hvdtrain.core import process_set as process_sets
-    from hvdtrain.core.agreement.channel import Channel
 
     work = globals()[sys.argv[2]]
     # Where the program raises, or asks again, the two seconds after which the job ends are not to
@@ -136,9 +202,9 @@ if __name__ == "__main__":
     if work is not unawaited:
         end_only_when_busy()
     if work is init:
-        fault.arm()
+        fault.armed = True
     context.init()
-    fault.arm()
+    fault.armed = True
     do(work, "catches" in sys.argv)
     context.shutdown()
     print(f"all {ROUNDS} rounds are done", flush=True)

@@ -1,7 +1,5 @@
 """A script in the shape of Horovod's elastic examples, whose ranks are killed, and join others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -9,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 from newcomers import JOINED, await_newcomer
 from ranks import report
 
-import hvdtrain.torch as hvd
 from hvdtrain.buffer import Buffer
 
-SAMPLES, EPOCHS, BATCH = 48, 3, 2
+SAMPLES, EPOCHS, BATCH, RATE = 48, 3, 2, 0.01
 SEGMENT = "/dev/shm/sm_segment"  # of Open MPI
 
 
@@ -41,7 +39,7 @@ def main(wanted: int, slow: int, killed_in_reset: int, *victims: int) -> None:
     torch.manual_seed(started + 1)
     model = torch.nn.Linear(3, 1)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        torch.optim.SGD(model.parameters(), lr=RATE * hvd.size(), momentum=0.9),
         named_parameters=model.named_parameters(),
     )
     data = torch.arange(3.0 * SAMPLES).reshape(SAMPLES, 3) / SAMPLES
@@ -76,10 +74,12 @@ def main(wanted: int, slow: int, killed_in_reset: int, *victims: int) -> None:
     def on_reset() -> None:
         if started == killed_in_reset:
             os.kill(os.getpid(), signal.SIGKILL)
-        hvd.barrier()
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * hvd.size()
+        if killed_in_reset >= 0:
+            hvd.barrier()
 
-    if killed_in_reset >= 0:
-        state.register_reset_callbacks([on_reset])
+    state.register_reset_callbacks([on_reset])
     train(state)
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert (hvd.allgather(weights[None]) == weights).all()
@@ -87,6 +87,7 @@ def main(wanted: int, slow: int, killed_in_reset: int, *victims: int) -> None:
     assert all(line.endswith("(deleted)") for line in maps)
     mine = {"joined": JOINED, "sizes": sizes, "used": used, "steps": state.steps}
     everyone = hvd.allgather_object(mine)
+    assert optimizer.param_groups[0]["lr"] == RATE * hvd.size()
     if not JOINED:  # its number among those of its own start is another rank's
         report(1, everyone)
 

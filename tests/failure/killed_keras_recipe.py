@@ -1,22 +1,16 @@
-"""A recipe for Keras whose ranks kill themselves when they read a sample that a variable names."""
-
-from __future__ import annotations
-
-import os
-import signal
+"""A recipe for Keras whose ranks kill themselves when they read a sample that KILLS names."""
 
 import keras
 import numpy as np
+from disturbances import Killed
 
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.recipes.recipe import Recipe
 
+KILLED = Killed()
+
 
 class Killing:
-    """Training samples; KILLS="RANK:NUMBER[:leave] ..." names the reads that kill their rank."""
-
-    count = 0  # also after the recipe was made anew
-
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
 
@@ -24,24 +18,8 @@ class Killing:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        Killing.count += 1
-        if Killing.count in SIGNALS:
-            os.kill(os.getpid(), SIGNALS[Killing.count])
+        KILLED.at("read")
         return self._samples.inputs[index], self._samples.labels[index]
-
-
-def asked() -> dict[int, signal.Signals]:
-    """Return the signals that this rank sends itself, by number of the read."""
-    own = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-    kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split()]
-    return {
-        int(number): signal.SIGUSR2 if leaves else signal.SIGKILL
-        for rank, number, *leaves in kills
-        if rank == own
-    }
-
-
-SIGNALS = asked()
 
 
 def points(rng: np.random.Generator, count: int) -> Samples:

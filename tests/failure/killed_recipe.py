@@ -1,104 +1,28 @@
 """A recipe whose ranks kill or disturb themselves at moments that a variable names."""
 
-from __future__ import annotations
-
 import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from disturbances import disturb
+from disturbances import Killed
+from newcomers import await_newcomer
 from torch import nn
 
-from hvdtrain.core import context
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train import session
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.recipe import Recipe
 
-JOIN_SECONDS = 240
-
-# Moments that every rank reaches in each step without waiting for a rank that has come to them.
-OF_STEPS = ("forward", "backward", "before_update", "update")
-
-
-class Killed:
-    """Counts moments of this process, and disturbs it: KILLS="RANK:NUMBER:MOMENT[:WAY] ...".
-
-    RANK is "new" for processes that have joined. WAY is one of disturb(), "kill" by default. Where
-    TOGETHER names a folder, a rank is killed in a step when all ranks have come to that moment:
-    else the end of one that is ahead may break off the step before on the others. That is left to
-    chance where the world has the size again that another one had.
-    """
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-        joined = "hvdtrain.engines.mpi.newcomer" in sys.orig_argv
-        own = "new" if joined else os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-        again = os.environ.get("HVDTRAIN_RESTARTS", "0") != "0"
-        kills = [kill.split(":") for kill in os.environ.get("KILLS", "").split() if not again]
-        self.ways = {
-            (int(number), moment): way[0] if way else "kill"
-            for rank, number, moment, *way in kills
-            if rank == own
-        }
-        self.folder = os.environ.get("TOGETHER", "")
-        self.noted = {(int(number), moment) for _, number, moment, *_ in kills}
-
-    def at(self, moment: str) -> None:
-        self.counts[moment] = self.counts.get(moment, 0) + 1
-        here = self.counts[moment], moment
-        way = self.ways.get(here)
-        if self.folder and here in self.noted:
-            self._meet(f"{here[0]} {moment}", moment in OF_STEPS, way == "kill")
-        if way is not None:
-            disturb(way)
-
-    def _meet(self, moment: str, waits: bool, ends: bool) -> None:
-        """Tell that this rank has come to a moment; one that ends may wait until all have."""
-        world = context.current().topology
-        names = [f"{rank} of {world.size}" for rank in range(world.size)]
-        Path(self.folder, f"{moment} {names[world.rank]}").touch()
-        deadline = time.monotonic() + JOIN_SECONDS
-        # Without one that has ended, others may not come to it.
-        while ends and waits and not self._told("end", names, any):
-            if self._told(moment, names, all):
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        if ends:
-            Path(self.folder, f"end {names[world.rank]}").touch()
-
-    def _told(
-        self, what: str, names: Sequence[str], these: Callable[[Iterable[bool]], bool]
-    ) -> bool:
-        return these(Path(self.folder, f"{what} {name}").exists() for name in names)
-
-
 KILLED = Killed()
-
-
-def await_newcomer() -> None:
-    """Have rank 0 wait, where there are fewer ranks than AWAIT_RANKS, until one can join."""
-    wanted = int(os.environ.get("AWAIT_RANKS", "0"))
-    deadline = time.monotonic() + JOIN_SECONDS
-    if not wanted or context.current().topology.rank:
-        return
-    while context.current().topology.size < wanted and not context.newcomer_waits():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Model(nn.Sequential):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         KILLED.at("forward" if self.training else "evaluation")
         if self.training:
-            await_newcomer()
+            await_newcomer(int(os.environ.get("AWAIT_RANKS", "0")))
         outputs: torch.Tensor = super().forward(inputs)
         if outputs.requires_grad:
             outputs.register_hook(lambda gradient: KILLED.at("backward"))
@@ -119,12 +43,10 @@ def samples(rng: np.random.Generator, count: int) -> Samples:
 
 
 def with_options() -> Recipe:
-    """Return the recipe with the optimizer that the options name."""
     return replace(recipe(), optimizer=None)
 
 
 def note_checkpoints() -> None:
-    """Count each checkpoint before it gets its name."""
     replace = os.replace
 
     def noting(source: Any, target: Any) -> None:
@@ -136,7 +58,6 @@ def note_checkpoints() -> None:
 
 
 def note_in_session(moment: str, name: str) -> None:
-    """Count a moment just before the session calls a function."""
     function = getattr(session, name)
 
     def noting(*arguments: Any) -> None:

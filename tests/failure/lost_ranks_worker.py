@@ -1,7 +1,5 @@
 """Ranks of which some are killed, while the others go on without them."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal
@@ -27,8 +25,6 @@ HANGS_SECONDS = 240
 
 
 class Survivor:
-    """A rank that goes on without those that are killed."""
-
     def __init__(self, world: EngineWorld) -> None:
         self.world, self.own = world, world.communicator.rank
         self.left = list(range(world.communicator.size))
@@ -92,7 +88,6 @@ class Survivor:
         self.left = [self.left[rank] for rank in self.world.before]
 
     def _check_world(self) -> None:
-        """Sum, gather and send among those that are left, and agree with them."""
         communicator, failures = self.world.communicator, self.world.failures
         assert failures is not None
         assert (communicator.size, self.left[communicator.rank]) == (len(self.left), self.own)
@@ -116,7 +111,6 @@ def _be_killed() -> None:
 
 
 def _error_of(call: Callable[[Communicator], object], communicator: Communicator) -> Exception:
-    """Return the error with which a call ends that is made again and again."""
     while True:
         try:
             call(communicator)
@@ -125,7 +119,6 @@ def _error_of(call: Callable[[Communicator], object], communicator: Communicator
 
 
 def processes_of(communicator: Communicator) -> list[int]:
-    """Return the process of each rank."""
     processes = np.empty(communicator.size, np.int64)
     own = Buffer.of(np.array([os.getpid()]))
     communicator.allgather(own, Buffer.of(processes), [1] * communicator.size)

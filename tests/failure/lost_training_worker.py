@@ -1,7 +1,5 @@
 """Ranks that train, of which some are killed in the middle of a step."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -19,8 +17,6 @@ SHAPES = ([300, 40], [40], [70], [1000, 20])  # of more than one bucket
 
 
 class Training:
-    """Training of weights towards the mean of the ranks' targets, each its number."""
-
     def __init__(self) -> None:
         hvd.init()
         self.own, self.left = hvd.rank(), list(range(hvd.size()))
@@ -31,11 +27,9 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Number of steps of the optimizer."""
         return self.optimizer._exchanged.steps
 
     def step(self) -> None:
-        """Take one step."""
         self.optimizer.zero_grad()
         loss = sum(((weight - self.own) ** 2).sum() / 2 for weight in self.weights)
         assert isinstance(loss, torch.Tensor)
@@ -43,7 +37,6 @@ class Training:
         self.optimizer.step()
 
     def train(self, steps: int) -> None:
-        """Take steps, and check the weights."""
         for _ in range(steps):
             self.step()
         self.check()

@@ -1,7 +1,5 @@
 """Ranks of which some are killed in the middle of a program, while the others go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -23,8 +21,6 @@ ELEMENTS = 100_000
 
 
 class Program:
-    """A rank that goes on without those that are killed."""
-
     def __init__(self) -> None:
         hvd.init()
         self.own, self.left = hvd.rank(), list(range(hvd.size()))
@@ -51,14 +47,12 @@ class Program:
         self.check()
 
     def _see_that_all_fails(self) -> None:
-        """See that everything that comes later fails as well, and nothing hangs."""
         assert ends_with_loss(reduce)
         for process_set in self.sets.values():
             if process_set.included():
                 assert ends_with_loss(partial(hvd.barrier, process_set=process_set))
 
     def check(self) -> None:
-        """Check operations of all ranks and of the process sets, by the new numbers."""
         assert [hvd.rank(), hvd.size()] == [self.left.index(self.own), len(self.left)]
         assert hvd.allgather_object(self.own) == self.left
         summed = hvd.allreduce(torch.full([ELEMENTS], float(self.own)), op=hvd.Sum, name="sum")
@@ -80,7 +74,6 @@ def be_killed() -> None:
 
 
 def ends_with_loss(call: Callable[[], object]) -> bool:
-    """Return whether a call ends because ranks are lost."""
     try:
         call()
     except RanksLostError:
@@ -89,7 +82,6 @@ def ends_with_loss(call: Callable[[], object]) -> bool:
 
 
 def reduce() -> None:
-    """Sum what many ranks have."""
     hvd.allreduce(torch.ones(ELEMENTS), name="broken off")
 
 

@@ -4,8 +4,6 @@ Args:
     "caught" to go on after each refusal, or "uncaught" to end with the first.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import logging
@@ -34,7 +32,6 @@ EPERM = 1
 
 @contextmanager
 def few_files(left: int) -> Iterator[None]:
-    """Let this process open but so many files more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, before[1]))
     held = []
@@ -88,7 +85,6 @@ def pidfds() -> int:
 
 
 def train() -> None:
-    """Open channels with memory of their own, and take a step."""
     weight = torch.nn.Parameter(torch.ones(100_000))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.5))
     (weight * (hvd.rank() + 1)).sum().backward()

@@ -1,7 +1,5 @@
 """Ranks that wait at their first start, before or after init(), and end well when started again."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -14,7 +12,6 @@ from hvdtrain.core.objects import allgather_object
 
 
 def main() -> None:
-    """Do what the argument says at the first start, and report who they are at others."""
     first = os.environ["HVDTRAIN_RESTARTS"] == "0"
     if first and sys.argv[1] == "waits":
         time.sleep(600)

@@ -5,8 +5,6 @@ makes a file of that name. Where no rank shall be late, the watch has a clock th
 unless all is well: so a rank that the machine makes late is no stall.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -14,7 +12,7 @@ import time
 from pathlib import Path
 
 import torch
-from held_clock import HeldClock
+from held_clock import HeldClock, await_files
 from ranks import report
 
 import hvdtrain.torch as hvd
@@ -29,13 +27,11 @@ MODEL = torch.nn.Sequential(*[torch.nn.Linear(20, 20) for _ in range(4)])
 
 
 def keep_the_others_waiting(case: str) -> None:
-    """Wait on the last rank until the test has seen enough."""
     while hvd.rank() == hvd.size() - 1 and not Path(case).exists():
         time.sleep(0.02)
 
 
 def backward(layers: torch.nn.Module = MODEL) -> None:
-    """Compute gradients, of which each layer's fill a bucket."""
     layers(torch.ones(2, 20, requires_grad=True)).sum().backward()
 
 
@@ -71,18 +67,10 @@ def rest_between_parts() -> None:
 
 
 def tell(what: str) -> None:
-    """Tell the other ranks what this one has done."""
     Path(f"{what}.{hvd.rank()}").touch()
 
 
-def await_files(*names: str) -> None:
-    """Wait until ranks have told all of this."""
-    while not all(Path(name).exists() for name in names):
-        time.sleep(0.01)
-
-
 def late(optimizer: hvd.DistributedOptimizer) -> None:
-    """Submit an operation, one in a process set, and a step; one rank does so late."""
     CLOCK.go()
     members = hvd.add_process_set([0, hvd.size() - 1]) if hvd.size() > 2 else None
     keep_the_others_waiting("late")
@@ -97,7 +85,6 @@ def late(optimizer: hvd.DistributedOptimizer) -> None:
 
 
 def in_the_middle(optimizer: hvd.DistributedOptimizer) -> None:
-    """Take a rest in the backward pass, when some of the buckets are under way."""
     MODEL[2].register_full_backward_hook(lambda *_: keep_the_others_waiting("in_the_middle"))
     backward()
     optimizer.step()

@@ -3,8 +3,6 @@
 Those that end are in test_rank_failures.py.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -12,31 +10,21 @@ import time
 from pathlib import Path
 
 import pytest
-from job import Job
+from job import Job, is_stopped
 from ranks import launch, torch_beside
 
 WORKER = Path(__file__).with_name("disturbed_worker.py")
-PATIENCE_SECONDS = 300.0
 STOPPED_SECONDS = 0.3
 
 
 def wait_for_rounds(job: Job, more: int) -> None:
-    """Wait until so many more have been computed."""
-    begun = rounds(job)
-    job.wait_for_output(f"round {begun + more}\n")
+    found = re.findall(r"^round (\d+)$", job.stdout, re.MULTILINE)
+    job.wait_for_output(f"round {max(map(int, found), default=0) + more}\n")
 
 
-def rounds(job: Job) -> int:
-    return max(map(int, re.findall(r"^round (\d+)$", job.stdout, re.MULTILINE)), default=0)
-
-
-def stop_for_a_while(pid: int) -> None:
-    """Have a process stand still, in the middle of whatever it does."""
+def stop_for_a_while(job: Job, pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    job.wait_for(lambda: is_stopped(pid), "stood still")
     time.sleep(STOPPED_SECONDS)
     os.kill(pid, signal.SIGCONT)
 
@@ -56,7 +44,7 @@ def test_the_job_goes_on(mpi: str, engine: str, shared_memory: str, tmp_path: Pa
         pids = job.rank_pids(3)
         wait_for_rounds(job, 3)
         for rank in (0, 1, 2, 1):
-            stop_for_a_while(pids[rank])
+            stop_for_a_while(job, pids[rank])
             wait_for_rounds(job, 2)
         end.touch()
         done = job.ended(code=0)

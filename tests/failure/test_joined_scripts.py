@@ -1,6 +1,4 @@
-"""A script with hvd.elastic goes on when ranks are killed, and when others join."""
-
-from __future__ import annotations
+"""Scripts with hvd.elastic go on when ranks are killed, and when others join."""
 
 import json
 import sys
@@ -11,10 +9,14 @@ from typing import Any
 
 import pytest
 from job import Completed
-from ranks import start
+from paths import TESTS
+from ranks import launch, start
+from tensorflow_environment import keras_variables, tensorflow_python
 
 SCRIPT = Path(__file__).parent / "joined_script.py"
+KERAS_SCRIPT = TESTS / "scripts" / "horovod_scripts" / "elastic_keras.py"
 SAMPLES, LAST_EPOCH = 48, 2
+QUICK = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
 
 
 def run(
@@ -25,12 +27,10 @@ def run(
     slow: int = -2,
     in_reset: int = -1,
 ) -> list[dict[str, Any]]:
-    """Run the script, and return what each rank has done, in the order of ranks at the end."""
-    words = ["-m", "hvdtrain", "run", "--elastic", "-np", ranks, *options]
+    words = ["-m", "hvdtrain", "run", "--elastic", "--as-horovod", "-np", ranks, *options]
     words += ["--max-np", wanted] if wanted else []
     numbers = [wanted, slow, in_reset, *victims]
-    quick = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
-    with start([sys.executable, *words, "--", SCRIPT, *numbers], env=quick) as job:
+    with start([sys.executable, *words, "--", SCRIPT, *numbers], env=QUICK) as job:
         done = job.ended(600, code=0)
         results = [json.loads(path.read_text()) for path in job.results_folder.glob("*.json")]
     assert len(results) == ranks - len(victims) - (in_reset >= 0)
@@ -41,7 +41,6 @@ def run(
 
 
 def require_each_once(everyone: list[dict[str, Any]]) -> None:
-    """Check that all ranks share the last epoch, in which none joins or is lost."""
     used = Counter(
         sample
         for rank in everyone
@@ -82,7 +81,6 @@ def test_a_killed_rank_is_replaced(victim: int) -> None:
 
 
 def run_failing(how: str) -> Completed:
-    """Run the script whose ranks that come fail."""
     words = ["-m", "hvdtrain", "run", "--elastic", "-np", 2, "--max-np", 2]
     script = SCRIPT.with_name("failing_newcomer.py")
     return start([sys.executable, *words, "--", script, how]).end(600)
@@ -103,3 +101,58 @@ def test_a_rank_is_left_alone_before_it_has_the_state() -> None:
     done = run_failing("is left alone")
     assert done.returncode != 0
     assert "no rank is left that has trained: start the job again" in done.stderr, done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("victim", "wanted"), [(0, 0), (1, 0), (1, 3)])
+def test_with_keras(victim: int, wanted: int) -> None:
+    """A rank that joins begins with a step that the others take in their reset callback."""
+    options = ["--min-np", 2, *(["--max-np", wanted] if wanted else [])]
+    words = ["run", "--elastic", "--as-horovod", "-np", 3, *options, "--", KERAS_SCRIPT]
+    command = [tensorflow_python(), "-m", "hvdtrain", *words, "--victim", victim]
+    with start([*command, "--wanted", wanted], env=QUICK | keras_variables()) as job:
+        done = job.ended(600, code=0)
+        results = job.results_of_those_left({*range(3)} - {victim})
+    assert done.stderr.count(f"rank {victim} of 3 ended; 2 left after ") == 1
+    ranks = wanted or 2
+    expected = {"ranks": ranks, "epoch": 3, "rate": pytest.approx(ranks)}
+    assert results == [expected] * 2
+
+
+KERAS_WORKER = Path(__file__).parent / "elastic_keras_worker.py"
+STEPS = [[epoch, batch] for epoch in range(3) for batch in range(4)]
+KILLED = [1, 2]
+
+
+def survive_keras(backend: str, case: str, ranks: int, victim: int) -> list[dict[str, Any]]:
+    with launch(
+        KERAS_WORKER,
+        ranks,
+        args=[case, victim],
+        python=tensorflow_python(),
+        env=keras_variables(backend),
+        launcher_args=["--with-ft", "ulfm"],
+    ) as job:
+        job.ended(600, code=0)
+        return job.results_of_those_left({*range(ranks)} - {victim})
+
+
+@pytest.mark.parametrize(
+    ("backend", "case", "ranks", "victim"),
+    [
+        ("tensorflow", "function", 3, 1),
+        pytest.param("tensorflow", "fit", 3, 0, marks=pytest.mark.soak),
+        pytest.param("tensorflow", "eager", 3, 2, marks=pytest.mark.soak),
+        pytest.param("tensorflow", "fit", 2, 1, marks=pytest.mark.soak),
+        pytest.param("torch", "fit", 3, 1, marks=pytest.mark.soak),
+        pytest.param("jax", "fit", 3, 0, marks=pytest.mark.soak),
+    ],
+)
+def test_a_rank_is_killed(backend: str, case: str, ranks: int, victim: int) -> None:
+    done = survive_keras(backend, case, ranks, victim)
+    assert [each["rank"] for each in done] == list(range(ranks - 1))
+    for each in done:
+        for name, result in each["results"].items():
+            again = [KILLED] if name == case else []  # the step that was broken off
+            assert result["seen"] == sorted([*STEPS, *again]), name
+            assert result["resets"] == ([ranks - 1] if name == case else []), name

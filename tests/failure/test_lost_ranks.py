@@ -1,7 +1,5 @@
 """Ranks that are killed while the others go on, which Open MPI's ULFM makes possible."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from ranks import launch
 from segments import no_new_segments
 
@@ -19,9 +17,8 @@ FOLDER = Path(__file__).parent
 TOLERATE = ["--with-ft", "ulfm"]
 
 
-def survive(worker: str, size: int, left: list[int], env: Mapping[str, object], **how: Any) -> None:
-    """Run a worker, and check that those are left that nobody has killed."""
-    with no_new_segments(), launch(FOLDER / worker, size, env=env, **how) as job:
+def survive(target: Any, size: int, left: list[int], env: Mapping[str, object], **how: Any) -> None:
+    with no_new_segments(), launch(target, size, env=env, **how) as job:
         job.ended(code=0)
         assert job.results_of_those_left(left) == [left] * len(left)
 
@@ -35,63 +32,76 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("worker", "size", "how"),
     [
-        *("shared memory", "MPI"),
-        *(pytest.param(how, marks=pytest.mark.soak) for how in ("numpy", "gloo")),
+        ("lost_ranks_worker.py", 7, "shared memory"),
+        ("lost_ranks_worker.py", 7, "MPI"),
+        pytest.param("lost_ranks_worker.py", 7, "numpy", marks=pytest.mark.soak),
+        pytest.param("lost_ranks_worker.py", 7, "gloo", marks=pytest.mark.soak),
+        ("recovery_worker.py", 7, "shared memory"),
+        pytest.param("recovery_worker.py", 7, "gloo", marks=pytest.mark.soak),
+        ("lost_training_worker.py", 5, "shared memory"),
+        pytest.param("lost_training_worker.py", 5, "MPI", marks=pytest.mark.soak),
     ],
 )
-def test_the_others_go_on(how: str) -> None:
-    env = SETTINGS[how]
-    survive("lost_ranks_worker.py", 7, [1, 2], env, launcher_args=TOLERATE)
+def test_the_others_go_on(worker: str, size: int, how: str) -> None:
+    """Engines, programs and optimizers."""
+    env = {**SETTINGS[how], "HVDTRAIN_BUCKET_BYTES": 20_000}
+    survive(FOLDER / worker, size, [1, 2], env, launcher_args=TOLERATE)
 
 
 def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
-    require_hosts()
     # Each host keeps a rank: without any, mpirun has been seen to end the job, with exit code 0.
-    hostfile = write_hostfile(tmp_path / "hosts", "openmpi", [2, 5])
-    args = [*AGENT_ARGS["openmpi"], *TOLERATE]
-    survive("lost_ranks_worker.py", 7, [1, 2], {}, hostfile=hostfile, launcher_args=args)
+    how = on_hosts(tmp_path, "openmpi", [2, 5], *TOLERATE)
+    survive(FOLDER / "lost_ranks_worker.py", 7, [1, 2], {}, **how)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "shared memory",
-        *(pytest.param(how, marks=pytest.mark.soak) for how in ("MPI", "numpy", "gloo")),
-    ],
-)
-def test_a_program_goes_on(how: str) -> None:
-    env = SETTINGS[how]
-    survive("recovery_worker.py", 7, [1, 2], env, launcher_args=TOLERATE)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "shared memory",
-        *(pytest.param(how, marks=pytest.mark.soak) for how in ("MPI", "numpy", "gloo")),
-    ],
-)
-def test_optimizers_go_on(how: str) -> None:
-    env = {**SETTINGS[how], "HVDTRAIN_BUCKET_BYTES": 20_000}
-    survive("lost_training_worker.py", 5, [1, 2], env, launcher_args=TOLERATE)
+# The last rank is killed in the middle of shutdown(), which then stops this part of its context.
+LEFT = """
+import os, signal, sys
+import torch
+from ranks import report
+import hvdtrain.torch as hvd
+from hvdtrain.core import context
+hvd.init()
+hvd.allreduce(torch.ones(3))
+if hvd.rank() == 2:
+    getattr(context.current(), sys.argv[1]).stop = lambda: os.kill(os.getpid(), signal.SIGKILL)
+hvd.shutdown()
+report(1, [0, 1])
+"""
 
 
 @pytest.mark.parametrize(("where", "shared_memory"), [("watch", "1"), ("failure_watch", "0")])
 def test_a_rank_is_killed_when_all_have_left(where: str, shared_memory: str) -> None:
     """The others end in order: nothing that they would need of it is missing."""
     env = {"HVDTRAIN_SHARED_MEMORY": shared_memory}
-    survive("left_ranks_worker.py", 3, [0, 1], env, args=[where], launcher_args=TOLERATE)
+    survive(["-c", LEFT], 3, [0, 1], env, args=[where], launcher_args=TOLERATE)
+
+
+# Rank 1 of three ends before MPI has started on it, while the others wait in init().
+STARTS = """
+import os, signal, sys, time
+from pathlib import Path
+import hvdtrain.torch as hvd
+how, folder, rank = sys.argv[1], Path(sys.argv[2]), os.environ["OMPI_COMM_WORLD_RANK"]
+if rank != "1":
+    (folder / rank).touch()
+    hvd.init()
+while len(list(folder.iterdir())) < 2 + (how == "exits when told"):
+    time.sleep(0.01)
+if how == "is killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(3)
+"""
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["exits", "is killed"])
 def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
     """The job ends, although mpirun leaves it to the ranks, which wait in MPI_Init."""
-    worker = FOLDER / "lost_at_start_worker.py"
-    with launch(worker, 3, args=[how, tmp_path], launcher_args=TOLERATE) as job:
-        done = job.wait(300)
+    with launch(["-c", STARTS], 3, args=[how, tmp_path], launcher_args=TOLERATE) as job:
+        done = job.wait()
         assert done.returncode != 0
         job.assert_nothing_left()
     assert done.stderr.count("ended before all had started: the job ends") == 1, done.stderr
@@ -99,9 +109,8 @@ def test_a_rank_ends_before_all_have_started(how: str, tmp_path: Path) -> None:
 
 def test_one_rank_says_that_another_ended_before_all_had_started(tmp_path: Path) -> None:
     """Also where the one that says it has ended when the last one looks."""
-    worker = FOLDER / "lost_at_start_worker.py"
     args = ["exits when told", tmp_path]
-    with launch(worker, 3, args=args, launcher_args=TOLERATE) as job:
+    with launch(["-c", STARTS], 3, args=args, launcher_args=TOLERATE) as job:
         ranks = job.rank_pids(3)
         while not all(watches := [watch_beside(ranks[0]), watch_beside(ranks[2])]):
             time.sleep(0.01)
@@ -115,7 +124,7 @@ def test_one_rank_says_that_another_ended_before_all_had_started(tmp_path: Path)
         for end in ends:
             os.close(end)
         job.process.send_signal(signal.SIGCONT)
-        done = job.wait(300)
+        done = job.wait()
         assert done.returncode != 0
         job.assert_nothing_left()
     assert done.stderr.count("ended before all had started: the job ends") == 1, done.stderr
@@ -124,8 +133,5 @@ def test_one_rank_says_that_another_ended_before_all_had_started(tmp_path: Path)
 def watch_beside(rank: int) -> list[int]:
     """Return the process that watches the others for a rank."""
     children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
-    return [pid for pid in map(int, children) if b"start_watch" in command_line(pid)]
-
-
-def command_line(process: int) -> bytes:
-    return Path(f"/proc/{process}/cmdline").read_bytes()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    return [pid for pid, command in commands.items() if b"start_watch" in command]

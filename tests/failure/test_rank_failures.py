@@ -1,30 +1,24 @@
 """A rank that goes wrong ends the job at once, says why, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 import signal
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from job import Completed
 from mpis import MPICH
 from ranks import launch, torch_beside
 from segments import no_new_segments
 
 WORKER = Path(__file__).parent / "failing_worker.py"
-# It takes two at most, where nothing else runs; a worker that is not ended takes ten minutes.
-LIMIT_SECONDS = 300.0
 MPIS = ("openmpi", MPICH)
 
 
 @pytest.fixture(autouse=True)
 def no_shared_memory_left() -> Iterator[None]:
-    """Fail a test that leaves a segment in /dev/shm."""
     with no_new_segments():
         yield
 
@@ -32,7 +26,6 @@ def no_shared_memory_left() -> Iterator[None]:
 def fail(
     fault: str, env: Mapping[str, object] | None = None, mpi: str = "openmpi", **how: Any
 ) -> Completed:
-    """Run the worker until its fault, and return how the job ended."""
     env = {**(env or {}), **torch_beside(mpi)}
     with launch(WORKER, 3, args=[fault], env=env, mpi=mpi, **how) as job:
         job.wait_for_output("step 3")
@@ -160,9 +153,7 @@ hvd.allreduce(torch.ones(1))
 def test_a_rank_that_is_killed_on_one_of_several_hosts(
     mpi: str, slots: list[int], tmp_path: Path
 ) -> None:
-    require_hosts()
-    hostfile = write_hostfile(tmp_path / "hosts", mpi, slots)
-    fail("dies", mpi=mpi, hostfile=hostfile, launcher_args=AGENT_ARGS[mpi])
+    fail("dies", mpi=mpi, **on_hosts(tmp_path, mpi, slots))
 
 
 def test_a_launcher_that_is_slow_to_end_the_others(tmp_path: Path) -> None:
@@ -171,10 +162,8 @@ def test_a_launcher_that_is_slow_to_end_the_others(tmp_path: Path) -> None:
         job.wait_for_output("ready")
         job.process.send_signal(signal.SIGSTOP)
         (tmp_path / "go").touch()
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while not all((tmp_path / name).exists() for name in ("0", "2")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        told = [tmp_path / "0", tmp_path / "2"]
+        job.wait_for(lambda: all(path.exists() for path in told), "told what they noticed")
         job.process.send_signal(signal.SIGCONT)
         done = job.ended(code=3)
     assert "Traceback" not in done.stderr

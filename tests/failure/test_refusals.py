@@ -1,7 +1,5 @@
 """What the system refuses: all ranks say which limit it is, and what to do, and nothing is left."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ranks import launch, run_ranks

@@ -1,14 +1,12 @@
 """A run that was interrupted goes on as if it had not been."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,28 +25,28 @@ JOB = ["-m", "hvdtrain", "train", "digits"]
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path) -> None:
+    """By MPI, where sums of three ranks depend on the bucket plan, which checkpoints have."""
     whole, parts = (tmp_path / name for name in ("whole", "parts"))
     options = {"kind": "plain", "optimizer": "adam", "global_batch_size": 50, "device": "cpu"}
     stops = [{"epochs": epochs, "stop": step} for epochs, step in ((2, 12), (3, 17), (3, 5))]
-    cases = [
+    starts: list[dict[str, Any]] = [
         {**options, "epochs": 3, "out": str(whole)},
         {**options, "epochs": 1, "out": str(parts)},
+    ]
+    resumes: list[dict[str, Any]] = [
         # An epoch has 28 steps with 50 samples, and one with 37.
         *({**options, **stop, "out": str(parts), "resume": "auto"} for stop in stops),
         {**options, "epochs": 3, "out": str(parts), "resume": "auto"},
         {**options, "epochs": 3, "out": str(parts), "resume": "auto"},
     ]
-    done = run_ranks(
-        WORKER,
-        size,
-        args=[json.dumps(cases)],
-        warm="torch",
-    )
+    for cases, nbytes in ((starts, 1 << 20), (resumes, 3000)):
+        env = {"HVDTRAIN_SHARED_MEMORY": 0, "HVDTRAIN_BUCKET_BYTES": nbytes}
+        done = run_ranks(WORKER, size, args=[json.dumps(cases)], env=env, warm="torch")
     for results in done.results:
-        stopped = [result["newest"].rpartition("-")[0] for result in results[2:5]]
+        stopped = [result["newest"].rpartition("-")[0] for result in results[:3]]
         assert stopped == ["checkpoint-0001+600", "checkpoint-0002", "checkpoint-0002+250"]
         told = f"rank {size - 1} was asked to stop: 1 epoch and 600 samples are done and saved\n"
-        assert results[2]["marker"] == told
+        assert results[0]["marker"] == told
     assert not (parts / MARKER).exists()
     assert summary_of(parts)["weights_sha256"] == summary_of(whole)["weights_sha256"]
     assert len(set(summary_of(parts)["weights_sha256"])) == 1
@@ -81,31 +79,6 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     assert epochs_of(tmp_path) == both_splits(epochs)
     part = f" and {samples} samples" if samples else ""
     assert told.endswith(f": {epochs} epochs{part} are done and saved\n")
-
-
-def test_a_terminated_run_goes_on_from_its_last_whole_checkpoint(tmp_path: Path) -> None:
-    with launch(JOB, 2, args=[*OPTIONS, "--out", tmp_path, "--epochs", 500]) as job:
-        job.wait_for_output("epoch   3/500")
-        job.process.send_signal(signal.SIGTERM)
-        done = job.wait(300)
-        assert done.returncode != 0
-        assert "Traceback" not in done.stderr
-        job.assert_nothing_left()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    newest, before = checkpoint_files(tmp_path)[:2]
-    epochs = position_of(newest)[0]
-    newest.write_bytes(newest.read_bytes()[:-1000])
-    leftover = tmp_path / f".unfinished-{socket.gethostname()}-{job.process.pid}"
-    leftover.write_bytes(b"what SIGKILL leaves")
-    arguments = [*OPTIONS, "--out", tmp_path, "--epochs", epochs, "--resume", "auto"]
-    done = run_ranks(JOB, 2, args=arguments)
-    assert f"{newest} is damaged" in done.stderr
-    assert f"{before}, {epochs - 1} epochs done" in done.stdout
-    assert summary_of(tmp_path)["epochs"] == epochs
-    assert epochs_of(tmp_path) == both_splits(epochs)
-    files = checkpoint_files(tmp_path)
-    assert [position_of(path)[0] for path in files] == list(range(epochs, max(0, epochs - 3), -1))
-    assert not leftover.exists()
 
 
 # 100 samples in steps of 12, the last of four: nine an epoch.

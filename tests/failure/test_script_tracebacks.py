@@ -1,7 +1,5 @@
 """Tracebacks of hvdtrain's errors in a script: they end in the line of the script."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from textwrap import indent
@@ -37,7 +35,6 @@ def end(code: str, folder: Path) -> Completed:
 
 
 def frames(done: Completed) -> list[tuple[str, str]]:
-    """Return the file and the line of code of each frame."""
     return re.findall(r'File "([^"]+)", line \d+, in .+\n\[rank ./2\]     (.+)', done.stderr)
 
 

@@ -1,17 +1,14 @@
 """The stall watch names the ranks that are missing, and keeps quiet while all is well."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import sys
-import time
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from job import Job
+from job import Job, is_stopped
 from ranks import launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
@@ -19,8 +16,6 @@ WAIT_FOR_THE_LAST = {
     2: "rank 0 waits for rank 1",
     3: "ranks 0, 1 wait for rank 2",
 }
-# What only ends a hang.
-LIMIT_SECONDS = 300.0
 UNHEARD = "and a rank that prints no such line has not answered for"
 
 
@@ -38,13 +33,8 @@ def stalls(stderr: str) -> dict[str, set[str]]:
     }
 
 
-def wait_for_stalls(job: Job, case: str, expected: set[str]) -> None:
-    """Wait until rank 0 has warned of all that is expected in this case."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not expected <= stalls(job.stderr).get(case, set()):
-        if job.process.poll() is not None or time.monotonic() > deadline:
-            job.fail(f"{case}: no {expected}")
-        time.sleep(0.02)
+def has_warned(job: Job, case: str, expected: set[str]) -> bool:
+    return expected <= stalls(job.stderr).get(case, set())
 
 
 @pytest.mark.parametrize(
@@ -70,9 +60,10 @@ def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: 
     }
     with launch(WORKER, np, args=cases, env=env, cwd=tmp_path) as job:
         for case in filter(expected.__contains__, cases):
-            wait_for_stalls(job, case, expected[case])
+            wanted = partial(has_warned, job, case, expected[case])
+            job.wait_for(wanted, f"warned in {case} of {expected[case]}")
             (tmp_path / case).touch()
-        done = job.wait(LIMIT_SECONDS)
+        done = job.wait()
         assert done.returncode == 0
         assert len(job.results(np)) == np
     found = stalls(done.stderr)
@@ -87,7 +78,7 @@ START = """
 import ctypes, os, select, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
-from held_clock import HeldClock
+from held_clock import HeldClock, await_files
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement import channel
@@ -101,9 +92,6 @@ memory = Buffer.from_array(np.ones(1))
 operations.barrier(here.world)
 def tell(what):
     Path(f"{what} {rank}").touch()
-def await_files(*names):
-    while not all(Path(name).exists() for name in names):
-        time.sleep(0.01)
 def tell_that_it_waits(then):
     while not here.world.pending():
         time.sleep(0.01)
@@ -179,7 +167,6 @@ def test_the_job_ends_by_horovods_variables(tmp_path: Path) -> None:
 
 
 def main_stack(stderr: str, rank: int) -> str:
-    """Return the first stack of a rank's main thread."""
     title = rf"\[rank {rank}/3\]"
     found = re.search(rf"^{title} MainThread, .*\n((?:{title}   .*\n)+)", stderr, re.M)
     assert found, stderr
@@ -203,27 +190,16 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     env = {"HVDTRAIN_STALL_SECONDS": 1}
     with launch(["-c", START + STOPS + BROADCAST], 3, env=env, cwd=tmp_path) as job:
         pid = job.rank_pids(3)[1]
-        wait_for_stop(job, pid, tmp_path / "stops 1")
+        told = tmp_path / "stops 1"
+        job.wait_for(lambda: told.exists() and is_stopped(pid), "stopped a rank")
         (tmp_path / "is stopped").touch()
         for rank in (0, 2):
             job.wait_for_output(f" s: rank {rank} waits, {UNHEARD}")
         os.kill(pid, signal.SIGCONT)
-        done = job.wait(LIMIT_SECONDS)
+        done = job.wait()
     assert done.returncode == 0
     assert "[rank 1/3] stalled" not in done.stderr
     assert "[rank 2/3] no longer stalled: broadcast 'weights'" in done.stderr
-
-
-def wait_for_stop(job: Job, pid: int, told: Path) -> None:
-    """Wait until a process that has said that it stops itself has done so."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    stat = Path(f"/proc/{pid}/stat")
-    while job.process.poll() is None and time.monotonic() < deadline:
-        with suppress(OSError):  # it may have ended
-            if told.exists() and stat.read_text().rpartition(")")[2].split()[0] == "T":
-                return
-        time.sleep(0.02)
-    job.fail("no rank is stopped")
 
 
 # What rank 0 sees in the pipe, rank 1 has written within the call that keeps Python from running:

@@ -1,7 +1,5 @@
 """Ranks that record a timeline until one of them does not come; the argument says how it ends."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -18,7 +16,6 @@ STEPS = 40
 
 
 def main(end: str) -> None:
-    """Take some steps, and wait on rank 0 for a rank that sleeps."""
     if end == "stalls":
         piece._PAUSE_SECONDS = 1000.0  # all that is written is what is saved at the end
         clock = HeldClock()  # no step is a stall, however late a rank is

@@ -1,7 +1,5 @@
 """The layers of the packages, and the imports that break them, read from the source text."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,19 +7,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 _FOUNDATIONS = {
-    *(
-        "",
-        "advice",
-        "arithmetic",
-        "arrays",
-        "buffer",
-        "collective",
-        "compiled",
-        "config",
-        "control_groups",
-    ),
-    *("devices", "errors", "files", "polling", "streams", "milestones", "topology"),
-    *("types", "world"),
+    *("", "advice", "arithmetic", "arrays", "buffer", "collective", "compiled", "config"),
+    *("control_groups", "devices", "errors", "files", "polling", "streams", "milestones"),
+    *("topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}
@@ -60,13 +48,7 @@ _FOLDERS: Mapping[str, list[str]] = {
         *("allocators", "gradients", "exchanges", "sharding", "membership", "", "arrays"),
     ],
     "torch": [
-        "tensors",
-        "compression",
-        "operations",
-        "allocator",
-        "gradients",
-        "sharding",
-        "",
+        *("tensors", "compression", "operations", "allocator", "gradients", "sharding", ""),
         "elastic",
     ],
     "tensorflow": ["allocator", "graph", "compression", "operations", "gradients", ""],
@@ -83,9 +65,7 @@ _FOLDERS: Mapping[str, list[str]] = {
     ],
 }
 # All that other layers may know of engines: the contract, and how to find one by name.
-_ENGINE_CONTRACT = {
-    *("engines", "engines.communicator", "engines.features", "engines.registry"),
-}
+_ENGINE_CONTRACT = {"engines", "engines.communicator", "engines.features", "engines.registry"}
 # Benchmarks compare engines with one another, and probes test the parts of one.
 _KNOW_ENGINES = {"hvdtrain_bench", "probes"}
 
@@ -119,8 +99,6 @@ class _Import:
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of the packages."""
-
     path: Path
     layer: str | None
     folder: str | None
@@ -219,7 +197,6 @@ def _own_fault(name: str, imported: _Import, modules: Mapping[str, _Module]) -> 
 
 
 def _order_fault(name: str, imported: _Import, source: _Module, target: _Module) -> str | None:
-    """Return what is wrong with an import within a layer: a folder must not import a later one."""
     order = _FOLDERS.get(source.layer or "", [])
     if source.folder not in order or target.folder not in order:
         return None
@@ -230,7 +207,6 @@ def _order_fault(name: str, imported: _Import, source: _Module, target: _Module)
 
 
 def _folder_faults(modules: Mapping[str, _Module]) -> list[str]:
-    """Return folders that the order of their layer does not name."""
     return [
         f"{module.path}: no order is known for this folder"
         for module in modules.values()

@@ -1,7 +1,5 @@
 """Code on pages: the blocks, the command lines among them, and how hvdtrain's own are parsed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

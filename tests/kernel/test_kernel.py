@@ -4,8 +4,6 @@ The text of the kernel is compiled together with driver.c. Whatever watches it, 
 instructions it is compiled to, ranks must get the bits that all other builds get.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -66,7 +64,6 @@ def build(flags: tuple[str, ...], source: Path, folder: Path) -> Path:
 
 
 def run(program: Path, ranks_are: str, size: int) -> str:
-    """Return the checksum of all results, or what went wrong."""
     command = [str(program), ranks_are, str(size), str(size), str(TURNS)]
     done = _run(command)
     if any(words in done.stderr for words in NO_PLACE):

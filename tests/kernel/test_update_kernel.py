@@ -1,6 +1,4 @@
-"""The compiled optimizer step, for each instruction set, and watched by sanitizers."""
-
-from __future__ import annotations
+"""The compiled optimizer step and arithmetic of codes, for each instruction set."""
 
 import ctypes
 from itertools import product
@@ -9,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from coded_rows import LENGTHS, coded_by_arrays, coded_by_kernel, rows_of_all_kinds
 from compiling import LEVELS, compile_library, supports
 
+from hvdtrain.core.exchanges import codes
+from hvdtrain.core.exchanges.codes import BITS
 from hvdtrain.core.sharding import kernel
 from hvdtrain.core.sharding.kernel import KINDS, Form, KernelRule, KernelStep, Place, Scales
 
@@ -28,7 +29,6 @@ Numbers = npt.NDArray[np.float64]  # or float32
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[ctypes.CDLL]:
-    """The kernel, compiled for each instruction set of this processor."""
     found = []
     for level in filter(supports, LEVELS):
         path = tmp_path_factory.mktemp(level) / "update.so"
@@ -111,3 +111,25 @@ def test_sums_are_along_a_tree(ranks: int) -> None:
     step.select(0, used=True, begins=False)
     step.sum(Scales([1.0 + rank for rank in range(ranks)], 0.25))
     assert summed.tobytes() == (pairs * np.float32(0.25)).tobytes()
+
+
+CODES_SOURCE = Path(codes.__file__).with_name("codes_kernel.c")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_codes_of_all_instruction_sets_have_the_bits_of_numpy(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not supports(level):
+        pytest.skip(f"this processor lacks instructions of {level}")
+    path = tmp_path / "codes.so"
+    compile_library(CODES_SOURCE, level, path)
+    library = codes.open_kernel(path)
+    monkeypatch.setattr(codes, "load_kernel", lambda: library)
+    for kind in (np.float32, np.float64):
+        for length in LENGTHS:
+            rows = rows_of_all_kinds(length, kind)
+            for bits in BITS:
+                expected = coded_by_arrays(rows.copy(), bits)
+                for one, other in zip(coded_by_kernel(rows.copy(), bits), expected, strict=True):
+                    assert one.tobytes() == other.tobytes()

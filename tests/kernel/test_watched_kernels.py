@@ -1,7 +1,5 @@
 """The compiled kernels of one process, driven at random and watched by sanitizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

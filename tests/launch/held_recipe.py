@@ -1,9 +1,4 @@
-"""The recipe `digits`, whose ranks wait in the third epoch until a job of Slurm is told to stop.
-
-So the job is still at work when it is told, however late that is. In its next start none waits.
-"""
-
-from __future__ import annotations
+"""The recipe `digits`, held in the third epoch until a job of Slurm is told to stop, once."""
 
 import os
 import signal

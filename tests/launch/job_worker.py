@@ -5,8 +5,6 @@ the epoch and the samples that it takes.
 dies: says which node or queue each rank is in; then one is killed while the others wait for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,6 +1,4 @@
-"""A rank that misbehaves as its first argument says, for test_ranks_helper.py."""
-
-from __future__ import annotations
+"""A rank that does what its first argument says: misbehaves, waits, or tells what it was given."""
 
 import os
 import signal
@@ -9,26 +7,37 @@ import time
 
 from ranks import report
 
+GIVEN = ("GREETING", "INHERITED", "NCCL_SOCKET_IFNAME", "PMIX_SERVER_TMPDIR")
+
 
 def main() -> None:
-    """Do as told; only the last rank misbehaves."""
     behaviour = sys.argv[1]
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
     size = int(os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ.get("PMI_SIZE", "1")))
-    print(f"rank {rank} of {size} is here", flush=True)
+    write(1, f"rank {rank} of {size} is here")
     if rank == size - 1:
         misbehave(behaviour)
-    report(cases=1, payload={"rank": rank, "size": size, "cwd": os.listdir(), "argv": sys.argv[1:]})
+    if behaviour == "waits for a signal":
+        signal.signal(signal.SIGUSR1, lambda *_: write(1, f"rank {rank} has SIGUSR1"))
+        write(1, f"rank {rank} waits")
+        time.sleep(3600)
+    if behaviour == "tells":
+        write(2, f"rank {rank} warns")
+    given = {name: os.environ.get(name) for name in GIVEN}
+    cores = len(os.sched_getaffinity(0))
+    payload = {"rank": rank, "size": size, "argv": sys.argv[1:], "given": given, "cores": cores}
+    report(cases=1, payload=payload)
+
+
+def write(stream: int, text: str) -> None:
+    """Write a line in one piece, or the launcher may put another rank's output between."""
+    os.write(stream, f"{text}\n".encode())
 
 
 def misbehave(behaviour: str) -> None:
-    """Break one promise that run_ranks must watch."""
     if behaviour == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "reports nothing":
-        sys.exit(0)
-    if behaviour == "has no case":
-        report(cases=0)
         sys.exit(0)
     if behaviour == "sleeps":
         time.sleep(3600)

@@ -1,7 +1,5 @@
 """A program that calls functions on ranks of a Ray of its own, and prints what it has seen."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """A driver of Spark on two workers that calls functions on ranks, and prints what it has seen."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -47,7 +45,6 @@ def see_an_executor_that_is_lost(folder: Path) -> None:
 
 
 def executor_of(pid: int) -> int:
-    """Return the process of Java above a process of Python."""
     while b"java" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
         stat = Path(f"/proc/{pid}/stat").read_text()
         pid = int(stat.rpartition(")")[2].split()[1])

@@ -1,20 +1,16 @@
 """`python -m hvdtrain check`: on this installation, and on ones that are broken for real."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from job import Completed
-from ranks import launch, mpi_python, start
+from ranks import mpi_python, start
 
 CHECK = ["-m", "hvdtrain", "check"]
 
@@ -25,7 +21,6 @@ def check(
     mpi: str = "openmpi",
     cwd: Path | None = None,
 ) -> Completed:
-    """Run the check, which leaves nothing behind and never shows a traceback."""
     done = start([mpi_python(mpi), *CHECK, *words], env=env, cwd=cwd).end()
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr == ""
@@ -76,21 +71,6 @@ def test_mpich_without_a_framework() -> None:
     assert problems(done) == ["no framework is installed: pip install 'hvdtrain[torch]'"]
 
 
-@pytest.mark.soak
-def test_without_a_compiler_it_lists_what_needs_one(tmp_path: Path) -> None:
-    missing = "no C++ compiler (c++, g++, clang++): apt install g++, or load your site's compiler"
-    done = check(env={"PATH": tmp_path, "XDG_CACHE_HOME": tmp_path, "CXX": None})
-    assert problems(done) == []  # it is slower without
-    assert f"  compiler    {missing}" in done.stdout
-    assert f"allocator of PyTorch's gradients: {missing}" in done.stdout
-    needed = [line.strip() for line in done.stdout.splitlines() if "needs a compiler: " in line]
-    assert [line.removeprefix("needs a compiler: ").split(",")[0] for line in needed] == [
-        "the allocator of PyTorch's gradients",
-        "train --compile inductor",
-        "build-horovod",
-    ]
-
-
 def test_an_mpi_library_that_cannot_be_loaded() -> None:
     done = check(env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
     (problem,) = problems(done)
@@ -120,35 +100,8 @@ def test_a_framework_that_does_not_load_and_a_setting_that_makes_no_sense(tmp_pa
     assert "not tried, because of what is wrong with settings" in done.stdout
 
 
-@pytest.mark.soak
-def test_an_mpi_that_does_not_start() -> None:
-    done = check("--json", env={"OMPI_MCA_pml": "nonsense"})
-    report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"]) == (1, False)
-    assert "does not start (exit code" in report["problems"][0]
-
-
 def test_ranks_that_do_not_start() -> None:
     # Only mpirun wants to write there.
     (problem,) = problems(check(env={"PRTE_MCA_prte_tmpdir_base": "/proc/nowhere"}))
     assert problem.startswith("two ranks did not run (exit code ")
     assert problem.endswith("mpirun -np 2 hostname` runs")
-
-
-def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path) -> None:
-    # It is at work when the signal comes, because a process that it asks does not answer.
-    (tmp_path / "torch.py").write_text(
-        "import pathlib, time; pathlib.Path('loading').touch(); time.sleep(3600)"
-    )
-    with start([sys.executable, *CHECK], cwd=tmp_path) as job:
-        while not (tmp_path / "loading").exists():
-            assert job.process.poll() is None
-            time.sleep(0.01)
-        job.process.send_signal(signal.SIGINT)
-        done = job.ended(code=130)
-    assert done.stderr == "hvdtrain: interrupted\n"
-
-
-def test_ranks_do_not_check() -> None:
-    done = launch(CHECK, 2).end(code=2)
-    assert done.stderr.count("'check' starts ranks itself") == 1

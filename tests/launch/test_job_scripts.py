@@ -1,7 +1,5 @@
 """`python -m hvdtrain job`: whole scripts, as they are in tests/launch/job_scripts."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -47,7 +45,6 @@ CASES: dict[str, list[str]] = {
 
 
 def written(words: list[str]) -> str:
-    """Return the script for these arguments."""
     done = CliRunner().invoke(command, words, catch_exceptions=False, standalone_mode=False)
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -90,7 +87,6 @@ def test_directives_stand_before_all_else_and_alone() -> None:
     [
         (["--nodes", "0", "--gpus-per-node", "1"], "--nodes must be at least 1, got 0"),
         ([], "how many ranks on each node?"),
-        (["--ranks-per-node", "0"], "how many ranks on each node?"),
         (["--gpus-per-node", "4", "--ranks-per-node", "3"], "4 GPUs cannot be divided among 3"),
         (["--gpus-per-node", "1", "--time", "soon"], "--time 'soon': write it as 4h"),
         (["--gpus-per-node", "1", "--notice", "4h"], "--notice must be positive"),
@@ -101,8 +97,6 @@ def test_directives_stand_before_all_else_and_alone() -> None:
         (["--gpus-per-node", "1", "--launcher", "mpirun", "--mpi", "pmi2"], "goes with --launcher"),
         (["--gpus-per-node", "1", "--name", "a b"], "--name 'a b': write letters"),
         (["--gpus-per-node", "1", "--array", "1,2"], "--array '1,2': write it as 1-4"),
-        (["--gpus-per-node", "1", "--array", "3-1"], "--array '3-1': write it as 1-4"),
-        (["--gpus-per-node", "1", "--name", ""], "--name '': write letters"),
         (["--gpus-per-node", "1", "--", "--epoch", "3"], "No such option"),
         (["--gpus-per-node", "1", "--", "train", "bogus"], "bogus"),
         (["--gpus-per-node", "1", "--", "--epochs", "0"], "epochs"),
@@ -146,14 +140,13 @@ def test_bad_input_of_single_schedulers() -> None:
     [
         (["slurm", *FULL], []),
         (["sge", *FULL], ["--nodes is not in this script for sge", "--cpus-per-rank is not"]),
-        (["sge", "--gpus-per-node", "4", "--time", "4h"], ["--gpus-per-node is not"]),
         (["pjm", *FULL], ["--cpus-per-rank is not in this script for pjm"]),
-        (["lsf", *FULL], []),
         (["lsf", *FULL, "--launcher", "mpirun"], ["--cpus-per-rank is not"]),
         (
             ["k8s", *FULL],
             ["--account is not in this script for k8s", "--module is not", "--queue is not"],
         ),
+        (["sge", "--gpus-per-node", "4", "--time", "4h"], ["--gpus-per-node is not"]),
         (["slurm", *FULL, "--image", "x"], ["--image is not in this script for slurm"]),
         (["slurm", *FULL, "--", "nowhere.py"], ["no nowhere.py here: submit the job where it is"]),
         (["slurm", *FULL, "--", "train", "no.py:f"], ["no no.py here: submit the job where it is"]),

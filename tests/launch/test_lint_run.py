@@ -1,7 +1,5 @@
 """`python -m hvdtrain lint --run`: two real ranks run a script, and are compared."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -53,7 +51,6 @@ FAILING = START + "raise ValueError('no data')\n"
 
 
 def lint(steps: int, *scripts: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
     assert promised_world(os.environ) is None
     command = [sys.executable, "-P", "-m", "hvdtrain", "lint", "--run", str(steps)]
     command += map(str, scripts)

@@ -1,7 +1,5 @@
 """The helper that starts ranks: it must notice every way in which a job can go wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +53,6 @@ def wait_once_all_are_here(job: Job, timeout_seconds: float) -> Completed:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Collect the jobs that a test starts."""
     jobs: list[Job] = []
     original = Job.__init__
 

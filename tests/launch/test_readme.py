@@ -1,7 +1,5 @@
 """The code of README and of the pages it points at is run, and their tables agree with the code."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page that `report` writes, looked at in a browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +48,6 @@ def report(*runs: Path, out: Path) -> None:
 
 
 def lines(run: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the lines of metrics.jsonl and steps.jsonl by split and step."""
     text = "".join((run / f"{name}.jsonl").read_text() for name in ("metrics", "steps"))
     return {(line["split"], line["step"]): line for line in map(json.loads, text.splitlines())}
 

@@ -1,7 +1,5 @@
 """`python -m hvdtrain script`: the script sees what it would see without it."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -38,7 +36,6 @@ ENDS = {
 
 
 def outcome(command: list[object], cwd: Path) -> tuple[int, str, str]:
-    """Return exit code and output of a command."""
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, timeout=300, cwd=cwd
     )
@@ -61,7 +58,6 @@ def test_it_is_as_if_python_had_started_it(end: str, tmp_path: Path) -> None:
 
 
 def which_horovod(*options: object, cwd: Path, path: Path | None = None) -> str:
-    """Return the folder from which a script's children import horovod."""
     scripts = cwd / "scripts"
     scripts.mkdir(exist_ok=True)
     (scripts / "child.py").write_text("import horovod; print(horovod.__file__)")
@@ -89,7 +85,7 @@ def test_an_installed_horovod_is_left_alone(tmp_path: Path) -> None:
 def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     expected = f"hvdtrain: no script gone.py on {socket.gethostname()}: name an existing file"
     with start([*SCRIPT, "gone.py"]) as job:
-        done = job.wait(300)
+        done = job.wait()
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected + "\n")
     done = launch(SCRIPT[1:], 2, args=["gone.py"]).end(code=2)
     assert done.stderr.count("hvdtrain: ") == done.stderr.count(expected) == 1

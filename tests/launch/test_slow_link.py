@@ -1,7 +1,5 @@
 """benchmarks/slow_link.sh gives a command two hosts with a slow link between them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The scripts for Slurm, submitted to it: two nodes on this machine, a rank on each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +17,6 @@ HOW = {
     "openmpi": ["--launcher", "mpirun"],
     "mpich": ["--launcher", "srun", "--mpi", "pmi2"],
 }
-LIMIT_SECONDS = 300
 # Slurm looks every 30 seconds, and gives notice up to 30 too early: with 20 seconds behind it, a
 # job has begun to train.
 SOON = ["--time", "2m", "--notice", "70s"]
@@ -38,13 +35,10 @@ echo "## end"
 
 
 class Site:
-    """Where jobs are submitted."""
-
     def __init__(self, slurm: Slurm, directory: Path) -> None:
         self.slurm, self.directory = slurm, directory
 
     def submit(self, name: str, mpi: str, *words: object, limit: Sequence[str] = NEVER) -> str:
-        """Submit a generated script, with these last words; return the job's number."""
         options = ["--nodes", 2, "--ranks-per-node", 1, "--cpus-per-rank", 1, *limit]
         more = ["--name", name, "--python", str(mpi_python(mpi)), *HOW[mpi]]
         command = [sys.executable, "-m", "hvdtrain", "job", "slurm", *options, *more, *words]
@@ -54,7 +48,6 @@ class Site:
         return self.slurm.submit(script, torch_beside("mpich"))
 
     def output(self, name: str, job: str) -> Path:
-        """Return the file into which a job writes."""
         return self.directory / f"{name}-{job}.out"
 
 
@@ -71,7 +64,7 @@ def test_generated_scripts(tmp_path: Path) -> None:
         a_job_that_is_told_to_stop(site)
         ranks_that_die(site)
         ranks_without_their_world(site)
-        slurm.wait_for_state(limited, ["COMPLETED", "FAILED"], LIMIT_SECONDS)
+        slurm.wait_for_state(limited, ["COMPLETED", "FAILED"])
         a_job_that_met_its_time_limit(site, limited)
 
 
@@ -80,11 +73,11 @@ def a_job_that_is_told_to_stop(site: Site) -> None:
     options = ["train", RECIPE, "--epochs", 8]
     array = site.submit("told", "mpich", "--array", "3-3", "--", *options)
     job, output = f"{array}_3", site.output("told", f"{array}-3")
-    site.slurm.wait_for_text(output, "epoch 2/8", LIMIT_SECONDS)
+    site.slurm.wait_for_text(output, "epoch 2/8")
     site.slurm.ask("scancel", "--batch", "--signal=USR1", job)
-    site.slurm.wait_for_text(output, "was asked to stop", LIMIT_SECONDS)
-    site.slurm.wait_for_text(output, "test accuracy", LIMIT_SECONDS)
-    site.slurm.wait_for_state(job, ["COMPLETED"], LIMIT_SECONDS)
+    site.slurm.wait_for_text(output, "was asked to stop")
+    site.slurm.wait_for_text(output, "test accuracy")
+    site.slurm.wait_for_state(job, ["COMPLETED"])
     assert site.slurm.about(job)["Restarts"] == "1"
     results = site.directory / "runs" / "told-3"
     assert summary_of(results)["samples"] == 8 * 1437
@@ -97,7 +90,7 @@ def ranks_that_die(site: Site) -> None:
     """With each launcher: the job fails, and is not started again."""
     jobs = {mpi: site.submit(f"dies-{mpi}", mpi, "--", WORKER, "dies") for mpi in HOW}
     for mpi, job in jobs.items():
-        site.slurm.wait_for_state(job, ["FAILED", "COMPLETED"], LIMIT_SECONDS)
+        site.slurm.wait_for_state(job, ["FAILED", "COMPLETED"])
         about = site.slurm.about(job)
         assert (about["JobState"], about["Restarts"]) == ("FAILED", "0")
         assert "places n1 n2" in site.output(f"dies-{mpi}", job).read_text()
@@ -106,7 +99,7 @@ def ranks_that_die(site: Site) -> None:
 def ranks_without_their_world(site: Site) -> None:
     """One alone in the shell of a job is told so; ranks that do not find each other, refused."""
     output = site.directory / "traps.out"
-    site.slurm.wait_for_text(output, "## end", LIMIT_SECONDS)
+    site.slurm.wait_for_text(output, "## end")
     shell, without, with_pmi, _ = output.read_text().split("##")[1:]
     assert "this job of Slurm has 2 tasks, and this is one rank alone" in shell
     assert "ranks: 1" in shell

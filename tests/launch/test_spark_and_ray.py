@@ -3,12 +3,10 @@
 The calls are those that docs/spark-and-ray.md shows.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from cluster_python import cluster_python
+from environments import named_python
 from ranks import start
 
 HERE = Path(__file__).parent
@@ -23,10 +21,10 @@ LIMIT_SECONDS = 400
     ],
 )
 def test_a_driver(driver: str, cases: int, tmp_path: Path) -> None:
-    python = cluster_python()
+    python = named_python("HVDTRAIN_CLUSTERS_PYTHON", "Spark and Ray")
     env = {"PYSPARK_PYTHON": python}
     with start([str(python), "-P", str(HERE / driver), str(tmp_path)], env=env) as job:
         done = job.wait(LIMIT_SECONDS)
         assert done.returncode == 0, done.stderr[-5000:]
         assert done.stdout.count("seen\n") == cases, done.stdout
-        job.assert_nothing_left(30)
+        job.assert_nothing_left()

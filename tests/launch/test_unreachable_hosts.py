@@ -1,7 +1,5 @@
 """Hosts that ssh does not reach are named in one line, before mpirun is started."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reports the place of this rank, after it has talked to all others. Needs no framework."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket
@@ -13,7 +11,6 @@ from hvdtrain.world import promised_world
 
 
 def main() -> None:
-    """Join the world, exchange something, report."""
     context.init()
     here = context.current()
     promised = promised_world(os.environ)

@@ -1,7 +1,5 @@
 """Runs examples one after the other: examples_worker.py PROGRAM..."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
@@ -30,7 +28,6 @@ class Calls:
 
 
 def run(program: str, calls: Calls | None) -> dict[str, Any]:
-    """Run a program; return its accuracy, the weights of its model, and the calls of it."""
     sys.argv = [program]
     before = 0 if calls is None else calls.count
     names = runpy.run_path(str(EXAMPLES / program), run_name="__main__")

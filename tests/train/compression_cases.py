@@ -1,34 +1,44 @@
-"""Exchanges that compress gradients: what is applied and what is kept is what ranks have given."""
+"""Exchanges that compress gradients: what is applied and what is kept is what ranks have given.
 
-from __future__ import annotations
+The choice of an exchange is alike on all ranks, and has the bits of the chosen from then on.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
+import torch
 from compression_formulas import MATRICES, NBitFormula, PowerSGDFormula, TopKFormula
-from exchange_formulas import Flat, mean
-from exchange_ranks import (
+from exchange_formulas import Flat, OfRanks, mean
+from exchanging import (
+    BITS,
     COUNTS,
     LIMITS,
     TOLERANCE,
+    Driven,
     check,
     exchanged,
+    kinds,
     layouts,
     of_ranks,
+    plan_of,
     values,
     weighed,
 )
-from exchanging import Driven, plan_of
+from forced_costs import SLOW, forced_costs
 
 import hvdtrain.torch as hvd
+from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.auto import AutoExchange
+from hvdtrain.core.exchanges.catalog import make_exchange
+from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.power_sgd import PowerSGDExchange
 from hvdtrain.core.exchanges.top_k import TopKExchange
 from hvdtrain.core.gradients.exchange import Exchange, StepInfo
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.types import DType
+from hvdtrain.types import DType, ReduceOp
 
 MAKERS: Sequence[Callable[[], Exchange]] = (
     lambda: NBitExchange(block=8),
@@ -40,6 +50,12 @@ MAKERS: Sequence[Callable[[], Exchange]] = (
 )
 # Both types and both kinds of memory, in as few steps as do.
 KINDS = ((DType.FLOAT32, True), (DType.FLOAT64, False))
+DTYPE = DType.FLOAT64
+# One step is not timed, two are measured, and during the next one ranks choose.
+STEPS, FIRST = 2, 4
+NAMES = ("nbit:bits=2/block=8", "powersgd:rank=1/min_rate=0.1")
+# The gradient for which each pays.
+LARGEST = dict(zip(NAMES, (4, 0), strict=True))
 
 
 def residuals(exchange: Exchange) -> list[Flat]:
@@ -136,7 +152,6 @@ def a_low_rank_does_not_last() -> int:
 
 
 def step_of(driven: Driven, step: int, dtype: DType) -> list[Flat]:
-    """Take a step in which each rank is a node."""
     return exchanged(driven, values(step, hvd.rank(), dtype), StepInfo(step, hvd.size()))
 
 
@@ -158,10 +173,134 @@ def what_is_not_finite_shows() -> int:
     return len(MAKERS) * len(KINDS)
 
 
+def rounded(values: Flat, kind: str) -> Flat:
+    half = {"fp16": torch.float16, "bf16": torch.bfloat16}[kind]
+    result: Flat = torch.from_numpy(values.astype(np.float32)).to(half).double().numpy()
+    return result
+
+
+def sum_in_halves(values: OfRanks, nodes: Sequence[int], kind: str) -> list[Flat]:
+    """Return by parameter: the nodes' sums, each rounded, and the rounded sum of these."""
+    results = []
+    for parts in zip(*values, strict=True):
+        of_nodes = dict.fromkeys(nodes, 0 * parts[0])
+        for node, own in zip(nodes, parts, strict=True):
+            of_nodes[node] = of_nodes[node] + own
+        total = sum((rounded(each, kind) for each in of_nodes.values()), 0 * parts[0])
+        results.append(rounded(total, kind))
+    return results
+
+
+def of_many_bits(rank: int) -> list[Flat]:
+    """Return values with more bits than half types have, whose sums are exact in float32."""
+    generator = np.random.default_rng(rank)
+    return [generator.integers(-(1 << 16), 1 << 16, count) / 4096 for count in COUNTS]
+
+
+def sum_and_average_in(
+    kind: str, nodes: tuple[int, ...] | None, dtype: DType, tensors: bool
+) -> None:
+    """Sums bit by bit; averages within half a unit in the last place of the result and of nodes."""
+    ranks, plan = range(hvd.size()), plan_of(dtype, 300)
+    everybody = [of_many_bits(rank) for rank in ranks]
+    own = [each.astype(dtype.numpy) for each in everybody[hvd.rank()]]
+
+    def step(exchange: Exchange, given: list[Flat], weights: list[float] | None) -> list[Flat]:
+        return exchanged(Driven(exchange, plan, tensors), given, weighed(0, weights), nodes)
+
+    pairs = [(ReduceOp.SUM, sum_in_halves(everybody, nodes or ranks, kind))]
+    if len(set(nodes or ranks)) == 1:  # nothing crosses a network
+        ops = (ReduceOp.SUM, ReduceOp.AVERAGE)
+        pairs = [(op, step(AllreduceExchange(op), own, None)) for op in ops]
+    for op, expected in pairs:
+        for one, other in zip(step(HalfExchange(kind, op), own, None), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    weights = [float(rank + 1) for rank in ranks]
+    most = 2 * 16 * {"fp16": 2.0**-11, "bf16": 2.0**-8}[kind]
+    for predivide in (1.0, 4.0):
+        found = step(HalfExchange(kind, predivide=predivide), own, weights)
+        for one, other in zip(found, mean(everybody, weights), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=most)
+    # What does not fit into fp16 is infinite on all ranks, for a loss scaler to see.
+    infinite = step(HalfExchange("fp16"), [np.full(count, 1e30) for count in COUNTS], None)
+    assert len(set(nodes or ranks)) == 1 or all(np.isinf(each).all() for each in infinite)
+
+
+def half_types_cross_the_network() -> int:
+    cases = list(product(("fp16", "bf16"), (None, *layouts()), kinds()))
+    for kind, nodes, (dtype, tensors) in cases:
+        sum_and_average_in(kind, nodes, dtype, tensors)
+    return len(cases)
+
+
+def take(driven: Driven, step: int, nodes: tuple[int, ...]) -> list[Flat]:
+    return exchanged(driven, values(step, hvd.rank(), DTYPE), StepInfo(step, hvd.size()), nodes)
+
+
+def far_apart() -> list[tuple[int, ...]]:
+    return [nodes for nodes in layouts() if len(set(nodes)) > 1]
+
+
+def a_choice_has_the_bits_of_the_chosen() -> int:
+    """A link of 1 kB/s is worth any compression, and one of 1 TB/s is not."""
+    for nodes in far_apart():
+        plan = plan_of(DTYPE, 1)  # a bucket for each gradient
+        for bandwidth in (SLOW, 1e12):
+            given = forced_costs(plan, LARGEST, bandwidth)
+            auto = AutoExchange("+".join(NAMES), STEPS, given)
+            driven = Driven(auto, plan, tensors=False)
+            plain = Driven(make_exchange("average"), plan, tensors=False)
+            others = [make_exchange(name.replace("/", ",")) for name in NAMES]
+            chosen = [Driven(each, plan, tensors=False) for each in others]
+            for step in range(FIRST + 3):
+                found, expected = take(driven, step, nodes), take(plain, step, nodes)
+                if step >= FIRST:
+                    own = [take(each, step, nodes) for each in chosen]
+                    if bandwidth == SLOW:
+                        expected[4], expected[0] = own[0][4], own[1][0]
+                for one, other in zip(found, expected, strict=True):
+                    assert (one == other).all()
+                    BITS.update(one.tobytes())
+                assert (auto.chosen is None) == (step < FIRST - 1)
+            slow = {"p4": NAMES[0], "p0": NAMES[1]} if bandwidth == SLOW else {}
+            assert auto.chosen == {spec.name: "average" for spec in plan.specs} | slow
+    return 2 * len(far_apart())
+
+
+def all_ranks_choose_alike() -> int:
+    """What they really measure, whatever it is, and with runs within a bucket."""
+    for nodes in far_apart():
+        auto = AutoExchange("half+nbit:block=8+powersgd:rank=1/min_rate=0.1+topk", steps=1)
+        driven = Driven(auto, plan_of(DTYPE, LIMITS[0]), tensors=True)
+        for step in range(FIRST + 1):
+            for each in take(driven, step, nodes):
+                BITS.update(each.tobytes())
+        choices = allgather_object(auto.chosen, "choices")
+        assert choices[0] is not None
+        assert all(choice == choices[0] for choice in choices)
+    return len(far_apart())
+
+
+def on_one_node_the_average_is_chosen_at_once() -> int:
+    nodes = (0,) * hvd.size()
+    auto = AutoExchange("topk:ratio=0.01")
+    driven = Driven(auto, plan_of(DTYPE, LIMITS[1]), tensors=False)
+    for step in range(2):
+        expected = mean(of_ranks(step, DTYPE), [1.0] * hvd.size())
+        for one, other in zip(take(driven, step, nodes), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[DTYPE])
+        assert set((auto.chosen or {}).values()) == {"average"}
+    return 1
+
+
 CASES = (
     nothing_is_lost,
     n_bit_follows_its_formula,
     matrices_follow_their_formulas,
     a_low_rank_does_not_last,
     what_is_not_finite_shows,
+    half_types_cross_the_network,
+    a_choice_has_the_bits_of_the_chosen,
+    all_ranks_choose_alike,
+    on_one_node_the_average_is_chosen_at_once,
 )

@@ -1,10 +1,7 @@
 """Exchanges over made-up nodes, in numpy's and torch's memory, against formulas for all ranks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -12,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from auto_cases import AUTO_CASES
 from compression_cases import CASES
-from exchange_formulas import Flat, OneBitFormula, mean
-from exchange_ranks import (
+from compression_formulas import NBitFormula
+from exchange_formulas import Flat, mean
+from exchanging import (
     BITS,
-    COUNTS,
     LIMITS,
+    Driven,
     check,
     close,
     communicators_of,
@@ -26,12 +23,11 @@ from exchange_ranks import (
     kinds,
     layouts,
     of_ranks,
+    plan_of,
+    together,
     values,
     weighed,
 )
-from exchanging import Driven, plan_of, together
-from half_cases import half_types_cross_the_network
-from one_bit import OneBit
 from ranks import report
 from weight_exchange_cases import WEIGHT_CASES
 
@@ -40,6 +36,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.collectives.allreduce import adasum
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
+from hvdtrain.core.exchanges.n_bit import NBitExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import FilledBucket, StepInfo
@@ -85,7 +82,6 @@ def allreduce_has_the_bits_of_the_engines() -> int:
 def add_slices(
     bucket: FilledBucket, communicators: Communicators, cuts: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Add a bucket over the network; return where this rank's slice of it lies."""
     seen = []
 
     def combine(own: Buffer, start: int, network: Communicator) -> None:
@@ -120,7 +116,6 @@ def no_samples_are_an_error() -> int:
 
 
 def combine_all(steps: Sequence[Flat], communicator: Communicator) -> Sequence[Flat]:
-    """Return what Adasum, as a named operation does it, makes of each of some arrays."""
     for step in steps:
         adasum(communicator, Buffer.from_array(step))
     return steps
@@ -140,45 +135,17 @@ def adasum_combines_steps_of_each_parameter() -> int:
     return 4
 
 
-def one_bit_with_feedback() -> int:
-    """Several steps, the third with other buckets, the fourth not finite."""
-    cases = 0
-    weights = [float(rank) for rank in range(1, hvd.size() + 1)]
-    for nodes, (dtype, tensors) in product(layouts(), kinds()):
-        given = None if dtype is DType.FLOAT32 else weights
-        driven = Driven(OneBit(), plan_of(dtype, LIMITS[0]), tensors)
-        formula = OneBitFormula(nodes, COUNTS)
-        for step, finite in enumerate((True, True, True, False, True)):
-            if step == 2:
-                driven.use_plan(plan_of(dtype, LIMITS[1]))
-            info = replace(weighed(step, given), finite=finite)
-            own = values(step, hvd.rank(), dtype)
-            found = exchanged(driven, own, info, nodes)
-            counts = given or [1.0] * hvd.size()
-            check(found, formula.step(driven.plan, of_ranks(step, dtype), counts, finite), dtype)
-        cases += 1
-    return cases
-
-
-def half_types_between_nodes() -> int:
-    return sum(
-        half_types_cross_the_network(range(hvd.size()) if nodes is None else nodes, made)
-        for nodes in (None, *layouts())
-        for made in (communicators_of(nodes),)
-    )
-
-
 def first_samples_are_plain() -> int:
     """Three samples of each rank in a step, and plain averages until there are four of each."""
     plan = plan_of(DType.FLOAT64, 200)
-    make = partial(WarmUp, OneBit(hierarchical=False), samples=4 * hvd.size())
-    driven, own = Driven(make(), plan, tensors=False), OneBitFormula(range(hvd.size()), COUNTS)
-    counts = [3.0] * hvd.size()
+    make = partial(WarmUp, NBitExchange(2, block=8), samples=4 * hvd.size())
+    driven, counts = Driven(make(), plan, tensors=False), [3.0] * hvd.size()
+    formula = NBitFormula(2, 8, range(hvd.size()), plan)
     for step in range(4):
         gradients = of_ranks(step, DType.FLOAT64)
         found = exchanged(driven, gradients[hvd.rank()], weighed(step, counts))
         plain = mean(gradients, counts)
-        check(found, plain if step < 2 else own.step(plan, gradients, counts), DType.FLOAT64)
+        check(found, plain if step < 2 else formula.step(gradients), DType.FLOAT64)
     assert int(driven.exchange.state().shared["warm-up samples"]) == 6 * hvd.size()
     with pytest.raises(ValueError, match=r"set optimizer\.sample_weight before each step"):
         exchanged(Driven(make(), plan, tensors=False), gradients[hvd.rank()], weighed(0, None))
@@ -227,12 +194,9 @@ def main() -> None:
         slices_of_whole_tensors,
         no_samples_are_an_error,
         adasum_combines_steps_of_each_parameter,
-        one_bit_with_feedback,
-        half_types_between_nodes,
         first_samples_are_plain,
         exchange_of_the_page,
         *CASES,
-        *AUTO_CASES,
         *WEIGHT_CASES,
     )
     ran = sum(case() for case in cases)

@@ -1,10 +1,4 @@
-"""Trains Keras models with a parameter server, on three ranks: keras_served_worker.py DIRECTORY
-
-Each rank reports the result of each case. Rank 0 adds how far the weights are from those of plain
-Keras, which it trains itself.
-"""
-
-from __future__ import annotations
+"""Trains Keras models with a parameter server on three ranks, and on rank 0 by plain Keras."""
 
 import sys
 from collections.abc import Callable
@@ -71,14 +65,12 @@ def recipe(*extra: Any, **parts: Any) -> Recipe:
 
 
 def normed(**parts: Any) -> Recipe:
-    """Return a network with statistics, and masks that are drawn."""
     seed = 5 if keras.backend.backend() != "torch" else None  # torch's own generator is seeded
     dropout = partial(keras.layers.Dropout, 0.5, seed=seed)
     return recipe(keras.layers.BatchNormalization, dropout, **parts)
 
 
 def decayed(rate: Any) -> Any:
-    """Return an optimizer that spares biases from weight decay."""
     optimizer = keras.optimizers.AdamW(rate, weight_decay=0.1, name="optimizer")
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta"])
     return optimizer

@@ -1,7 +1,5 @@
 """The same bits from run to run, under any bucket plan, and on any number of ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import chain
@@ -36,10 +34,9 @@ WORKERS = {1: 0, 2: 2, 4: 0}
 
 
 def digest(directory: Path, ranks: int, env: Mapping[str, object], *arguments: str) -> str:
-    """Train and return the digest of the weights."""
     out = directory / str(len(list(directory.iterdir())))
     words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--quiet", "--out", str(out)]
-    run_ranks([*words, *arguments], ranks, env=env, timeout_seconds=300, warm="torch")
+    run_ranks([*words, *arguments], ranks, env=env, warm="torch")
     summary = json.loads((out / "summary.json").read_text())
     (text,) = set(summary["weights_sha256"])
     return str(text)
@@ -59,7 +56,7 @@ def results_of(ranks: int, directory: Path) -> list[dict[str, Any]]:
     ]
     for number, case in enumerate(cases):
         case["out"] = str(directory / str(case.get("out", f"{ranks}-{number}")))
-    done = run_ranks(WORKER, ranks, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
+    done = run_ranks(WORKER, ranks, args=[json.dumps(cases)], warm="torch")
     for results in zip(*done.results, strict=True):
         assert len({json.dumps(result.get("weights_sha256")) for result in results}) == 1
     seen = [result[-1]["seen"]["train"] for result in done.results]
@@ -68,7 +65,6 @@ def results_of(ranks: int, directory: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """Return the results on 1, 2 and 4 ranks."""
     directory = tmp_path_factory.mktemp("shards")
     return {ranks: results_of(ranks, directory) for ranks in STOPS}
 

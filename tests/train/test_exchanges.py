@@ -1,12 +1,9 @@
 """What workers compute together, on every number of ranks, against what one process computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hosts import AGENT_ARGS, require_hosts, write_hostfile
+from hosts import on_hosts
 from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("exchange_worker.py")
@@ -14,49 +11,53 @@ WORKER = Path(__file__).with_name("exchange_worker.py")
 
 @pytest.mark.parametrize("np", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_exchanges_follow_their_formulas(np: int) -> None:
-    done = run_ranks(WORKER, np, timeout_seconds=300, warm="torch")
+    done = run_ranks(WORKER, np, warm="torch")
     assert len(set(done.results)) == 1
 
 
 ARITHMETIC = Path(__file__).with_name("arithmetic_worker.py")
 
 
-def test_threads_that_flush_small_numbers_to_zero() -> None:
-    for wrong in run_ranks(ARITHMETIC, 2, warm="torch").results:
+@pytest.mark.parametrize("slots", [[2], [2, 1]], ids=str)
+def test_numbers_that_are_nearly_zero_or_too_large(slots: list[int], tmp_path: Path) -> None:
+    alone = len(slots) == 1
+    several = {"warm": "torch"} if alone else on_hosts(tmp_path, "openmpi", slots)
+    for wrong in run_ranks(ARITHMETIC, sum(slots), **several).results:
         assert wrong == []
 
 
-MEMORY_WAYS = Path(__file__).with_name("memory_ways_worker.py")
+# Gradients that are reduced as those of TensorFlow and Keras are: in a world with buckets of a
+# measured size, in one with another, and in one that was told the first size by a checkpoint.
+FUSED = """
+import os
+import numpy as np
+from ranks import report
+from hvdtrain.core import context
+from hvdtrain.core.arguments import GradientSettings
+from hvdtrain.core.arrays.fused import reduce_fused
+from hvdtrain.core.gradients.bucket_size import BucketSize
+from hvdtrain.train.run import weights_digest
+digests, size = [], None
+for nbytes, restored in ((1_000_000, False), (50_000, False), (50_000, True)):
+    os.environ["HVDTRAIN_BUCKET_BYTES"] = str(nbytes)
+    context.init()
+    here = context.current()
+    if restored:
+        here.bucket_sizes[here.world] = BucketSize(size, "as in the checkpoint")
+    generator = np.random.default_rng(here.topology.rank)
+    arrays = [generator.standard_normal(n, np.float32) for n in (90_000, 20_000, 7_001)]
+    results = reduce_fused(arrays, arrays, "gradients", GradientSettings())
+    size = size or here.bucket_sizes[here.world].nbytes
+    digests.append(weights_digest({str(n): array for n, array in enumerate(results)}))
+    context.shutdown()
+report(3, digests)
+"""
 
 
-@pytest.mark.parametrize(
-    "slots", [[3], [2, 1], pytest.param([2, 1, 1], marks=pytest.mark.soak)], ids=str
-)
-def test_ranks_give_the_weights_of_one_rank(slots: list[int], tmp_path: Path) -> None:
-    several: dict[str, Any] = {"warm": "torch"}
-    if len(slots) > 1:
-        require_hosts()
-        several = {
-            "hostfile": write_hostfile(tmp_path / "hosts", "openmpi", slots),
-            "launcher_args": AGENT_ARGS["openmpi"],
-        }
-    done = run_ranks(MEMORY_WAYS, sum(slots), timeout_seconds=300, **several)
-    for gaps in done.results:
-        assert sorted(gaps) == ["0", "1", "numpy"]
-        assert max(gaps.values()) < 1e-12, gaps
-
-
-RESUMED_PLAN = Path(__file__).with_name("resumed_plan_worker.py")
-
-
-def test_a_restored_bucket_plan_gives_the_same_bits(tmp_path: Path) -> None:
-    """Sums of two ranks do not depend on the plan, but those of three do."""
+def test_a_restored_bucket_size_gives_the_same_bits() -> None:
+    """Sums of two ranks do not depend on it, but those of three do."""
     env = {"HVDTRAIN_SHARED_MEMORY": 0}
-    done = run_ranks(RESUMED_PLAN, 3, args=[tmp_path], env=env, timeout_seconds=300, warm="torch")
+    done = run_ranks(["-c", FUSED], 3, env=env, cases_expected=True)
     assert done.results == [done.results[0]] * 3
-    whole, with_plan, without = done.results[0]["weights"]
-    assert with_plan == whole
-    assert without != whole
-    first, of_another_size, of_the_first_size = done.results[0]["gradients"]
-    assert of_the_first_size == first
-    assert of_another_size != first
+    first, of_another_size, of_the_first_size = done.results[0]
+    assert of_the_first_size == first != of_another_size

@@ -1,22 +1,20 @@
 """What one does with a recipe of one's own: from Python, watched, stopped, tracked, refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from outcomes import outcomes
 from paths import TRAINING
 from point_recipes import points
-from ranks import launch, run_ranks, start
+from ranks import launch, start
 from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
@@ -24,20 +22,23 @@ from hvdtrain.train.checkpoint.file import position_of
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
 RECIPES = TRAINING / "point_recipes.py"
-LIMIT_SECONDS = 300
 JOB = ["-m", "hvdtrain"]
-
-
-def run_commands(size: int, commands: Sequence[Sequence[object]], **how: Any) -> list[Any]:
-    """Run commands on so many ranks; return what came of each on rank 0."""
-    words = json.dumps([[str(word) for word in command] for command in commands])
-    worker = TRAINING / "commands_worker.py"
-    done = run_ranks(worker, size, args=[words], warm="torch", **how)
-    return list(done.results[0])
+FITTING = """
+import sys
+import pytest
+from point_recipes import recipe
+from hvdtrain.train import fit
+with pytest.raises(TypeError, match="'epoch'"):
+    fit(recipe, epoch=2)
+options = {"epochs": 2, "global_batch_size": 8, "lr_scaling": "none", "dtype": "float64"}
+summary = fit(recipe, set={"width": 5}, out=sys.argv[1], quiet=True, **options)
+print(f"{summary.world_size} ranks, loss {summary.final['loss']:.12f}")
+"""
 
 
 def test_a_function_is_fitted(tmp_path: Path) -> None:
-    script = TRAINING / "fit_worker.py"
+    script = tmp_path / "fitting.py"
+    script.write_text(FITTING)
     command = [sys.executable, *JOB, "run", "-np", 2, "--", script, "two"]
     said = []
     for words in (command, [sys.executable, script, "one"]):
@@ -67,7 +68,7 @@ def test_live_view(tmp_path: Path) -> None:
     )
     os.close(theirs)
     shown = _all_of(ours)
-    assert process.wait(LIMIT_SECONDS) == 0, shown
+    assert process.wait(300) == 0, shown
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(r"epoch \d+/60 ━+╺?━* [1-7]/7 0:00:\d\d left slowest: rank [01], comp", text)
     assert re.search(r"\n\d+ samples/s  lr 0.\d+  loss \d.\d+, accuracy \d+.\d+%", text)
@@ -93,12 +94,12 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/mlflow.db"
     tracked = ["--track", "mlflow,tensorboard", "--tracking-uri", store, "--experiment", "points"]
     train = ["train", RECIPES, *tracked, "--batch-size", 4, "--resume", "auto"]
-    variables = {"MLFLOW_DISABLE_TELEMETRY": "true"}
-    how: dict[str, Any] = {"cwd": tmp_path, "env": variables}
-    with launch(JOB, 2, args=[*train, "--out", "run", "--epochs", 5000], **how) as job:
+    env = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+    words = [*train, "--out", "run", "--epochs", 5000]
+    with launch(JOB, 2, args=words, cwd=tmp_path, env=env) as job:
         job.wait_for_output("epoch    2/5000")
         os.kill(job.rank_pids(2)[1], signal.SIGUSR1)
-        done = job.wait(LIMIT_SECONDS)
+        done = job.wait()
     assert (done.returncode, "asked to stop" in done.stdout) == (0, True), done.stderr
     assert "samples/s\n" in done.stdout
     assert "left" not in done.stdout  # no live view in a pipe
@@ -107,11 +108,11 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert [run.info.status for run in _runs(client)] == ["KILLED"]
     again: list[object] = [*train, "--out", "run", "--epochs", epochs]
     failing = [*train, "--out", "failed", "--epochs", 2, "--lr", 1e37, "--warmup-epochs", 0]
-    went_on, failed = run_commands(2, [again, failing], **how)
-    assert (went_on["code"], went_on["err"]) == (0, "")
-    assert failed["code"] == 1
-    assert re.match(r"hvdtrain: step \d+: the loss is (nan|inf) on rank", failed["err"])
-    assert failed["err"].count("\n") == 1
+    went_on, failed = outcomes([again, failing], tmp_path, 2, env=env)
+    assert (went_on.returncode, went_on.stderr) == (0, "")
+    assert failed.returncode == 1
+    assert re.match(r"hvdtrain: step \d+: the loss is (nan|inf) on rank", failed.stderr)
+    assert failed.stderr.count("\n") == 1
     lost, run = sorted(_runs(client), key=lambda run: run.info.status)
     assert lost.info.status == "FAILED"
     assert run.info.status == "FINISHED"
@@ -194,18 +195,18 @@ def test_with_keras(tmp_path: Path) -> None:
         (2, "torch", [train, *use, *wrong]),  # where a Keras model is a module of torch, too
         (1, "tensorflow", use),
     ):
-        how = {"python": tensorflow_python(), "cwd": tmp_path}
-        results = run_commands(size, commands, env=keras_variables(backend), **how)
+        how = {"python": tensorflow_python(), "env": keras_variables(backend)}
+        results = outcomes(commands, tmp_path, size, **how)
         used = results[1:3] if size == 2 else results
         refused += results[3:]
-        assert [result["code"] for result in used] == [0, 0], used
-        measured.append(json.loads(used[0]["out"]))
+        assert [result.returncode for result in used] == [0, 0], used
+        measured.append(json.loads(used[0].stdout))
         outputs.append(np.load(tmp_path / "a-out.npy"))
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-6, atol=1e-6)
     assert outputs[0].shape == (300, 3)
     for name in ("loss", "accuracy"):
         assert measured[1][name] == pytest.approx(measured[0][name], rel=1e-6)
     for result, words in zip(refused, ("--framework torch", "--framework keras"), strict=True):
-        assert result["code"] == 2, result
-        assert result["err"].count("\n") == 1
-        assert words in result["err"]
+        assert result.returncode == 2, result
+        assert result.stderr.count("\n") == 1
+        assert words in result.stderr

@@ -1,8 +1,5 @@
 """Training with a parameter server, against plain training, and what it must keep in any order."""
 
-from __future__ import annotations
-
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,14 +9,12 @@ import pytest
 import torch
 from ranks import run_ranks, start
 from run_files import summary_of
+from tensorflow_environment import keras_variables, tensorflow_python
+from trained_cases import TrainedCases
 
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.inference import options_of_run
-
-WORKER = Path(__file__).with_name("train_worker.py")
-
-Results = dict[str, list[dict[str, Any]]]
 
 COMMON: dict[str, Any] = {"lr_scaling": "none", "device": "cpu", "seed": 3}
 # 100 samples: 9 steps, the last one of 4 samples.
@@ -69,32 +64,17 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("served")
-
-
-@pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[int, Results]:
-    """Run all cases, in one launch for each number of ranks; return the results by rank."""
-    found: dict[int, Results] = {}
-    for size, cases in CASES.items():
-        arguments = [
-            {**case, "out": str(folder / str(size) / case.get("out", name))}
-            for name, case in cases.items()
-        ]
-        done = run_ranks(WORKER, size, args=[json.dumps(arguments)], warm="torch")
-        by_case = zip(*done.results, strict=True)
-        found[size] = {name: list(of_ranks) for name, of_ranks in zip(cases, by_case, strict=True)}
-    return found
+def runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedCases:
+    return TrainedCases(tmp_path_factory.mktemp("served"), CASES)
 
 
 def digests(results: list[dict[str, Any]]) -> set[str]:
-    """Return the digests of the weights at the end of a run, one if all ranks have the same."""
     return {digest for result in results for digest in result["weights_sha256"]}
 
 
-def weights(folder: Path, size: int, name: str) -> dict[str, torch.Tensor]:
-    (newest, *_) = checkpoint_files(folder / str(size) / name)
+def weights(runs: TrainedCases, size: int, name: str) -> dict[str, torch.Tensor]:
+    runs.results(size, name)
+    (newest, *_) = checkpoint_files(runs.directory(size, name))
     model: dict[str, torch.Tensor] = load_checkpoint(newest, "pt")["model"]
     return model
 
@@ -110,38 +90,36 @@ def weights(folder: Path, size: int, name: str) -> dict[str, torch.Tensor]:
         (3, "resumed", "adam"),
     ],
 )
-def test_one_worker_is_plain_training(
-    runs: dict[int, Results], size: int, case: str, plain: str
-) -> None:
+def test_one_worker_is_plain_training(runs: TrainedCases, size: int, case: str, plain: str) -> None:
     """Bit for bit, also where servers cut a parameter, and after a resume within an epoch."""
-    assert digests(runs[size][case]) == digests(runs[1][plain])
-    pushes = runs[size][case][0]["parameter_server"]
+    assert digests(runs.results(size, case)) == digests(runs.results(1, plain))
+    pushes = runs.results(size, case)[0]["parameter_server"]
     assert list(pushes["staleness"]) == ["0"]
 
 
 @pytest.mark.parametrize("size", [3, 4])
 def test_synchronous_workers_are_one_rank_with_the_whole_batch(
-    runs: dict[int, Results], folder: Path, size: int
+    runs: TrainedCases, size: int
 ) -> None:
-    expected = weights(folder, 1, "short")
-    torch.testing.assert_close(weights(folder, size, "short"), expected, rtol=1e-12, atol=1e-14)
+    expected = weights(runs, 1, "short")
+    torch.testing.assert_close(weights(runs, size, "short"), expected, rtol=1e-12, atol=1e-14)
     # 9 samples in steps of 4, 4 and 1: five gradients in an epoch.
     servers = size - 2
-    assert runs[size]["short"][0]["parameter_server"]["staleness"] == {"0": 3 * 5 * servers}
+    assert runs.results(size, "short")[0]["parameter_server"]["staleness"] == {"0": 3 * 5 * servers}
 
 
-def test_statistics_of_samples_are_the_workers(runs: dict[int, Results], folder: Path) -> None:
+def test_statistics_of_samples_are_the_workers(runs: TrainedCases) -> None:
     """As where two ranks all-reduce: the server's own have seen no sample, and do not count."""
-    expected = weights(folder, 2, "normed")
-    torch.testing.assert_close(weights(folder, 3, "normed"), expected, rtol=1e-12, atol=1e-14)
-    assert len(digests(runs[3]["normed"])) == 1
+    expected = weights(runs, 2, "normed")
+    torch.testing.assert_close(weights(runs, 3, "normed"), expected, rtol=1e-12, atol=1e-14)
+    assert len(digests(runs.results(3, "normed"))) == 1
 
 
 @pytest.mark.parametrize(("size", "case", "servers"), [(3, "async", 1), (4, "async", 2)])
 def test_asynchronous_gradients_are_applied_once(
-    runs: dict[int, Results], size: int, case: str, servers: int
+    runs: TrainedCases, size: int, case: str, servers: int
 ) -> None:
-    results = runs[size][case]
+    results = runs.results(size, case)
     assert len(digests(results)) == 1
     counts = results[0]["parameter_server"]
     assert counts["applied"] == sum(counts["staleness"].values()) == 2 * 9 * 2 * servers
@@ -151,10 +129,8 @@ def test_asynchronous_gradients_are_applied_once(
 
 
 @pytest.mark.parametrize(("size", "case"), [(3, "async"), (3, "backup"), (4, "backup")])
-def test_every_sample_is_used_once_in_an_epoch(
-    runs: dict[int, Results], size: int, case: str
-) -> None:
-    results = runs[size][case]
+def test_every_sample_is_used_once_in_an_epoch(runs: TrainedCases, size: int, case: str) -> None:
+    results = runs.results(size, case)
     *workers, server = [Counter(result["seen"]["train"]) for result in results]
     assert not server
     assert all(workers)
@@ -163,18 +139,18 @@ def test_every_sample_is_used_once_in_an_epoch(
 
 
 @pytest.mark.parametrize(("size", "backup"), [(3, 1), (4, 2)])
-def test_late_gradients_are_dropped(runs: dict[int, Results], size: int, backup: int) -> None:
-    results = runs[size]["backup"]
+def test_late_gradients_are_dropped(runs: TrainedCases, size: int, backup: int) -> None:
+    results = runs.results(size, "backup")
     counts = results[0]["parameter_server"]
     assert (counts["applied"], counts["dropped"]) == (2 * 9, 2 * 9 * backup)
     assert len(digests(results)) == 1
     assert results[0]["steps"] == 18
 
 
-def test_digits_are_learned(runs: dict[int, Results], folder: Path) -> None:
-    results = runs[3]["digits"]
+def test_digits_are_learned(runs: TrainedCases) -> None:
+    results = runs.results(3, "digits")
     assert results[0]["final"]["accuracy"] > 0.85
-    counts = summary_of(folder / "3" / "digits")["parameter_server"]
+    counts = summary_of(runs.directory(3, "digits"))["parameter_server"]
     assert (counts["servers"], counts["mode"], counts["staleness"]) == (
         1,
         "async",
@@ -184,10 +160,10 @@ def test_digits_are_learned(runs: dict[int, Results], folder: Path) -> None:
     assert counts["applied"] == 6 * 23 * 2  # 1437 samples in rounds of 64
 
 
-def test_ranks_that_cannot_serve_are_refused(runs: dict[int, Results]) -> None:
-    (alone,) = runs[1]["alone"]
+def test_ranks_that_cannot_serve_are_refused(runs: TrainedCases) -> None:
+    (alone,) = runs.results(1, "alone")
     assert alone["refused"] == "--strategy ps needs 2 ranks or more, 1 of them as servers, got 1"
-    for idle in runs[2]["idle"]:
+    for idle in runs.results(2, "idle"):
         assert "backup must be less than the number of workers, 1 of 2 ranks" in idle["refused"]
 
 
@@ -199,10 +175,56 @@ def test_a_worker_that_raises_ends_the_job(tmp_path: Path) -> None:
     assert "[rank 0/2] Traceback" not in done.stderr
 
 
-def test_any_number_of_ranks_evaluates_what_servers_have_trained(
-    runs: dict[int, Results], folder: Path
-) -> None:
-    run = folder / "3" / "digits"
-    assert len(runs[3]["digits"]) == 3
+def test_any_number_of_ranks_evaluates_what_servers_have_trained(runs: TrainedCases) -> None:
+    run = runs.directory(3, "digits")
+    assert len(runs.results(3, "digits")) == 3
     assert options_of_run(run, "newest", {}).worker_count(1) == 1
     assert options_of_run(run, "newest", {}).strategy == "allreduce"
+
+
+WORKER = Path(__file__).with_name("keras_served_worker.py")
+LIMIT_SECONDS = 600
+# 203 samples in rounds of 24: 9 rounds in each of two epochs, in which all workers have samples.
+ROUNDS = 2 * 9
+# Of one worker, in float32: a compiled step may round otherwise than servers do.
+ONE_WORKER = {"torch": 0.0, "tensorflow": 1e-6 * ROUNDS, "jax": 1e-6 * ROUNDS}
+# Of two, in float64: Keras computes in float32 matrix products on torch, and tanh on jax.
+TWO_WORKERS = {"torch": 1e-6, "tensorflow": 1e-12, "jax": 1e-6}
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["torch", *(pytest.param(name, marks=pytest.mark.soak) for name in ("tensorflow", "jax"))],
+)
+def test_three_ranks(backend: str, tmp_path: Path) -> None:
+    done = run_ranks(
+        WORKER,
+        3,
+        args=[tmp_path],
+        python=tensorflow_python(),
+        env=keras_variables(backend),
+        timeout_seconds=LIMIT_SECONDS,
+    )
+    runs: dict[str, list[dict[str, Any]]] = {
+        name: [result[name] for result in done.results] for name in done.results[0]
+    }
+    for name, of_ranks in runs.items():
+        digests = {digest for one in of_ranks for digest in one.get("weights_sha256", ())}
+        assert len(digests) == ("refused" not in of_ranks[0]), name
+    check_exactness(runs, backend)
+    assert [runs[name][0]["steps"] for name in ("reduced", "served")] == [3 * 9, 4 * 9]
+    refused = {name: of_ranks[-1].get("refused", "") for name, of_ranks in runs.items()}
+    assert "clipnorm=1.0 of the recipe's optimizer SGD: leave it out" in refused["clipped"]
+    assert "the constraint of net/limited/kernel: servers hold parts" in refused["limited"]
+    assert "the recipe's optimizer Lamb: servers step on parts of parameters" in refused["lamb"]
+
+
+def check_exactness(runs: dict[str, list[dict[str, Any]]], backend: str) -> None:
+    """One worker is plain Keras, and synchronous workers are it with the whole batch."""
+    distances = {name: of[0]["distance"] for name, of in runs.items() if "distance" in of[0]}
+    for name in ("sgd", "adamw", "resumed"):
+        assert distances[name] <= ONE_WORKER[backend], name
+    assert distances["sync"] <= TWO_WORKERS[backend]
+    for name, of_one_kind in (("adamw", "servers"), ("sync", "workers")):  # two of them
+        counts = runs[name][0]["parameter_server"]
+        assert counts["staleness"] == {"0": 2 * ROUNDS}, of_one_kind

@@ -1,14 +1,12 @@
 """The main job on a GPU, which several ranks may share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from ranks import run_ranks
 from run_files import summary_of
 
-MAIN = Path(__file__).parent.with_name("gpu_main.py")
+MAIN = Path(__file__).with_name("gpu_main.py")
 
 
 @pytest.mark.gpu

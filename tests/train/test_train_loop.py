@@ -1,7 +1,5 @@
 """What the loop does on the way, on three ranks: evaluate, save, stop early, watch the ranks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -11,12 +9,12 @@ import numpy as np
 import pytest
 from ranks import run_ranks
 from run_files import metrics_of, summary_of
+from trained_cases import WORKER, TrainedCases
 
 from hvdtrain.data.sampling import epoch_permutation
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
-WORKER = Path(__file__).with_name("train_worker.py")
 SIZE = 3
 POISON = 37  # of train_recipes.py
 
@@ -100,15 +98,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]], str]:
-    """Run all cases in one launch."""
-    directory = tmp_path_factory.mktemp("loop")
-    cases = [
-        {**case, "out": str(directory / case.get("out", name))} for name, case in CASES.items()
-    ]
-    done = run_ranks(WORKER, SIZE, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
-    by_case = zip(*done.results, strict=True)
-    results = {name: list(found) for name, found in zip(CASES, by_case, strict=True)}
-    return directory, results, done.stderr
+    trained = TrainedCases(tmp_path_factory.mktemp("loop"), {SIZE: CASES})
+    results = {name: trained.results(SIZE, name) for name in CASES}
+    return trained.directory(SIZE, ""), results, trained.stderr[SIZE]
 
 
 def test_the_best_evaluation_and_the_end_are_the_same_on_every_rank(runs: Any) -> None:
@@ -261,7 +253,7 @@ def test_what_an_exchange_cannot_carry_over_is_told(runs: Any, tmp_path: Path) -
     for name in ("onebit", "blocks"):
         shutil.copytree(runs[0] / name, tmp_path / name)
         cases.append({**RESUMED[name], "epochs": 3, "resume": "auto", "out": str(tmp_path / name)})
-    done = run_ranks(WORKER, 2, args=[json.dumps(cases)], timeout_seconds=300, warm="torch")
+    done = run_ranks(WORKER, 2, args=[json.dumps(cases)], warm="torch")
     for results in done.results:
         assert [result["steps"] for result in results] == [27, 27]
         assert all(len(set(result["weights_sha256"])) == 1 for result in results)

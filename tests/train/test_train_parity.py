@@ -4,8 +4,6 @@ Sums over ranks are added in another order than one rank adds them, so weights a
 rounding: 1e-12 in float64 and, where nothing amplifies it, 1e-5 in float32.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks, torch_beside
+from trained_cases import WORKER, TrainedCases
 
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.options import TrainOptions
-
-WORKER = Path(__file__).with_name("train_worker.py")
 
 COMMON = {"kind": "plain", "lr_scaling": "none", "device": "cpu", "seed": 3}
 DOUBLE = {**COMMON, "dtype": "float64"}
@@ -80,34 +77,7 @@ CASES = {
 }
 
 
-class Runs:
-    """Runs all cases of a number of ranks in one launch, when one of them is asked for."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._results: dict[int, list[list[dict[str, Any]]]] = {}
-
-    def results(self, size: int, name: str) -> list[dict[str, Any]]:
-        """Return each rank's summary of a case, and the samples that the rank has seen."""
-        if size not in self._results:
-            cases = [
-                {**case, "out": str(self.directory(size, key))} for key, case in CASES[size].items()
-            ]
-            done = run_ranks(WORKER, size, args=[json.dumps(cases)], warm="torch")
-            self._results[size] = done.results
-        position = list(CASES[size]).index(name)
-        return [result[position] for result in self._results[size]]
-
-    def directory(self, size: int, name: str) -> Path:
-        return self._directory / str(size) / name
-
-    def difference(self, one: tuple[int, str], other: tuple[int, str]) -> float:
-        """Return the largest difference between the last weights of two (size, case)."""
-        return gap(self.directory(*one), self.directory(*other))
-
-
 def gap(one: Path, other: Path) -> float:
-    """Return the largest difference between the last weights of two runs."""
     mine, yours = _weights(one), _weights(other)
     assert mine.keys() == yours.keys()
     return max(float((mine[key] - yours[key]).abs().max()) for key in mine)
@@ -119,53 +89,47 @@ def _weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("parity"))
+def runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedCases:
+    return TrainedCases(tmp_path_factory.mktemp("parity"), CASES)
 
 
-@pytest.mark.parametrize(
-    ("size", "case"),
-    [
-        *((3, case) for case in (*EXACT, *LONG)),
-    ],
-)
-def test_ranks_give_the_weights_of_one_rank(runs: Runs, size: int, case: str) -> None:
-    alone, together = runs.results(1, case)[0], runs.results(size, case)
-    difference = runs.difference((1, case), (size, case))
-    print(f"{case}, {size} ranks: largest difference {difference:.1e}")
-    assert difference <= LIMITS[case]
-    assert together[0]["world_size"] == size
-    assert len(set(together[0]["weights_sha256"])) == 1
-    assert len(together[0]["weights_sha256"]) == size
-    assert together[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-3)
-    assert together[0]["samples"] == CASES[size][case]["epochs"] * 1437
+def difference(runs: TrainedCases, one: tuple[int, str], other: tuple[int, str]) -> float:
+    for size, case in (one, other):
+        runs.results(size, case)
+    return gap(runs.directory(*one), runs.directory(*other))
 
 
-def test_the_average_by_name_gives_the_weights_of_one_rank(runs: Runs) -> None:
+@pytest.mark.parametrize("case", [*EXACT, *LONG])
+def test_ranks_give_the_weights_of_one_rank(runs: TrainedCases, case: str) -> None:
+    alone, together = runs.results(1, case)[0], runs.results(3, case)[0]
+    assert difference(runs, (1, case), (3, case)) <= LIMITS[case]
+    assert together["weights_sha256"] == [together["weights_sha256"][0]] * 3
+    assert together["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-3)
+    assert together["samples"] == CASES[3][case]["epochs"] * 1437
+
+
+def test_the_average_by_name_gives_the_weights_of_one_rank(runs: TrainedCases) -> None:
     together = runs.results(3, "average by name")[0]
     assert together["exchange"] == "average:predivide=2,warmup=3"
-    runs.results(1, "sgd float64")
-    assert runs.difference((1, "sgd float64"), (3, "average by name")) <= 1e-12
-    assert runs.difference((1, "sgd float64"), (1, "adam float64")) > 1e-3  # which it would see
+    assert difference(runs, (1, "sgd float64"), (3, "average by name")) <= 1e-12
+    assert difference(runs, (1, "sgd float64"), (1, "adam float64")) > 1e-3  # which it would see
 
 
 @pytest.mark.parametrize("case", EXACT)
-def test_sharing_the_work_of_steps_changes_no_bit(runs: Runs, case: str) -> None:
-    runs.results(3, case)
-    assert runs.difference((3, case), (3, f"{case}, whole")) == 0.0
+def test_sharing_the_work_of_steps_changes_no_bit(runs: TrainedCases, case: str) -> None:
+    assert difference(runs, (3, case), (3, f"{case}, whole")) == 0.0
 
 
-def test_averaged_weights_of_each_step_are_those_of_averaged_gradients(runs: Runs) -> None:
+def test_averaged_weights_of_each_step_are_those_of_averaged_gradients(runs: TrainedCases) -> None:
     assert len(set(runs.results(3, "local steps")[0]["weights_sha256"])) == 1
-    runs.results(1, "batches of 3")
-    assert runs.difference((1, "batches of 3"), (3, "local steps")) <= 1e-12
+    assert difference(runs, (1, "batches of 3"), (3, "local steps")) <= 1e-12
 
 
 @pytest.mark.mpich
-def test_ranks_of_mpich_give_the_weights_of_one_rank(runs: Runs, tmp_path: Path) -> None:
+def test_ranks_of_mpich_give_the_weights_of_one_rank(runs: TrainedCases, tmp_path: Path) -> None:
     cases = [{**case, "out": str(tmp_path / name)} for name, case in EXACT.items()]
     env = torch_beside("mpich")
-    run_ranks(WORKER, 3, args=[json.dumps(cases)], mpi="mpich", env=env, timeout_seconds=300)
+    run_ranks(WORKER, 3, args=[json.dumps(cases)], mpi="mpich", env=env)
     for case in EXACT:
         runs.results(1, case)
         assert gap(runs.directory(1, case), tmp_path / case) <= LIMITS[case]
@@ -173,7 +137,7 @@ def test_ranks_of_mpich_give_the_weights_of_one_rank(runs: Runs, tmp_path: Path)
 
 @pytest.mark.parametrize("case", FEW)
 @pytest.mark.parametrize("size", [1, 7])
-def test_every_sample_has_its_one_place(runs: Runs, size: int, case: str) -> None:
+def test_every_sample_has_its_one_place(runs: TrainedCases, size: int, case: str) -> None:
     alone, ranks = runs.results(1, case)[0], runs.results(size, case)
     trained = sorted(number for rank in ranks for number in rank["seen"]["train"])
     tested = sorted(number for rank in ranks for number in rank["seen"]["test"])
@@ -181,12 +145,12 @@ def test_every_sample_has_its_one_place(runs: Runs, size: int, case: str) -> Non
     assert tested == sorted([*range(100, 105)] * 2)
     assert ranks[0]["final"]["accuracy"] == alone["final"]["accuracy"]
     assert ranks[0]["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-12)
-    assert runs.difference((1, case), (size, case)) <= 1e-12
+    assert difference(runs, (1, case), (size, case)) <= 1e-12
 
 
-def test_a_stream_gives_the_weights_of_one_rank(runs: Runs) -> None:
+def test_a_stream_gives_the_weights_of_one_rank(runs: TrainedCases) -> None:
     alone, ranks = runs.results(1, "stream")[0], runs.results(3, "stream")
-    assert runs.difference((1, "stream"), (3, "stream")) <= 1e-12
+    assert difference(runs, (1, "stream"), (3, "stream")) <= 1e-12
     assert alone["samples"] == ranks[0]["samples"] == 100
     # As train_recipes.py has it: epoch 1 begins with sample 1.
     expected = [(7 * number + epoch) % 60 for epoch in (0, 1) for number in range(50)]
@@ -195,7 +159,7 @@ def test_a_stream_gives_the_weights_of_one_rank(runs: Runs) -> None:
     assert len({tuple(rank["seen"]["train"]) for rank in ranks}) == 3
 
 
-def test_a_stream_that_ends_too_early_says_so(runs: Runs) -> None:
+def test_a_stream_that_ends_too_early_says_so(runs: TrainedCases) -> None:
     for rank in runs.results(3, "short"):
         assert rank["refused"] == (
             "the training data ended before sample 50 of epoch 1: samples_per_epoch of the recipe "
@@ -203,19 +167,19 @@ def test_a_stream_that_ends_too_early_says_so(runs: Runs) -> None:
         )
 
 
-def test_some_ranks_had_no_sample(runs: Runs) -> None:
+def test_some_ranks_had_no_sample(runs: TrainedCases) -> None:
     seen = [rank["seen"] for rank in runs.results(7, "batches of 3")]
     assert any(not rank["train"] for rank in seen)
     assert any(not rank["test"] for rank in seen)
 
 
-def test_digests_tell_ranks_apart(runs: Runs) -> None:
+def test_digests_tell_ranks_apart(runs: TrainedCases) -> None:
     """Rank 1 moves one weight by 1e-6 after its last step: its digest must be another."""
     first, second, third = runs.results(3, "drift")[0]["weights_sha256"]
     assert first == third != second
 
 
-def test_more_ranks_than_training_samples_are_refused(runs: Runs) -> None:
+def test_more_ranks_than_training_samples_are_refused(runs: TrainedCases) -> None:
     for rank in runs.results(3, "scarce"):
         assert "3 ranks" in rank["refused"]
         assert "2 training samples" in rank["refused"]

@@ -1,54 +1,38 @@
 """`evaluate` and `predict`: any number of ranks uses what was trained, with the same numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from job import Completed
+from outcomes import outcomes
 from paths import TRAINING
 from point_recipes import points, recipe
-from ranks import run_ranks
 from run_files import summary_of
 from safetensors.torch import load_file
 
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
 
-WORKER = TRAINING / "commands_worker.py"
-RECIPES = WORKER.with_name("point_recipes.py")
-LIMIT_SECONDS = 300
+RECIPES = TRAINING / "point_recipes.py"
 
 
-def run(size: int, commands: Sequence[Sequence[object]], cwd: Path, **how: Any) -> list[Any]:
-    """Run commands on so many ranks; return what rank 0 printed, the others being silent."""
-    words = json.dumps([[str(word) for word in command] for command in commands])
-    how = {"timeout_seconds": LIMIT_SECONDS, "warm": "torch", **how}
-    first, *others = run_ranks(WORKER, size, args=[words], cwd=cwd, **how).results
-    for other in others:
-        assert [result["code"] for result in other] == [result["code"] for result in first]
-        assert {result["out"] for result in other} == {""}
-        assert "hvdtrain:" not in "".join(result["err"] for result in other)
-    return list(first)
-
-
-def outputs_of(results: Sequence[Any]) -> list[str]:
+def outputs_of(results: Sequence[Completed]) -> list[str]:
     for result in results:
-        assert result["code"] == 0, result
-    return [result["out"] for result in results]
+        assert result.returncode == 0, result
+    return [result.stdout for result in results]
 
 
-def refusals_of(results: Sequence[Any]) -> list[str]:
+def refusals_of(results: Sequence[Completed]) -> list[str]:
     for result in results:
-        assert result["code"] == 2, result
-        assert result["err"].startswith("hvdtrain: ")
-        assert result["err"].count("\n") == 1
-    return [result["err"] for result in results]
+        assert result.returncode == 2, result
+        assert result.stderr.startswith("hvdtrain: ")
+        assert result.stderr.count("\n") == 1
+    return [result.stderr for result in results]
 
 
 @dataclass(frozen=True)
@@ -61,7 +45,6 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Train, evaluate and predict on two ranks, and train again in other ways."""
     folder = tmp_path_factory.mktemp("trained")
     shutil.copy(RECIPES, folder / "my_points.py")
     np.save(folder / "a.npy", points(5, 8).inputs)
@@ -82,7 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         ["predict", "stream", "c.csv"],
     ]
     np.savetxt(folder / "c.csv", points(5, 8).inputs, delimiter=",")
-    results = run(2, [*train, *asked, ["predict", "run", "missing.npy"]], folder)
+    results = outcomes([*train, *asked, ["predict", "run", "missing.npy"]], folder, 2)
     outputs_of(results[: len(train)])
     (refused,) = refusals_of(results[-1:])
     return Trained(folder, asked, outputs_of(results[len(train) : -1]), refused)
@@ -199,7 +182,7 @@ def test_one_rank_prints_the_same_and_refuses_what_it_cannot_use(
         (["train", "my_points.py:nothing"], ["my_points.py:nothing returned None"]),
         (["train", "mnist", "--data-dir", "damaged"], ["train-images-idx3-ubyte", "damaged"]),
     ]
-    results = run(1, [*trained.asked, *(command for command, _ in cases)], folder)
+    results = outcomes([*trained.asked, *(command for command, _ in cases)], folder, 1)
     same, refused = results[: len(trained.asked)], results[len(trained.asked) :]
     assert outputs_of(same) == trained.told
     outputs = (folder / "outputs.npy").read_bytes()

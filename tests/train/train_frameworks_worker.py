@@ -1,12 +1,5 @@
-"""Trains with Keras: train_frameworks_worker.py DIRECTORY EPOCHS
+"""Trains with Keras: train_frameworks_worker.py DIRECTORY EPOCHS; reports traces and distances."""
 
-Each rank reports how often its functions were traced, and how far the weights after an epoch are
-from those of plain Keras on one rank.
-"""
-
-from __future__ import annotations
-
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -56,12 +49,10 @@ class Counted(keras.losses.SparseCategoricalCrossentropy):
 
 
 def counted(plain: Callable[[], Recipe]) -> Recipe:
-    """Return the recipe of digits with a loss that counts."""
     return replace(plain(), loss=Counted(from_logits=True))
 
 
 def whole_job(arguments: list[str], directory: Path) -> int:
-    """Run the command line with its defaults; return how often Python ran through the loss."""
     Counted.calls = 0
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(digits_keras, "recipe", partial(counted, digits_keras.recipe))
@@ -124,11 +115,9 @@ def exchange_goes_on(options: dict[str, Any], directory: Path, exchange: str) ->
         patches.setitem(EXCHANGES, "onebit", OneBit)
         force_choice(patches)  # else it depends on what a run has measured
         whole = train(TrainOptions(out=directory / "whole", quiet=True, **how))
-        stop_in_step(patches, 3)
-        assert train(TrainOptions(out=directory / "parts", quiet=True, **how)) is None
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setitem(EXCHANGES, "onebit", OneBit)
-        force_choice(patches)  # else it depends on what a run has measured
+        with pytest.MonkeyPatch.context() as stopping:
+            stop_in_step(stopping, 3)
+            assert train(TrainOptions(out=directory / "parts", quiet=True, **how)) is None
         parts = train(TrainOptions(out=directory / "parts", resume="auto", quiet=True, **how))
     assert whole is not None
     assert parts is not None
@@ -137,7 +126,6 @@ def exchange_goes_on(options: dict[str, Any], directory: Path, exchange: str) ->
 
 
 def regularized(plain: Callable[[], Recipe]) -> Recipe:
-    """Return the recipe of digits with a loss term that does not depend on samples."""
     recipe = plain()
     for variable in recipe.model.trainable_variables:
         variable.regularizer = keras.regularizers.L2(0.01)
@@ -147,7 +135,6 @@ def regularized(plain: Callable[[], Recipe]) -> Recipe:
 def distance_from_plain_keras(
     options: dict[str, Any], directory: Path, momentum: float = 0.9
 ) -> float:
-    """Return the largest difference between weights after an epoch in float64."""
     how: dict[str, Any] = {"epochs": 1, "global_batch_size": BATCH, "lr": LR, "lr_scaling": "none"}
     how |= {"dtype": "float64", "seed": 3, "momentum": momentum}
     train(TrainOptions(out=directory, quiet=True, **how, **options))
@@ -160,7 +147,6 @@ def distance_from_plain_keras(
 
 @cache
 def weights_of_plain_keras(momentum: float) -> dict[str, Any]:
-    """Return the weights that one rank has by path after the same epoch."""
     keras.utils.set_random_seed(3)  # of rank 0
     recipe = digits_keras.recipe()
     model, samples = recipe.model, recipe.train
@@ -212,7 +198,6 @@ def masks_of_dropout_go_on(directory: Path) -> bool:
 
 
 def diverged(options: dict[str, Any], directory: Path) -> str:
-    """Return what ends a run whose weights leave the numbers that there are."""
     how: dict[str, Any] = {"epochs": 2, "global_batch_size": 500, "lr": 1e30}
     with pytest.raises(TrainingError) as end:
         train(TrainOptions(out=directory, quiet=True, **how, **options))
@@ -223,39 +208,31 @@ def diverged(options: dict[str, Any], directory: Path) -> str:
 def pinned_gpu() -> int:
     """Return which of two GPUs, which are not there, this rank would take on this backend."""
     here: Topology = context.current().topology
-    if keras.backend.backend() == "tensorflow":
-        return _pinned_with_tensorflow(here)
-    import jax
-
-    from hvdtrain.train.keras import jax_device as tensors
-
-    os.environ["CUDA_VISIBLE_DEVICES"] = "3,5"
     told: list[Any] = []
-    takes, update = tensors._has_gpu_plugin, jax.config.update
-    tensors._has_gpu_plugin = lambda: True
-    jax.config.update = lambda *setting: told.append(setting)
-    index = tensors.pin_device(here, DeviceWish())
-    tensors._has_gpu_plugin, jax.config.update = takes, update
-    del os.environ["CUDA_VISIBLE_DEVICES"]
-    assert told == [("jax_cuda_visible_devices", str(index))]
-    assert index is not None
-    return index
+    with pytest.MonkeyPatch.context() as patches:
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
 
+            from hvdtrain.train.keras.tensorflow_device import pin_device
 
-def _pinned_with_tensorflow(here: Topology) -> int:
-    import tensorflow as tf
+            gpus = ["GPU a", "GPU b"]
+            patches.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+            patches.setattr(tf.config, "set_visible_devices", lambda *each: told.append(each))
+            index = pin_device(here, DeviceWish())
+            assert index is not None
+            assert told == [(gpus[index], "GPU")]
+            return index
+        import jax
 
-    from hvdtrain.train.keras.tensorflow_device import pin_device
+        from hvdtrain.train.keras import jax_device
 
-    told: list[Any] = []
-    plain = tf.config.list_physical_devices, tf.config.set_visible_devices
-    tf.config.list_physical_devices = lambda kind: ["GPU a", "GPU b"]
-    tf.config.set_visible_devices = lambda *setting: told.append(setting)
-    index = pin_device(here, DeviceWish())
-    tf.config.list_physical_devices, tf.config.set_visible_devices = plain
-    assert index is not None
-    assert told == [(["GPU a", "GPU b"][index], "GPU")]
-    return index
+        patches.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+        patches.setattr(jax_device, "_has_gpu_plugin", lambda: True)
+        patches.setattr(jax.config, "update", lambda *each: told.append(each))
+        index = jax_device.pin_device(here, DeviceWish())
+        assert index is not None
+        assert told == [("jax_cuda_visible_devices", str(index))]
+        return index
 
 
 def all_jobs(directory: Path, epochs: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """What train_worker.py trains: functions by the names that its cases call their kinds."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator
@@ -50,8 +48,6 @@ class Drifting(nn.Module):
 
 
 class Sinking(nn.Module):
-    """One weight."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
@@ -61,8 +57,6 @@ class Sinking(nn.Module):
 
 
 class Random:
-    """Samples that are another each time that they are asked for."""
-
     def __len__(self) -> int:
         return 100
 
@@ -72,8 +66,6 @@ class Random:
 
 
 class Stream:
-    """Samples one after the other, in another order each epoch."""
-
     def __init__(self, count: int) -> None:
         self._count, self._epoch = count, 0
 
@@ -99,31 +91,26 @@ def watched(samples: int = 9) -> Recipe:
 
 
 def scarce() -> Recipe:
-    """Fewer samples to train on than ranks."""
     return watched(2)
 
 
 def noisy() -> Recipe:
-    """A network with dropout on 100 numbered samples."""
     layers = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2))
     return replace(watched(100), model=Watched(layers))
 
 
 def normed() -> Recipe:
-    """A network whose buffers are statistics of the samples."""
     layers = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     return replace(watched(100), model=Watched(layers))
 
 
 def slow() -> Recipe:
-    """Steps of 20 ms at least."""
     recipe = noisy()
     recipe.model.register_forward_pre_hook(lambda *_: time.sleep(0.02))
     return recipe
 
 
 def poisoned() -> Recipe:
-    """Sample 37 is not a number."""
     recipe = noisy()
     recipe.train.inputs[37] = np.nan
     return recipe
@@ -135,7 +122,6 @@ def drifting() -> Recipe:
 
 
 def mapped() -> Recipe:
-    """Samples and changes of them that are drawn at random, from a map-style data set."""
     layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     return Recipe(
         layers,

@@ -7,17 +7,13 @@ other after each step; "stop" says after which step of this start the last rank 
 result for each case.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +23,7 @@ from forced_costs import force_choice
 from nodes import nodes_of_their_own
 from one_bit import OneBit
 from ranks import report
+from stopping import after_step, stop_in_step
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import EXCHANGES
@@ -41,26 +38,7 @@ from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.session import train
 
 
-def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
-    """Have ranks act after a step, counted from 1, before they tell each other."""
-    steps, plain = count(1), heartbeat.Heartbeat.after_step
-
-    def acting(self: heartbeat.Heartbeat) -> bool:
-        if next(steps) == step:
-            act()
-        return plain(self)
-
-    patches.setattr(heartbeat.Heartbeat, "after_step", acting)
-
-
-def ask_to_stop() -> None:
-    """Send the last rank a signal."""
-    if hvd.rank() == hvd.size() - 1:
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-
 def note_saves(patches: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that will hold the steps of checkpoints, on rank 0."""
     steps: list[int] = []
     plain = RunLog.save
 
@@ -102,10 +80,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         patches.setitem(EXCHANGES, "onebit", OneBit)
         force_choice(patches)
         saves = note_saves(patches)
-        if eager or stop or kill:
+        if eager:
             patches.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
         if stop is not None:
-            after_step(patches, stop, ask_to_stop)
+            stop_in_step(patches, stop)
         if kill is not None:
             after_step(
                 patches, kill, lambda: kill_once_there_is(out, saved, made[0].model.seen["train"])

@@ -1,27 +1,26 @@
 """Exchanges of weights against formulas for all ranks on one process; for exchange_worker.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, OfRanks, mean
-from exchange_ranks import (
+from exchanging import (
     BITS,
     COUNTS,
     LIMITS,
     TOLERANCE,
+    Driven,
     check,
     exchanged,
     kinds,
     layouts,
     of_ranks,
+    plan_of,
     values,
     weighed,
 )
-from exchanging import Driven, plan_of
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.block_momentum import BlockMomentum
@@ -32,15 +31,12 @@ from hvdtrain.types import DType
 
 
 class Ranks:
-    """Weights of all ranks that take steps by themselves, in float64."""
-
     def __init__(self, start: Sequence[Flat], dtype: DType) -> None:
         self._dtype = dtype
         self.weights: OfRanks = []
         self.agree([w.astype(np.float64) for w in start])
 
     def step(self, step: int) -> None:
-        """Let all take a step, in proportion to their numbers."""
         changes = of_ranks(step, self._dtype)
         self.weights = [
             [w + 0.25 * d for w, d in zip(ws, ds, strict=True)]
@@ -48,11 +44,9 @@ class Ranks:
         ]
 
     def agree(self, weights: Sequence[Flat]) -> None:
-        """Give all the same weights."""
         self.weights = [list(weights) for _ in range(hvd.size())]
 
     def own(self) -> list[Flat]:
-        """Return the weights of this rank in the type of buckets."""
         return [w.astype(self._dtype.numpy) for w in self.weights[hvd.rank()]]
 
 
@@ -111,7 +105,6 @@ def what_is_an_average_of_weights() -> int:
 
 
 def an_outer_optimizer() -> int:
-    """Rounds of all parameters and of fragments, and a flush."""
     cases = 0
     weights = [float(rank) for rank in range(1, hvd.size() + 1)]
     for (dtype, tensors), fragments in product(kinds(), (1, 2, 4)):

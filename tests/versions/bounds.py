@@ -1,7 +1,5 @@
 """The lower bounds of what hvdtrain requires, as setup.py claims them."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -3,18 +3,20 @@
 `make test-versions` makes the two environments, and writes what has run into docs/versions.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
+import platform
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import HELPERS
+from bounds import lowest
+from paths import HELPERS, ROOT
 from ranks import run_ranks, start
-from versions_record import VersionsRecord
 
 WORKER = Path(__file__).parent / "versions_worker.py"
 # What ranks of other tests defer to start sooner is torch's of the pinned version.
@@ -31,12 +33,48 @@ for split in ("train", "test"):
             Image.new("RGB", (32, 32), (shade,) * 3).save(folder / f"{number}.png")
 """
 
+_VERSIONS = """
+import json, sys
+from importlib.metadata import distributions
+found = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
+versions = {name: found[name].partition("+")[0] for name in sys.argv[1:] if name in found}
+print(json.dumps(versions))
+"""
+
 pytestmark = pytest.mark.versions
+
+
+class VersionsRecord:
+    def __init__(self) -> None:
+        self._packages: dict[str, dict[str, str]] = {}
+        self._runs: dict[str, dict[str, str]] = {}
+
+    def note_packages(self, end: str, python: Path) -> None:
+        if end not in self._packages:
+            names = sorted(lowest((ROOT / "setup.py").read_text()))
+            command = [str(python), "-c", _VERSIONS, *names]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            self._packages[end] = json.loads(done.stdout)
+
+    @contextmanager
+    def run(self, end: str, title: str) -> Iterator[None]:
+        outcomes = self._runs.setdefault(title, {})
+        outcomes[end] = "failed"
+        yield
+        outcomes[end] = "passed"
+
+    def write(self, path: Path) -> None:
+        document = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "python": platform.python_version(),
+            "packages": self._packages,
+            "runs": self._runs,
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 @pytest.fixture(scope="module")
 def record() -> Iterator[VersionsRecord]:
-    """What has run, written to the file that HVDTRAIN_VERSIONS_RECORD names, if any."""
     record = VersionsRecord()
     yield record
     path = os.environ.get("HVDTRAIN_VERSIONS_RECORD")
@@ -46,13 +84,11 @@ def record() -> Iterator[VersionsRecord]:
 
 @pytest.fixture(params=["oldest", "newest"])
 def end(request: pytest.FixtureRequest) -> str:
-    """Which end of the ranges."""
     return str(request.param)
 
 
 @pytest.fixture
 def python(end: str, record: VersionsRecord) -> Path:
-    """The interpreter of the environment with that end of the ranges."""
     named = os.environ.get(f"HVDTRAIN_{end.upper()}_PYTHON")
     if not named:
         pytest.skip(f"HVDTRAIN_{end.upper()}_PYTHON names no environment: 'make test-versions'")
@@ -61,13 +97,11 @@ def python(end: str, record: VersionsRecord) -> Path:
 
 
 def run(python: Path, *words: object) -> str:
-    """Run the interpreter, which must succeed; return what it prints."""
     done = start([python, *words], env=PLAIN).end(code=0)
     return done.stdout
 
 
 def train(python: Path, out: Path, *options: object) -> dict[str, Any]:
-    """Train on the digits on two ranks; return the summary of the run."""
     words = ["-m", "hvdtrain", "train", "digits", "--out", out, *options]
     run_ranks([str(word) for word in words], 2, env=PLAIN, python=python, timeout_seconds=300)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())

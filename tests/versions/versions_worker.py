@@ -1,14 +1,11 @@
 """One rank of `import hvdtrain.torch` or `import hvdtrain.tensorflow`, on any of their versions."""
 
-from __future__ import annotations
-
 import sys
 
 from ranks import report
 
 
 def torch() -> int:
-    """Reduce tensors, and take a step with a wrapped optimizer; return the number of cases."""
     import torch
 
     import hvdtrain.torch as hvd
@@ -32,7 +29,6 @@ def torch() -> int:
 
 
 def tensorflow() -> int:
-    """Reduce gradients of a tape, in eager mode and in a function; return the number of cases."""
     import tensorflow as tf
 
     import hvdtrain.tensorflow as hvd

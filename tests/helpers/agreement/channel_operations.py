@@ -1,7 +1,5 @@
 """The operations of random programs: how a rank makes them, and of which data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +29,6 @@ Value = list[list[float]]
 
 @dataclass
 class Made:
-    """An operation of one rank."""
-
     operation: Operation
     read: Callable[[Any], Value]
     step: GradientStep | None = None
@@ -40,13 +36,11 @@ class Made:
 
 
 def data(planned: Planned, rank: int, part: int, count: int) -> Array:
-    """Return what a rank contributes: small integers, negative ones among them."""
     places = np.arange(count) * 3 + planned.number * 7 + rank * 11 + part * 5
     return ((places % 17) - 8).astype(planned.dtype.numpy)
 
 
 def make(planned: Planned, rank: int, size: int, name: Callable[[str, str], str]) -> Made:
-    """Make a rank's operation."""
     if planned.variants.get(rank) == BARRIER:
         return Made(Barrier(name("barrier", planned.name)), lambda _: [])
     return _MAKERS[planned.kind](planned, rank, size, name(planned.kind, planned.name))
@@ -83,7 +77,6 @@ def _broadcast(planned: Planned, rank: int, size: int, name: str) -> Made:
 
 
 def rows(planned: Planned, rank: int, other: int = 0) -> int:
-    """Return how many rows a rank contributes, or sends to another."""
     return (planned.number + rank + other) % 3
 
 

@@ -1,7 +1,5 @@
 """What goes wrong in a trial of a channel, and what happens in it."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -26,8 +24,6 @@ GAVE_UP = -1
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in a trial."""
-
     rank: int
     engine: EngineFault | None = None
     stops: int | None = None
@@ -47,8 +43,6 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """How an operation ended on one rank."""
-
     value: Value | None = None
     error: BaseException | None = None
     refused: bool = False
@@ -62,8 +56,6 @@ class Outcome:
 
 @dataclass
 class Record:
-    """What happened on one rank."""
-
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     ends: dict[int, Outcome] = field(default_factory=dict)
     filled: Counter[int] = field(default_factory=Counter)
@@ -78,8 +70,6 @@ class OverError(Exception):
 
 
 class Actor:
-    """Does the acts of one rank's program."""
-
     def __init__(self, program: Program, rank: int, channel: Channel, record: Record) -> None:
         self._program, self._rank, self._channel, self._record = program, rank, channel, record
         self._made: dict[int, Made] = {}
@@ -92,7 +82,6 @@ class Actor:
         self._chance = random.Random(program.seed * 8 + rank)
 
     def do(self, act: Act) -> None:
-        """Do one act."""
         method = getattr(self, f"_{act.kind}")
         if act.number < 0:
             method()
@@ -108,7 +97,6 @@ class Actor:
         self._close()
 
     def conclude(self) -> None:
-        """Note how all operations have ended, after the channel is closed."""
         for thread in self._beside:
             thread.join()
         self._leaves = True
@@ -168,7 +156,6 @@ class Actor:
             self._note_result(planned, lambda: self._channel.wait(made.operation))
 
     def _wait_beside(self, planned: Planned) -> None:
-        """Have another thread of the program wait."""
         thread = threading.Thread(target=self._wait_quietly, args=[planned], daemon=True)
         self._beside.append(thread)
         thread.start()
@@ -284,8 +271,6 @@ _LOST = (ConnectionLostError, EngineFaultError, KeyboardInterrupt)
 
 
 class Player:
-    """Plays the program of one rank."""
-
     def __init__(self, program: Program, rank: int, group: Group, fault: Fault | None) -> None:
         self.record = Record()
         self._program, self._rank, self._group = program, rank, group
@@ -301,7 +286,6 @@ class Player:
         self._actor = Actor(program, rank, self._channel, self.record)
 
     def run(self) -> None:
-        """Play it, and note what happens."""
         try:
             self._play()
         except BaseException:

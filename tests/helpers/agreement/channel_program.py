@@ -1,7 +1,5 @@
 """What the ranks of a trial do: the operations they submit, and what they wait for."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +15,6 @@ NEVER = 99
 
 @dataclass
 class Planned:
-    """One operation, as the ranks submit it."""
-
     number: int
     kind: str
     name: str
@@ -38,16 +34,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that a rank's program does, and with which operation."""
-
     kind: str
     number: int = -1
 
 
 @dataclass
 class Program:
-    """What all ranks do."""
-
     seed: int
     size: int
     threaded: bool
@@ -66,7 +58,6 @@ _NAMED = ("split", "memory")
 
 
 def make_program(seed: int) -> Program:
-    """Return the program of this number."""
     chance = random.Random(seed)
     size, threaded = chance.choice((2, 2, 3, 3, 4)), chance.random() < 0.75
     plans = {
@@ -83,8 +74,6 @@ def make_program(seed: int) -> Program:
 
 
 class _Section:
-    """Plans the operations of one section, and writes what the ranks do."""
-
     def __init__(self, program: Program, number: int, ends: str, chance: random.Random) -> None:
         self._program, self._number, self._ends, self._chance = program, number, ends, chance
         self._phases = chance.choice((1, 1, 2, 3))
@@ -102,7 +91,6 @@ class _Section:
         self._run: list[list[Planned]] = [[] for _ in range(self._phases)]
 
     def write(self) -> None:
-        """Plan all operations, and extend every rank's program."""
         for phase in range(self._phases):
             for _ in range(self._chance.choice((0, 1, 2, 3, 4))):
                 self._plan(phase)

@@ -1,7 +1,5 @@
 """What must come of an operation, by formula from what the ranks contributed."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading
@@ -24,8 +22,6 @@ from hvdtrain.types import ReduceOp
 
 @dataclass(frozen=True)
 class Contribution:
-    """What the ranks did for one operation."""
-
     planned: Planned
     size: int
     ranks: frozenset[int]
@@ -34,7 +30,6 @@ class Contribution:
 
 
 def expected(given: Contribution, rank: int) -> Value:
-    """Return the value that a rank gets."""
     return _FORMULAS[given.planned.kind](given, rank)
 
 
@@ -123,7 +118,6 @@ Errors = tuple[type[BaseException], ...]
 
 
 def judge(program: Program, records: Sequence[Record], fault: Fault | None) -> list[str]:
-    """Return what is wrong, one line each."""
     judgement = _Judgement(program, records, fault)
     lines = [line for planned in program.operations for line in judgement.operation(planned)]
     lines += judgement.ends()
@@ -136,13 +130,10 @@ def judge(program: Program, records: Sequence[Record], fault: Fault | None) -> l
 
 
 class _Judgement:
-    """Judges one trial."""
-
     def __init__(self, program: Program, records: Sequence[Record], fault: Fault | None) -> None:
         self._program, self._records, self._fault = program, records, fault
 
     def operation(self, planned: Planned) -> Iterator[str]:
-        """Judge how one operation ended."""
         number = planned.number
         submitted = [r for r, record in enumerate(self._records) if number in record.submitted]
         outcomes = {rank: self._records[rank].outcomes.get(number) for rank in submitted}
@@ -177,11 +168,9 @@ class _Judgement:
                 yield f"{what}: {outcome.value}, not {right}"
 
     def _joined(self, rank: int, section: int) -> bool:
-        """Return whether a rank has called join() in a section."""
         return section in self._records[rank].joined
 
     def _allowed(self, planned: Planned, submitted: list[int]) -> Errors:
-        """Return what an operation may fail with on any rank."""
         own = self._own_errors(planned, submitted)
         if self._fault is None:
             return own
@@ -216,7 +205,6 @@ class _Judgement:
             yield f"{what}: not alike on all ranks: {errors}"
 
     def ends(self) -> Iterator[str]:
-        """Judge the joins and leaves."""
         results: dict[int, list[Value]] = {}
         for rank, record in enumerate(self._records):
             for section, outcome in record.ends.items():
@@ -229,7 +217,6 @@ class _Judgement:
                 yield f"end of section {section}: not alike on all ranks: {values}"
 
     def _allowed_at_end(self, outcome: Outcome) -> Errors:
-        """Return what a wish to join or to leave may fail with."""
         if self._fault is None:
             return ()
         # A rank that deserts may have closed by the time at which others go on.
@@ -252,12 +239,10 @@ HANG_SECONDS = 120.0
 
 
 def sound_trial(seed: int) -> list[str]:
-    """Return what is wrong in a trial in which nothing fails."""
     return _try(make_program(seed), None)
 
 
 def faulty_trial(seed: int) -> list[str]:
-    """Return what is wrong in a trial in which a rank ends early or its engine fails."""
     program = make_program(seed)
     return _try(program, _make_fault(program))
 

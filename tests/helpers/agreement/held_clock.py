@@ -1,8 +1,7 @@
 """A clock for a rank's stall watch that a test holds, so that no rank that is late is a stall."""
 
-from __future__ import annotations
-
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -37,15 +36,12 @@ class HeldClock:
         stall.StallWatch._look = counted  # type: ignore[method-assign]
 
     def go(self) -> None:
-        """Have it go on as clocks do."""
         self._state = (self._now(), time.perf_counter())
 
     def hold(self) -> None:
-        """Have it stand still."""
         self._state = (self._now(), None)
 
     def move(self, seconds: float) -> None:
-        """Have it make a step."""
         passed, since = self._state
         self._state = (passed + seconds, since)
 
@@ -58,3 +54,9 @@ class HeldClock:
     def _now(self) -> float:
         passed, since = self._state
         return passed if since is None else passed + time.perf_counter() - since
+
+
+def await_files(*names: str) -> None:
+    """Wait until ranks have told all of this, each by a file."""
+    while not all(Path(name).exists() for name in names):
+        time.sleep(0.01)

@@ -1,7 +1,5 @@
 """What the primitives of an engine compute, from the arguments of all members at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,8 +26,6 @@ _REDUCE: Mapping[ReduceOp, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One member's call of a primitive."""
-
     primitive: str
     equal: tuple[object, ...] = ()
     own: tuple[Any, ...] = ()
@@ -121,8 +117,6 @@ _POISON, _POISONED_BYTES = 0xA5, 4096
 
 
 class Referee:
-    """Notes the faults of one trial, and breaks it off at the first."""
-
     def __init__(self, lenient: bool = False) -> None:
         self.faults: list[str] = []
         self.lenient = lenient
@@ -153,7 +147,6 @@ class Referee:
                 self.blame(f"{who}: a buffer in memory of a communicator that is closed")
 
     def check_released(self) -> None:
-        """Note whether memory was written to after it was given back."""
         with self.news:
             if any(np.any(memory[:_POISONED_BYTES] != _POISON) for memory in self._released):
                 self.blame("memory was written to after its communicator was closed")
@@ -238,7 +231,6 @@ class Group:
             self.referee.news.notify_all()
 
     def _refuse(self, rank: int, meeting: Meeting | None) -> None:
-        """Raise if nothing can come of a call."""
         if self.referee.over:
             raise ConnectionLostError("the trial is over")
         if rank in self._gone:
@@ -287,8 +279,6 @@ class EngineFaultError(RuntimeError):
 
 @dataclass
 class EngineFault:
-    """What goes wrong in the engine of one rank."""
-
     call: int
     arrives: bool = False
     dies: bool = False
@@ -309,8 +299,6 @@ class _Started(Pending):
 
 
 class MeetingCommunicator(Communicator):
-    """One member's communicator."""
-
     def __init__(
         self, group: Group, rank: int, concurrent: bool, fault: EngineFault | None = None
     ) -> None:
@@ -367,7 +355,7 @@ class MeetingCommunicator(Communicator):
     def barrier(self) -> None:
         self._call(Call("barrier"))
 
-    def split(self, ranks: Sequence[int]) -> MeetingCommunicator | None:
+    def split(self, ranks: Sequence[int]) -> "MeetingCommunicator | None":
         meeting = self._call(Call("split", (tuple(ranks),)))
         if meeting.child is None or self.rank not in ranks:
             return None

@@ -1,19 +1,11 @@
-"""A device for torch, written in Python, whose memory the host cannot read.
+"""A device for torch, written in Python, whose memory the host cannot read: in place of a GPU.
 
-It stands in for a GPU where there is none. A tensor on it is an ordinary tensor: it has a storage,
-an address, strides and views. But nothing can be read at the address: the pages there are closed,
-as those of a GPU are to the CPU. The elements lie in CPU memory that only hidden_memory knows, and
-every operator of torch computes there. Whatever brings elements to the host raises
-HiddenMemoryError (`.cpu()`, `.item()`, `.tolist()`, a copy to a CPU tensor), numpy's TypeError, or
-ends the process (a read at the address). Tests, and they alone, may read in a block of allowed().
-
-    install()
-    tensor = torch.ones(3, device="hidden")
-    with allowed():
-        assert tensor.tolist() == [1, 1, 1]
+A tensor on it is an ordinary tensor, but the pages at its address are closed. The elements lie in
+CPU memory that only hidden_memory knows, where every operator of torch computes. Whatever brings
+elements to the host raises HiddenMemoryError (`.cpu()`, `.item()`, `.tolist()`, a copy to a CPU
+tensor), numpy's TypeError, or ends the process (a read at the address). Tests, and they alone, may
+read in a block of allowed().
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -26,10 +18,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-from hidden_call import Call
-from hidden_memory import DEVICE, is_hidden, new_storage, set_storage
+from hidden_memory import DEVICE, elements_behind, is_hidden, new_storage, place_of, set_storage
 from paths import TESTS
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.backend_registration import (
     _DummyBackendModule,
     _setup_privateuseone_for_python_backend,
@@ -59,7 +50,6 @@ class HiddenMemoryError(AssertionError):
 
 
 def install() -> None:
-    """Make the device known to torch in this process; calling it again does nothing."""
     if _libraries:
         return
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=_Module())
@@ -109,7 +99,6 @@ def refusals() -> list[str]:
 
 
 def writes() -> int:
-    """Return how many operators have written memory of the device in this process."""
     return _writes
 
 
@@ -172,13 +161,70 @@ def _is_allowed() -> bool:
     return False
 
 
+class _Call:
+    def __init__(self, op: Any) -> None:
+        self._op = op
+        # As on a GPU: scalars, copies, and indices, which are copied.
+        self._takes_host_memory = op.overloadpacket.__name__.startswith(("_copy_from", "index"))
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by that behind it
+        self._arguments: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by that behind it
+        self._usual: set[int] = set()  # what lies behind tensors that are no inference tensors
+
+    def behind(self, arguments: Any) -> Any:
+        return tree_map(self._behind, arguments)
+
+    def _behind(self, value: Any) -> Any:
+        if isinstance(value, torch.device) and value.type == DEVICE:
+            return torch.device("cpu")
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not is_hidden(value):
+            return self._from_host(value)
+        elements = elements_behind(value)
+        self._storages[elements.untyped_storage()._cdata] = value.untyped_storage()
+        if not value.is_inference():
+            self._usual.add(elements.untyped_storage()._cdata)
+        self._arguments[id(elements)] = value, elements
+        return elements
+
+    def _from_host(self, value: torch.Tensor) -> torch.Tensor:
+        if value.dim() and not self._takes_host_memory:
+            raise RuntimeError(
+                f"{self._op}: expected all tensors on {DEVICE!r}, got one on the CPU"
+            )
+        return value
+
+    def follow(self) -> None:
+        for tensor, elements in self._arguments.values():
+            storage = self._storage(elements)
+            if storage is not tensor.untyped_storage() or place_of(tensor) != place_of(elements):
+                set_storage(tensor, storage, *place_of(elements))
+
+    def shown(self, elements: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the device that these elements lie behind."""
+        if id(elements) in self._arguments:
+            return self._arguments[id(elements)][0]
+        # A view of what is no inference tensor is none either.
+        of_usual = elements.untyped_storage()._cdata in self._usual
+        with torch.inference_mode(torch.is_inference_mode_enabled() and not of_usual):
+            tensor = torch._C._acc.create_empty_tensor((0,), elements.dtype)
+        return set_storage(tensor, self._storage(elements), *place_of(elements))
+
+    def _storage(self, elements: torch.Tensor) -> torch.UntypedStorage:
+        behind = elements.untyped_storage()
+        known = self._storages.get(behind._cdata)
+        if known is None or known.nbytes() != behind.nbytes():
+            known = self._storages[behind._cdata] = new_storage(behind)
+        return known
+
+
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the elements behind its arguments."""
     _refuse_reads(op, args)
     _count_writes(op)
     if op is torch.ops.aten.set_.source_Storage_storage_offset:
         return set_storage(*args)
-    call, behind = Call(op), _ON_CPU.get(op, op)
+    call, behind = _Call(op), _ON_CPU.get(op, op)
     if any(_is_number_for_tensor(*pair) for pair in zip(op._schema.arguments, args, strict=False)):
         behind = op.overloadpacket
     with torch.no_grad():
@@ -199,7 +245,6 @@ def _count_writes(op: Any) -> None:
 
 
 def _refuse_reads(op: Any, args: tuple[Any, ...]) -> None:
-    """Raise if an operator brings elements to the host."""
     copies = op is torch.ops.aten._copy_from.default and not is_hidden(args[1])
     answers = {str(value.type) for value in op._schema.returns} & {"number", "bool", "int"}
     if (copies or answers) and not _is_allowed():

@@ -7,8 +7,6 @@ Everything that the engine is given for the device is of the device; small integ
 own are host memory, as for nccl.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -33,15 +31,12 @@ def make_known() -> None:
 
 
 def open_hidden(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Join all ranks over gloo (collective)."""
     world = open_gloo(config, environ)
     return replace(world, engine=ENGINE, communicator=HiddenCommunicator(world.communicator))
 
 
 def _forwarded(name: str) -> Any:
-    """Return a method that calls the inner communicator's with what lies behind buffers."""
-
-    def call(self: HiddenCommunicator, *arguments: Any, **named: Any) -> Any:
+    def call(self: "HiddenCommunicator", *arguments: Any, **named: Any) -> Any:
         behind = [_behind(each) if isinstance(each, Buffer) else each for each in arguments]
         return getattr(self._inner, name)(*behind, **named)
 
@@ -49,8 +44,6 @@ def _forwarded(name: str) -> Any:
 
 
 class HiddenCommunicator(Communicator):
-    """A communicator of memory on the device and on the host."""
-
     def __init__(self, inner: Communicator) -> None:
         self._inner = inner
         self.rank, self.size = inner.rank, inner.size
@@ -64,7 +57,7 @@ class HiddenCommunicator(Communicator):
         _forwarded, ("alltoall", "reduce_scatter", "barrier", "close", "abort")
     )
 
-    def split(self, ranks: Sequence[int]) -> HiddenCommunicator | None:
+    def split(self, ranks: Sequence[int]) -> "HiddenCommunicator | None":
         part = self._inner.split(ranks)
         return None if part is None else HiddenCommunicator(part)
 

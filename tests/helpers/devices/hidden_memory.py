@@ -1,7 +1,5 @@
 """The memory of the tests' device: addresses that cannot be read, and elements behind them."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import threading
@@ -17,7 +15,6 @@ _ALIGNED_BYTES = 512  # as CUDA's allocator
 
 
 def is_hidden(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on the device."""
     return tensor.device.type == DEVICE
 
 
@@ -38,7 +35,6 @@ def place_of(tensor: torch.Tensor) -> tuple[int, list[int], list[int]]:
 
 # torch's own function, which looks at no element, but is registered for its own devices only.
 def set_storage(tensor: torch.Tensor, *place: Any) -> torch.Tensor:
-    """Have a tensor on the device lie at a place of a storage; return it."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     operator: Any = torch.ops.aten.set_.source_Storage_storage_offset
     result: torch.Tensor = operator.redispatch(keys, tensor, *place)
@@ -79,7 +75,6 @@ _addresses = _Addresses()
 
 
 def _closed_pages(nbytes: int) -> int:
-    """Reserve addresses that can be neither read nor written."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -4,8 +4,6 @@ The library here takes none: it gets the addresses of what lies behind the devic
 is the engine's own, and it must have waited for the device before it hands MPI an address.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

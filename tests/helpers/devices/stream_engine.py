@@ -1,7 +1,5 @@
 """An engine of one rank that records when it uses which memory; see stream_record."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from ctypes import memmove
 from dataclasses import replace
@@ -21,7 +19,7 @@ from hvdtrain.engines.local import LocalCommunicator
 def _recorded(name: str) -> Any:
     """Return a method that does what a world of one does, and records it."""
 
-    def call(self: RecordingCommunicator, send: Buffer, receive: Buffer, *how: Any) -> None:
+    def call(self: "RecordingCommunicator", send: Buffer, receive: Buffer, *how: Any) -> None:
         getattr(LocalCommunicator, name)(self, send, receive, *how)
         _record(name, reads=send, writes=receive)
 
@@ -52,7 +50,7 @@ class RecordingCommunicator(LocalCommunicator):
         _recorded, ("allgather", "alltoall", "reduce_scatter")
     )
 
-    def split(self, ranks: Sequence[int]) -> RecordingCommunicator | None:
+    def split(self, ranks: Sequence[int]) -> "RecordingCommunicator | None":
         return RecordingCommunicator(self._device) if 0 in ranks else None
 
 
@@ -66,7 +64,6 @@ def _record(text: str, reads: Buffer, writes: Buffer) -> None:
 
 
 def install() -> None:
-    """Let init() find the engines "device", which takes memory of the device, and "host"."""
     registry.ENGINES["device"] = "stream_engine:open_device"
     registry.ENGINES["host"] = "stream_engine:open_host"
     allreduce.memmove = _memmove  # type: ignore[attr-defined,assignment]
@@ -79,10 +76,8 @@ def _memmove(target: int, source: int, nbytes: int) -> int:
 
 
 def open_device(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Make a world of this process."""
     return EngineWorld("device", "none", RecordingCommunicator(True), (0,), ("here",))
 
 
 def open_host(config: Config, environ: Mapping[str, str]) -> EngineWorld:
-    """Make a world of this process."""
     return EngineWorld("host", "none", RecordingCommunicator(False), (0,), ("here",))

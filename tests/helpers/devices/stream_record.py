@@ -10,8 +10,6 @@ threads count as one: what they do in which order is theirs to keep, and is test
     assert record.races() == []
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterator
@@ -32,8 +30,6 @@ Access = tuple[int, int, bool]
 
 @dataclass
 class _Entry:
-    """Something that a stream or the host does."""
-
     text: str
     before: int
     accesses: list[Access]
@@ -41,8 +37,6 @@ class _Entry:
 
 @dataclass
 class Record:
-    """What has been done, in the order in which the host has asked for it."""
-
     capturing: bool = False
     idle: bool = False
     _entries: list[_Entry] = field(default_factory=list)
@@ -74,21 +68,17 @@ class Record:
             return self._last[place]
 
     def last(self, place: str) -> int:
-        """Return the bits of all that comes before what a stream does next."""
         with self._lock:
             return self._last.get(place, 0) | self._last.get(_HOST, 0)
 
     def host(self, text: str, accesses: list[Access], *after: int) -> None:
-        """Add something that the host does and waits for."""
         self.put(_HOST, text, accesses, *after)
 
-    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
-        """Note that memory is not given back before a stream is through with it."""
+    def keep(self, tensor: torch.Tensor, stream: "Stream") -> None:
         with self._lock:
             self._users.setdefault(_storage_of(tensor), set()).add(stream.name)
 
     def made(self, tensor: torch.Tensor, place: str) -> None:
-        """Note on which stream memory of the device was made."""
         storage = tensor.untyped_storage()
         address = _storage_of(tensor)
         if storage.nbytes() and address not in self._made_on:
@@ -104,7 +94,6 @@ class Record:
             self.put(place, "next use", [(address, address + nbytes, True)], *after)
 
     def alive(self, tensor: torch.Tensor) -> None:
-        """Let nobody else have the addresses of host memory."""
         self._alive.append(tensor)
 
     def races(self) -> list[str]:
@@ -118,7 +107,6 @@ class Record:
         return found
 
     def texts(self) -> list[str]:
-        """Return what was recorded."""
         return [entry.text for entry in self._entries]
 
 
@@ -132,16 +120,12 @@ def _conflict(entry: _Entry, other: _Entry) -> bool:
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream that notes what it is told."""
-
     name: str
 
-    def record_event(self) -> _Event:
-        """Return an event after what is on it."""
+    def record_event(self) -> "_Event":
         return _Event(_current().last(self.name) if _record else 0)
 
-    def wait_event(self, event: _Event) -> None:
-        """Let what is put on it come after an event."""
+    def wait_event(self, event: "_Event") -> None:
         if _record:
             _record.put(self.name, "wait", [], event.after)
 
@@ -151,11 +135,9 @@ class _Event:
     after: int
 
     def query(self) -> bool:
-        """Return whether the device has come past it."""
         return _current().idle
 
     def synchronize(self) -> None:
-        """Have the host wait."""
         if _record:
             _record.host("wait", [], self.after)
 
@@ -198,13 +180,12 @@ def _new_stream(*_: object) -> Stream:
     return _made[-1]
 
 
-def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+def _record_stream(tensor: torch.Tensor, stream: "Stream") -> None:
     if _record:
         _record.keep(tensor, stream)
 
 
 def install() -> None:
-    """Give the device streams, in this process."""
     hidden_device.install()
     module: Any = getattr(torch, DEVICE)
     module.Stream, module.current_stream, module.stream = _new_stream, _current_stream, _stream
@@ -223,7 +204,6 @@ def note(text: str, accesses: list[Access], on_host: bool) -> None:
 
 
 def _observe(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Put an operator of the device on the current stream."""
     if _record is None:
         return
     place = _current_stream().name

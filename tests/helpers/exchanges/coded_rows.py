@@ -1,7 +1,5 @@
 """Rows that are hard to code, and what the kernel and operations on arrays make of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ def normal(rows: int, length: int, kind: type[np.floating]) -> Any:
 
 
 def room(rows: Array, bits: int) -> tuple[Array, Array]:
-    """Return memory for factors and codes."""
     count, length = rows.shape
     return (
         like_shape(rows, (count, 2)),
@@ -39,7 +36,6 @@ def coded_by_arrays(rows: Array, bits: int) -> list[Any]:
 
 
 def coded_by_kernel(rows: Array, bits: int) -> list[Any]:
-    """Return the same of the kernel."""
     factors, packed = room(rows, bits)
     assert codes.with_kernel("encode", rows, factors, packed, bits)
     values = like_shape(rows, rows.shape)

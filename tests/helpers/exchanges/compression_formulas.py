@@ -1,7 +1,5 @@
 """What compressed exchanges must give, computed for all ranks on one process, block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -16,7 +14,6 @@ MATRICES = {0: (7, 5), 3: (6, 4)}
 
 
 def coded(x: Flat, bits: int) -> Flat:
-    """Return the values that the codes of a block stand for."""
     if bits == 1:
         below, above = x[x < 0], x[x >= 0]
         low = below.mean() if below.size else 0.0
@@ -38,7 +35,6 @@ class NBitFormula:
         self.residual = [[np.zeros(spec.count) for spec in plan.specs] for _ in nodes]
 
     def step(self, gradients: OfRanks) -> list[Flat]:
-        """Return the average, by parameter."""
         given = [
             [g + e for g, e in zip(gs, es, strict=True)]
             for gs, es in zip(gradients, self.residual, strict=True)
@@ -94,7 +90,6 @@ class TopKFormula:
         self._speed = [[np.zeros(count) for count in counts] for _ in range(size)]
 
     def step(self, gradients: OfRanks) -> list[Flat]:
-        """Return the average, by parameter."""
         result = [np.zeros_like(each) for each in gradients[0]]
         for index, total in enumerate(result):
             for own, kept, speed in zip(gradients, self.kept, self._speed, strict=True):
@@ -119,7 +114,6 @@ class PowerSGDFormula:
         self._right: dict[int, Flat] = {}
 
     def step(self, gradients: OfRanks) -> list[Flat]:
-        """Return the average, by parameter."""
         result = [np.mean(each, axis=0) for each in zip(*gradients, strict=True)]
         if len(gradients) > 1:
             for index, shape in MATRICES.items():

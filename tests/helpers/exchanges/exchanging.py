@@ -1,14 +1,16 @@
-"""Drives an exchange over buckets as a gradient step does, with the channel's own communicator."""
+"""Drives an exchange over buckets as a gradient step does, on ranks of made-up nodes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from hashlib import blake2b
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from exchange_formulas import Flat
+from exchange_formulas import Flat, OfRanks
 
+import hvdtrain.torch as hvd
 from hvdtrain.arrays import HostArray, elements_of, like, to_host
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
@@ -40,7 +42,6 @@ def together(work: Callable[[Communicator], Any]) -> Any:
 
 
 def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
-    """Return a plan for parameters of SHAPES."""
     specs = [
         ParameterSpec(f"p{number}", shape, strides, dtype, dtype.value, "cpu")
         for number, (shape, strides) in enumerate(SHAPES.items())
@@ -49,14 +50,11 @@ def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
 
 
 class Driven:
-    """An exchange, and the buckets that it is given."""
-
     def __init__(self, exchange: Exchange, plan: BucketPlan, tensors: bool) -> None:
         self.exchange, self._tensors = exchange, tensors
         self.use_plan(plan)
 
     def use_plan(self, plan: BucketPlan) -> None:
-        """Cut the buckets otherwise."""
         self.plan = plan
         self.exchange.prepare(plan)
         self.buckets = [
@@ -74,7 +72,6 @@ class Driven:
             self.exchange.begin(bucket)
 
     def fill(self, values: Sequence[Flat]) -> None:
-        """Put the values of parameters into the buckets."""
         for bucket in self.buckets:
             for piece in bucket.pieces(bucket.elements, 0):
                 host: HostArray = values[piece.index]
@@ -88,7 +85,6 @@ class Driven:
     def step(
         self, values: Sequence[Flat], info: StepInfo, communicators: Communicators
     ) -> list[Flat]:
-        """Return what the exchange makes of the ranks' values, by parameter."""
         self.fill(values)
         for bucket in self.buckets:
             self.exchange.reduce(bucket, info, communicators)
@@ -98,9 +94,75 @@ class Driven:
         return self.values()
 
     def values(self) -> list[Flat]:
-        """Return what lies in the buckets, by parameter."""
         found: dict[int, Flat] = {}
         for bucket in self.buckets:
             for piece in bucket.pieces(elements_of(bucket.buffer), 0):
                 found[piece.index] = to_host(piece.elements)
         return [found[index] for index in sorted(found)]
+
+
+COUNTS = [int(np.prod(shape)) for shape in SHAPES]
+LIMITS = (1 << 20, 300)
+# Up to four ranks, on one node, on nodes of their own, side by side and mixed, evenly and not.
+NODES = [[0, 0, 0, 0], [0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 1, 1]]
+TOLERANCE = {DType.FLOAT32: 2e-5, DType.FLOAT64: 1e-12}
+
+# Of all results so far: every rank has the same.
+BITS = blake2b()
+
+
+def values(step: int, rank: int, dtype: DType) -> list[Flat]:
+    """Return a rank's own, in the type in which buckets hold them."""
+    generator = np.random.default_rng([step, rank])
+    return [generator.standard_normal(count).astype(dtype.numpy) for count in COUNTS]
+
+
+def of_ranks(step: int, dtype: DType) -> OfRanks:
+    return [
+        [each.astype(np.float64) for each in values(step, rank, dtype)]
+        for rank in range(hvd.size())
+    ]
+
+
+def check(found: Sequence[Flat], expected: Sequence[Flat], dtype: DType) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE[dtype])
+        BITS.update(one.tobytes())
+
+
+def layouts() -> list[tuple[int, ...]]:
+    """Return for each layout of the nodes the node of each rank of this world."""
+    return list(dict.fromkeys(tuple(nodes[: hvd.size()]) for nodes in NODES))
+
+
+@cache
+def communicators_of(nodes: tuple[int, ...] | None) -> Communicators:
+    """Return the communicators of some nodes; None for each rank on its own."""
+    communicators: Communicators = together(
+        Communicators.flat if nodes is None else partial(Communicators.hierarchical, nodes=nodes)
+    )
+    return communicators
+
+
+def close(communicators: Communicators, _: Communicator) -> None:
+    communicators.close()
+
+
+def exchanged(
+    driven: Driven, own: Sequence[Flat], info: StepInfo, nodes: tuple[int, ...] | None = None
+) -> list[Flat]:
+    communicators = communicators_of(nodes)
+    result: list[Flat] = together(lambda _: driven.step(own, info, communicators))
+    return result
+
+
+def weighed(step: int, weights: Sequence[float] | None) -> StepInfo:
+    """Return the info of a step in which the ranks count so much, or as much as one another."""
+    if weights is None:
+        return StepInfo(step, hvd.size())
+    rank = hvd.rank()
+    return StepInfo(step, hvd.size(), None, weights[rank], sum(weights), weighted=True)
+
+
+def kinds() -> Iterator[tuple[DType, bool]]:
+    return product((DType.FLOAT32, DType.FLOAT64), (False, True))

@@ -1,7 +1,5 @@
 """Measurements that decide which exchange is chosen for each gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

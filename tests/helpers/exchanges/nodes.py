@@ -1,7 +1,5 @@
 """Ranks that take themselves to be on different nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -6,8 +6,6 @@ Each node's sum is sent as one bit per element and one scale per parameter, its 
     sent = mean|x| * sign(x), residual = x - sent, result = sum over nodes of sent / size
 """
 
-from __future__ import annotations
-
 from hvdtrain.arrays import Array, elements_of, pack_signs, unpack_signs, zeros_like
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.gradients.communicators import Communicators, gather
@@ -75,7 +73,6 @@ class OneBit(Exchange):
 
 
 def _decoded(signs: Array, scales: Array, bucket: FilledBucket, model: Array, start: int) -> Array:
-    """Return what a rank has sent of a slice."""
     values = unpack_signs(signs, model)
     for number, piece in enumerate(bucket.pieces(values, start)):
         piece.elements[...] = piece.elements * scales[number]

@@ -10,8 +10,6 @@ pass, a rank takes part in the rounds of its other channels meanwhile. `sets` ha
 channels that not all ranks have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,8 +34,6 @@ class World(NamedTuple):
 
 
 class ChannelModel:
-    """Ranks, each with a program."""
-
     def __init__(
         self,
         *programs: str,
@@ -60,12 +56,10 @@ class ChannelModel:
         self._one, self._late = RankModel(threads, rules), late_names(words)
 
     def first(self) -> World:
-        """Return the ranks before they have done anything."""
         rank = Rank(life=ChannelState(len(self._of)))
         return World(((rank,) * len(self._letters),) * len(self._of))
 
     def is_end(self, world: World) -> bool:
-        """Return whether every process has ended; see that nothing is left."""
         if not all(own[0].over for own in world.ranks):
             first = [own[0] for own in world.ranks]
             stalls = self._alone and not world.job_ends
@@ -79,7 +73,6 @@ class ChannelModel:
         return True
 
     def moves(self, world: World) -> Iterator[tuple[str, World]]:
-        """Return what programs, drivers and the engine can do, and what can go wrong."""
         if world.job_ends:
             # An abort ends every process, whatever it does.
             over = tuple(tuple(r._replace(over=True) for r in own) for own in world.ranks)

@@ -1,7 +1,5 @@
 """A process of a model in which the ranks that are left go on, and how far it has got. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -45,8 +43,6 @@ class Stage(Enum):
 
 
 class Process(NamedTuple):
-    """A process."""
-
     stage: Stage
     group: tuple[int, ...]
     rank: Rank
@@ -56,14 +52,11 @@ class Process(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """All processes, and how many may still die."""
-
     all: tuple[Process, ...]
     deaths_left: int
 
 
 def is_left(process: Process) -> bool:
-    """Return whether a process has not ended."""
     return process.stage not in (Stage.OVER, Stage.DEAD)
 
 
@@ -74,7 +67,6 @@ def end(process: Process, stage: Stage) -> Process:
 
 
 def call_of(process: Process) -> Call | None:
-    """Return the engine call that the driver of a process is in."""
     head = process.rank.actions[0] if process.rank.actions else None
     if isinstance(head, Request):
         progress = progress_of(process.rank, head)
@@ -103,7 +95,6 @@ def is_told(before: Rank, after: Rank) -> bool:
 
 
 def put(state: Processes, number: int, process: Process) -> Processes:
-    """Return the processes with one of them changed."""
     return state._replace(all=(*state.all[:number], process, *state.all[number + 1 :]))
 
 
@@ -122,8 +113,6 @@ _IN_WORLD = (Stage.RUNNING, Stage.ABANDONING)
 
 
 class LossModel:
-    """Ranks of which some die; see the top of this file."""
-
     def __init__(
         self, *programs: str, deaths: int = 1, threads: bool = True, rules: Transition = transition
     ) -> None:
@@ -132,13 +121,11 @@ class LossModel:
         self._late = late_names(part for parts in self._programs for part in parts)
 
     def first(self) -> Processes:
-        """Return the processes before they have done anything."""
         group = tuple(range(len(self._programs)))
         rank = Rank(life=ChannelState(len(group)))
         return Processes(tuple(Process(Stage.RUNNING, group, rank) for _ in group), self._deaths)
 
     def is_end(self, state: Processes) -> bool:
-        """Return whether every process has ended; see that all is well."""
         if any(map(is_left, state.all)):
             return not state.deaths_left and self._is_stalled(state)
         for world in {process.world for process in state.all}:
@@ -156,7 +143,6 @@ class LossModel:
         return is_stalled(words, [process.rank for process in running])
 
     def moves(self, state: Processes) -> Iterator[tuple[str, Processes]]:
-        """Return what processes, the engine, and death can do."""
         for number, process in enumerate(state.all):
             for move, after in self._own(state, number, process):
                 changed = put(state, number, after)

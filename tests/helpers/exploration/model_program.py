@@ -1,7 +1,5 @@
 """What the members of a model's channel come to where all of them have met. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeGuard
 
@@ -69,7 +67,6 @@ from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
 
 
 def is_call(step: Step | None) -> TypeGuard[Call]:
-    """Return whether what a driver does next is an engine call."""
     return isinstance(step, Vote | Report | Request | BucketVote)
 
 
@@ -118,8 +115,6 @@ Words = Sequence[str]
 
 
 class RankModel:
-    """What a rank's program and its driver do; see the top of this file."""
-
     def __init__(self, threads: bool = True, rules: Transition = transition) -> None:
         self._threads, self._rules = threads, rules
 
@@ -129,7 +124,6 @@ class RankModel:
         return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
 
     def take(self, rank: Rank) -> Rank:
-        """Return the rank after its driver has gone on from the end of an engine call."""
         head, *rest = rank.actions
         rank = rank._replace(actions=tuple(rest))
         if isinstance(head, Ran):
@@ -143,7 +137,6 @@ class RankModel:
         return after
 
     def program(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
-        """Return what the program can do next."""
         if rank.place == len(words):
             yield "ends", rank._replace(over=True)
             return
@@ -198,7 +191,6 @@ class RankModel:
         return rank._replace(pending=(*rank.pending, request), steps=(*rank.steps, *step))
 
     def close(self, rank: Rank) -> Rank:
-        """Close the channel, and give the communicator back."""
         rank = self.follow(rank, Closed())
         while rank.actions and isinstance(rank.actions[0], FailAll):
             rank = self._act(rank._replace(actions=rank.actions[1:]), rank.actions[0])
@@ -207,7 +199,6 @@ class RankModel:
         return rank._replace(freed=True)
 
     def fail(self, words: Words, rank: Rank, event: Event) -> Rank:
-        """Have an engine call fail, which ends everything on this rank."""
         failed = self.follow(rank._replace(actions=()), event)
         while failed.actions:
             failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
@@ -235,7 +226,6 @@ class RankModel:
             raise Fault("a later operation is not told that ranks are lost")
 
     def driver(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
-        """Return what the driver can do next without other ranks."""
         if not rank.actions:
             busy = rank.life.phase is not Phase.CLOSED and (rank.pending or rank.listening)
             if busy and (self._threads or awaited(words, rank)):
@@ -301,7 +291,6 @@ class RankModel:
 
 
 def awaited(words: Words, rank: Rank) -> str:
-    """Return what a rank's program waits for now, or ""."""
     word = words[rank.place] if rank.place < len(words) else ""
     if word in WORDS:
         return word if is_pending(rank, WORDS[word]) else ""

@@ -7,8 +7,6 @@ In a test:
     seen.fault                  # "" or what is wrong, and the moves that lead there
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -43,8 +41,6 @@ class Fault(Exception):
 
 
 class Model(Protocol[S]):
-    """What is explored."""
-
     def first(self) -> S:
         """Return the state in which all begins."""
 
@@ -57,15 +53,11 @@ class Model(Protocol[S]):
 
 @dataclass(frozen=True)
 class Explored:
-    """What was found."""
-
     states: int
     fault: str = ""
 
 
 class _Visited(Generic[S]):
-    """The states that have been reached, and how."""
-
     def __init__(self, first: S) -> None:
         self.came_from: dict[S, tuple[S, str] | None] = {first: None}
         self.followers: dict[S, list[S]] = {}
@@ -110,7 +102,6 @@ def explore(model: Model[S], most: int = 2_000_000) -> Explored:
 
 
 def _cannot_end(visited: _Visited[S], ends: list[S]) -> S | None:
-    """Return the first state from which no end can be reached."""
     before: dict[S, list[S]] = {}
     for state, following in visited.followers.items():
         for after in following:
@@ -176,8 +167,6 @@ Step = Action | Call | Outcome | Bucket
 
 
 class Rank(NamedTuple):
-    """What there is on one rank."""
-
     place: int = 0
     life: ChannelState = ChannelState(0)
     pending: tuple[Request, ...] = ()
@@ -211,7 +200,6 @@ def run_here(rank: Rank, request: Request, again: bool) -> Rank:
 
 
 def hear(rank: Rank, heard: Heard) -> Rank:
-    """Return a rank after a vote on the next bucket of a step."""
     progress = progress_of(rank, heard.request)
     if progress is None:  # an answer, which is complete
         progress = BucketProgress(BUCKETS, BUCKETS, reduced=1)
@@ -235,7 +223,6 @@ def progress_of(rank: Rank, request: Request) -> BucketProgress | None:
 
 
 def fill(rank: Rank, name: str, count: int | None) -> Rank:
-    """Fill so many buckets, or the rest, of a step that is still pending."""
     progress = dict(rank.steps).get(name)
     if progress is None:
         return rank
@@ -290,7 +277,6 @@ def names_of(requests: Iterable[Request]) -> str:
 
 @cache
 def request_of(word: str) -> Request:
-    """Return what a word of a program submits."""
     details = (("shape", "other" if word.endswith("~") else "same"),)
     zeros = None if word.isupper() else SUM
     kind = "step" if word.endswith("(") else "gather" if word.isupper() else "allreduce"
@@ -314,8 +300,6 @@ def hashable(action: Action) -> Action:
 
 
 class _Ballots(LocalCommunicator):
-    """Takes the votes of one member; gives it the highest of all members' when these are known."""
-
     def __init__(self) -> None:
         super().__init__()
         self.own: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)

@@ -1,7 +1,5 @@
 """All short programs of a model's ranks, and whether some fit each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
@@ -12,7 +10,6 @@ NAMES = set("abcGs")
 
 
 def programs(parts: int) -> Iterator[str]:
-    """Return all programs with so many parts, in any order, that leave and close at the end."""
     for chosen in permutations(PARTS, parts):
         names = [part[0] for part in chosen]
         # The thread that fills a step does not wait for anything else meanwhile.
@@ -36,5 +33,4 @@ def may_desert(ranks: Sequence[str]) -> bool:
 
 
 def short(most: int) -> list[str]:
-    """Return all programs with at most so many parts."""
     return [program for parts in range(most + 1) for program in programs(parts)]

@@ -1,7 +1,5 @@
 """Rules that do something wrong, which an exploration must find."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hvdtrain.core.agreement.decision import (
@@ -34,7 +32,6 @@ def leave_sorted_first(state: ChannelState, event: Event) -> Result:
 
 
 def leaves_at_once(state: ChannelState, event: Event) -> Result:
-    """Leave without a word about what is still pending."""
     state, actions = transition(state, event)
     return state, tuple(Leave({}) if isinstance(a, Leave) else a for a in actions)
 
@@ -59,13 +56,11 @@ def goes_on_after_a_failure(state: ChannelState, event: Event) -> Result:
 
 
 def forgets_at_the_end(state: ChannelState, event: Event) -> Result:
-    """Close without failing what is pending, and leave without looking at it."""
     after, actions = leaves_at_once(state, event)
     return after, () if isinstance(event, Closed) else actions
 
 
 def believes_one_rank(state: ChannelState, event: Event) -> Result:
-    """Follow the first report only."""
     if isinstance(event, ReportsExchanged):
         event = replace(event, reports=(event.reports[0],) * state.size)
     return transition(state, event)
@@ -80,7 +75,6 @@ def deserts_whoever_waits(state: ChannelState, event: Event) -> Result:
 
 
 def joins_by_vote(state: ChannelState, event: Event) -> Result:
-    """Run the wish to join as any operation."""
     if isinstance(event, Voted) and event.agreed:
         return state, (RunRequests(event.agreed),)
     return transition(state, event)
@@ -99,7 +93,6 @@ def forgets_that_ranks_are_lost(state: ChannelState, event: Event) -> Result:
 
 
 def keeps_what_is_pending(state: ChannelState, event: Event) -> Result:
-    """Close without failing what is pending."""
     after, actions = transition(state, event)
     return after, () if isinstance(event, Failed) else actions
 

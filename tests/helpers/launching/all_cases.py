@@ -1,7 +1,5 @@
 """Runs the cases of several modules on each rank, and reports their digests."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable

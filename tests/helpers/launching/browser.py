@@ -1,7 +1,5 @@
 """Debian's Chromium, which tests look at pages with, and what they ask of a page."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -48,8 +46,6 @@ _CONTRASTS = """() => {
 
 @dataclass
 class Opened:
-    """A page in the browser."""
-
     page: Page
     faults: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -77,7 +73,6 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -> Iterator[Opened]:
-    """Open a file in a window of its own."""
     context = browser.new_context(viewport={"width": width, "height": 900}, **options)
     context.set_default_timeout(_PATIENCE_MILLISECONDS)
     try:
@@ -100,7 +95,6 @@ def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -
 
 
 def low_contrasts(page: Page) -> list[str]:
-    """Return the texts of a page that are hard to read, each with its contrast."""
     found = page.evaluate(_CONTRASTS)
     assert len(found) > 20, found
     return [f"{contrast:.2f} {text}" for contrast, text in found if contrast < _LEAST_CONTRAST]

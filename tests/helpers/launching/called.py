@@ -1,7 +1,5 @@
 """What test_call.py has ranks import, as they import the modules of a person's project."""
 
-from __future__ import annotations
-
 import time
 
 

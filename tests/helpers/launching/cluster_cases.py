@@ -1,7 +1,5 @@
 """What both drivers of a cluster see: functions on ranks that return, raise, and end."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -62,7 +60,6 @@ def expect(call: Callable[[], object], text: str) -> None:
 
 
 def see_all(run: Run, more: Sequence[Callable[[Path], None]]) -> None:
-    """See what every cluster gives, and more, each in a folder of its own."""
     folder = Path(sys.argv[1])
     every = [see_results, see_an_exception, see_a_rank_without_result]
     cases: list[Callable[[Path], None]] = [partial(case, run) for case in every]

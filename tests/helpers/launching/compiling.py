@@ -1,7 +1,5 @@
 """How tests compile the kernels, and for which instruction sets."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -32,7 +30,6 @@ FLAGS = {
 
 
 def gcc() -> str:
-    """Return the compiler; only where there is none are the kernels not tested."""
     found = shutil.which("gcc")
     if found is None:
         pytest.skip("no gcc, which compiles the kernels anew: apt install g++")
@@ -40,7 +37,6 @@ def gcc() -> str:
 
 
 def supports(level: str) -> bool:
-    """Return whether this processor has such instructions."""
     machine = os.uname().machine
     if machine != "x86_64":
         return False
@@ -51,7 +47,6 @@ def supports(level: str) -> bool:
 
 
 def compile_library(source: Path, level: str, path: Path) -> None:
-    """Compile a kernel for one instruction set."""
     flags = (*COMMON, "-O3", ONCE, f"-march={level}", "-shared", "-fPIC")
     subprocess.run([gcc(), *flags, str(source), "-lm", "-o", str(path)], check=True, timeout=300)
 

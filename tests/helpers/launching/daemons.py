@@ -1,17 +1,19 @@
-"""The daemons of a scheduler on this machine: whether there are any, and their lives."""
-
-from __future__ import annotations
+"""A scheduler on this machine: whether its programs are here, and the lives of its daemons."""
 
 import os
 import shutil
+import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NoReturn, Self
 
 import pytest
 from job import Job
 from ranks import start
+
+_COMMAND_SECONDS = 120  # of the scheduler's own
 
 
 def require_programs(programs: Sequence[str], package: str, required: str) -> None:
@@ -27,31 +29,48 @@ def require_programs(programs: Sequence[str], package: str, required: str) -> No
 
 
 def find_program(name: str) -> str | None:
-    """Return the path of a program, which may be one for root."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
-class Daemons:
-    """Daemons that end, the last one first, with the `with` block."""
+class Scheduler(ExitStack):
+    """A scheduler whose daemons end, the last one first, with the `with` block."""
 
-    def __init__(self, env: Mapping[str, str], fail: Callable[[str], NoReturn]) -> None:
-        self._env, self._fail = env, fail
+    def __init__(self, directory: Path, env: Mapping[str, str], more: Mapping[str, str]) -> None:
+        super().__init__()
+        self._directory, self._own, self._env = directory, env, {**os.environ, **env, **more}
         self._jobs: list[Job] = []
-        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        with ExitStack() as failing:
+            failing.callback(self.close)
+            self._begin()
+            failing.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def _begin(self) -> None:
+        raise NotImplementedError
 
-    def start(self, program: str, *words: str) -> Job:
-        """Start one, in the foreground; return what has been started."""
-        daemon = start([find_program(program), *words], env=self._env)
-        self._jobs.append(self._stack.enter_context(daemon))
-        return daemon
+    def _logs(self) -> Iterable[Path]:
+        """Return the files that tell why something does not come."""
+        raise NotImplementedError
 
-    def wait(self, test: Callable[[], bool], timeout_seconds: float) -> None:
+    def _start(self, program: str, *words: str) -> Job:
+        self._jobs.append(self.enter_context(start([find_program(program), *words], env=self._own)))
+        return self._jobs[-1]
+
+    def ask(self, *words: object, check: bool = False) -> str:
+        """Return what a command of the scheduler prints; one that fails may fail the test."""
+        done = subprocess.run(
+            list(map(str, words)),
+            env=self._env,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+        )
+        assert not (check and done.returncode), f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def wait(self, test: Callable[[], bool], timeout_seconds: float = 300) -> None:
         """Wait until something holds; a daemon that ends before fails the test."""
         deadline = time.monotonic() + timeout_seconds
         while not test():
@@ -61,3 +80,8 @@ class Daemons:
             if time.monotonic() > deadline:
                 self._fail(f"not after {timeout_seconds} s")
             time.sleep(0.1)
+
+    def _fail(self, reason: str) -> NoReturn:
+        files = [path for path in self._logs() if path.exists()]
+        tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
+        raise AssertionError("\n".join([reason, *tails]))

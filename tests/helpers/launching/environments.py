@@ -1,7 +1,5 @@
 """Environments that tests use beside their own, as `make test-all` makes them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

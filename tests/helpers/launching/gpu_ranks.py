@@ -1,17 +1,8 @@
 """What ranks of a test on a GPU do: several share one, and every case is run, whatever fails.
 
-A worker ends with:
-
-    device = take_device(sys.argv[1])
-    hvd.init()
-    with device:  # where tensors are made
-        run_cases(CASES, hvd.rank(), hvd.size())
-
 Time on a GPU is scarce: a case that fails on all ranks does not keep the next ones from being run,
 and one that hangs shows where.
 """
-
-from __future__ import annotations
 
 import faulthandler
 import os

@@ -1,7 +1,5 @@
 """The environment with Horovod, which `make test-all` builds where a C++ compiler is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -15,7 +13,6 @@ from hvdtrain.compiled.library import COMPILERS
 
 
 def horovod_python() -> Path:
-    """Return the interpreter whose environment holds Horovod; skip the test without one."""
     if not os.environ.get("HVDTRAIN_HOROVOD_PYTHON"):
         require_compiler()
     return named_python("HVDTRAIN_HOROVOD_PYTHON", "Horovod")
@@ -30,6 +27,5 @@ def beside_horovod() -> dict[str, str]:
 
 
 def require_compiler() -> None:
-    """Skip the test on a machine that cannot build Horovod."""
     if not any(map(shutil.which, COMPILERS)):
         pytest.skip(f"no C++ compiler ({', '.join(COMPILERS)}), so Horovod cannot be built")

@@ -1,10 +1,9 @@
 """Several host names on this machine, without ssh."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +32,10 @@ def write_hostfile(path: Path, mpi: str, slots: Sequence[int]) -> Path:
     form = "node{}:{}\n" if mpi == "mpich" else "node{} slots={}\n"
     path.write_text("".join(form.format(node, count) for node, count in enumerate(slots)))
     return path
+
+
+def on_hosts(folder: Path, mpi: str, slots: Sequence[int], *more: object) -> dict[str, Any]:
+    """Return what has launch() start so many ranks on node0, node1, ..., with more arguments."""
+    require_hosts()
+    hostfile = write_hostfile(folder / "hosts", mpi, slots)
+    return {"hostfile": hostfile, "launcher_args": [*AGENT_ARGS[mpi], *more]}

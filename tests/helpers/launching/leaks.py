@@ -1,7 +1,5 @@
 """What a test must not leave behind: environment variables, directory, threads, processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -10,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 # In the environment of all that a test starts, so that it is found whoever its parent is by now.
 MARK = "HVDTRAIN_TEST_SESSION"
@@ -34,16 +33,13 @@ _OTHERS: set[int] = set()
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there is at one moment."""
-
     environment: Mapping[str, str]
     directory: str
     threads: frozenset[threading.Thread]
     processes: Mapping[int, str]
 
     @classmethod
-    def take(cls) -> Snapshot:
-        """Look at this process and at /proc."""
+    def take(cls) -> Self:
         return cls(
             environment=dict(os.environ),
             directory=os.getcwd(),

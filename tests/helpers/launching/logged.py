@@ -1,7 +1,5 @@
 """What hvdtrain logs while a function runs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Parameters of tests that start ranks with an MPI that not every machine has."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Scripts that wait for a rank to join, whenever it is ready."""
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -1,7 +1,5 @@
 """Where the repository, its tests, and what they import from each other are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,7 +1,5 @@
 """What must fail on a rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,25 +1,15 @@
 """The one way in which tests start ranks.
 
-In a test:
-
-    from ranks import launch, run_ranks
     job = run_ranks(Path(__file__).parent / "worker.py", 4, args=["case"])   # must succeed
-    job.results[2]                                # what rank 2 handed to report()
+    job.results[2]                                # what rank 2 handed to report(), once and last
     run_ranks(["-m", "hvdtrain", "--epochs", "1"], 2)                 # no report() expected
     with launch("worker.py", 2) as job:                               # may fail
         os.kill(job.rank_pids(2)[1], signal.SIGKILL)
-        assert job.ended(60).returncode != 0
-
-In the worker, on each rank:
-
-    from ranks import report
-    report(cases=12, payload={"sum": 6.0})        # once, last; payload is anything JSON can hold
+        assert job.ended().returncode != 0
 
 Ranks run the interpreter of the test (mpi="mpich": that of an environment of its own) outside
 the checkout, so that they import the installed package.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -117,7 +107,6 @@ def packages_of(folder: str) -> dict[str, str]:
 
 
 def mpi_python(mpi: str) -> Path:
-    """Return the interpreter whose environment finds this MPI, as launch() names it."""
     if mpi == "openmpi":
         return Path(sys.executable)
     variable = f"HVDTRAIN_{mpi.upper()}_PYTHON"

@@ -1,7 +1,5 @@
 """Shared memory that a job leaves behind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +24,5 @@ def no_new_segments() -> Iterator[None]:
 
 
 def _segments() -> set[str]:
-    """Return the shared-memory segments of this machine but those of an MPI library."""
     names = {path.name for path in Path("/dev/shm").iterdir()}
     return {name for name in names if not name.startswith(_OF_MPI + _NO_SEGMENTS)}

@@ -1,22 +1,12 @@
 """Cases that differ only in what ranks do run in one launch, and each is a test of its own.
 
-In a worker, on each rank:
-
-    run_each({"first": first, "second": second}, sys.argv[1:])  # functions; returns are reported
-
-In a test:
-
-    LAUNCH = SharedLaunch(WORKER, 2, ["first", "second"])
-
-    @pytest.mark.parametrize("case", LAUNCH.cases)
-    def test_it(case: str) -> None:
-        assert LAUNCH.results(case) == [...]          # what the function returned, by rank
+    LAUNCH = SharedLaunch(WORKER, 2, ["first", "second"])        # in the test
+    LAUNCH.results("first")                                      # what it returned, by rank
+    run_each({"first": first, "second": second}, sys.argv[1:])   # in the worker, on each rank
 
 The first test that asks starts the ranks. A case that fails ends the job: its test fails with the
 output, those of the cases before it pass, and those of the cases after it fail with the same words.
 """
-
-from __future__ import annotations
 
 import faulthandler
 import json
@@ -63,7 +53,6 @@ class SharedLaunch:
         self._failure = self.stderr = ""
 
     def results(self, case: str) -> list[Any]:
-        """Return what a case returned on each rank, by rank."""
         if self._results is None:
             self._results = {}
             self._run()

@@ -1,24 +1,18 @@
 """Slurm as two nodes on this machine, for the length of a `with` block."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
-import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, Self
 
-from daemons import Daemons, require_programs
+from daemons import Scheduler, require_programs
 
 from hvdtrain.launch.cluster_environment import free_ports
 
 REQUIRED = "HVDTRAIN_TEST_SLURM"
 _NODES = ("n1", "n2")
 _START_SECONDS = 120
-_COMMAND_SECONDS = 120  # of Slurm's own
 
 # A job that is requeued waits until credentials have expired, two minutes by default.
 _CONFIGURATION = """\
@@ -49,22 +43,15 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def require_slurm() -> None:
-    """Skip the test where Slurm cannot be started; fail it where REQUIRED is set to 1."""
     programs = ("slurmctld", "slurmd", "sbatch", "munged")
     require_programs(programs, "slurm-wlm munge", REQUIRED)
 
 
-class Slurm:
-    """A controller and two nodes of four cores, with ports and files of their own."""
-
+class Slurm(Scheduler):
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._stack = ExitStack()
-        own = {"SLURM_CONF": str(directory / "slurm.conf")}
-        self._env = {**os.environ, **own}
-        self._daemons = Daemons(own, self._fail)
+        super().__init__(directory, {"SLURM_CONF": str(directory / "slurm.conf")}, {})
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(_NODES))
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=4"
@@ -76,54 +63,28 @@ class Slurm:
             host=host, port=ports[0], nodes=nodes, directory=self._directory
         )
         (self._directory / "slurm.conf").write_text(configuration)
-        with self._stack as stack:
-            stack.enter_context(self._daemons)
-            self._start_munge()
-            self._daemons.start("slurmctld", "-D", "-c")
-            for node in _NODES:
-                self._daemons.start("slurmd", "-D", "-N", node)
-            self._daemons.wait(
-                lambda: self.ask("sinfo", "-h", "-o", "%T %D") == "idle 2", _START_SECONDS
-            )
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+        self._start_munge()
+        self._start("slurmctld", "-D", "-c")
+        for node in _NODES:
+            self._start("slurmd", "-D", "-N", node)
+        self.wait(lambda: self.ask("sinfo", "-h", "-o", "%T %D") == "idle 2", _START_SECONDS)
         # Jobs first: a daemon that is gone cannot end them.
-        self.ask("scancel", "--user=root", "--signal=KILL", "--full")
-        self._stack.close()
+        self.callback(self.ask, "scancel", "--user=root", "--signal=KILL", "--full")
 
     def submit(self, script: Path, env: Mapping[str, str]) -> str:
         """Submit a script, to run in its folder with these variables; return the job's number."""
-        words = ["sbatch", "--parsable", f"--chdir={script.parent}", str(script)]
-        done = subprocess.run(
-            words,
-            env={**self._env, **env},
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-            check=True,
-        )
-        return done.stdout.strip()
-
-    def ask(self, *words: str) -> str:
-        """Return what a command of Slurm prints; nothing where it fails."""
-        done = subprocess.run(
-            words, env=self._env, capture_output=True, text=True, timeout=_COMMAND_SECONDS
-        )
-        return done.stdout.strip()
+        words = [f"{name}={value}" for name, value in env.items()]
+        words += ["sbatch", "--parsable", f"--chdir={script.parent}", str(script)]
+        return self.ask("env", *words, check=True)
 
     def about(self, job: str) -> dict[str, str]:
-        """Return what Slurm knows about a job, such as its JobState."""
         return dict(re.findall(r"(\w+)=(\S*)", self.ask("scontrol", "-o", "show", "job", job)))
 
-    def wait_for_state(self, job: str, states: Sequence[str], timeout_seconds: float) -> None:
-        """Wait until a job is in one of these states."""
-        self._daemons.wait(lambda: self.about(job).get("JobState") in states, timeout_seconds)
+    def wait_for_state(self, job: str, states: Sequence[str], timeout_seconds: float = 300) -> None:
+        self.wait(lambda: self.about(job).get("JobState") in states, timeout_seconds)
 
-    def wait_for_text(self, path: Path, text: str, timeout_seconds: float) -> None:
-        """Wait until a file holds a text."""
-        self._daemons.wait(lambda: path.exists() and text in path.read_text(), timeout_seconds)
+    def wait_for_text(self, path: Path, text: str, timeout_seconds: float = 300) -> None:
+        self.wait(lambda: path.exists() and text in path.read_text(), timeout_seconds)
 
     def _start_munge(self) -> None:
         """Start what proves who asks Slurm for something: a port is open to everybody."""
@@ -132,14 +93,8 @@ class Slurm:
         (folder / "key").touch(0o600)
         (folder / "key").write_bytes(os.urandom(64))
         files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
-        self._daemons.start(
-            "munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files
-        )
-        self._daemons.wait((folder / "socket").exists, _START_SECONDS)
+        self._start("munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files)
+        self.wait((folder / "socket").exists, _START_SECONDS)
 
-    def _fail(self, reason: str) -> NoReturn:
-        """Fail the test, with what Slurm and its jobs have said."""
-        files = [*self._directory.parent.glob("*.out"), self._directory / "slurmctld.log"]
-        tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
-        jobs = self.ask("scontrol", "-o", "show", "jobs")
-        raise AssertionError("\n".join([reason, jobs, *tails]))
+    def _logs(self) -> Iterable[Path]:
+        return [*self._directory.parent.glob("*.out"), self._directory / "slurmctld.log"]

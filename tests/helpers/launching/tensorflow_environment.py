@@ -1,7 +1,5 @@
 """The environment with TensorFlow, Keras and JAX, which `make test` makes."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
@@ -11,7 +9,6 @@ from environments import named_python
 
 
 def tensorflow_python() -> Path:
-    """Return the interpreter whose environment holds TensorFlow; skip the test without one."""
     variable = "HVDTRAIN_TENSORFLOW_PYTHON"
     if not os.environ.get(variable) and importlib.util.find_spec("tensorflow") is not None:
         return Path(sys.executable)

@@ -1,15 +1,10 @@
 """Ranks that need not import their framework: a warm process has, and forks them.
 
-To import torch takes a rank more than a second of a core, which is more than most cases take.
 launch(warm="torch") has the launcher start warm_rank.py in place of each rank. It hands its
-streams, environment, directory and arguments to a process that has imported torch, once for all
-tests of a session, and has neither threads nor an MPI; this one forks the rank (warm_server.py).
-
-It is for tables of cases. What depends on processes, signals, imports, or variables that Python
-and libraries read when they start is tested with ranks that the launcher starts itself.
+streams, environment, directory and arguments to warm_server.py, which has imported torch, once for
+all tests of a session, and has neither threads nor an MPI. It is for tables of cases: processes,
+signals, imports, and what Python reads at its start are tested with ranks of the launcher's own.
 """
-
-from __future__ import annotations
 
 import atexit
 import functools
@@ -35,7 +30,6 @@ def warm_prefix(python: Path, modules: str) -> list[str]:
 
 @functools.cache
 def _start(python: Path, modules: str) -> tuple[str, subprocess.Popen[bytes]]:
-    """Start a warm process and return the address at which it listens."""
     address = f"hvdtrain-test-{uuid.uuid4().hex}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("\0" + address)

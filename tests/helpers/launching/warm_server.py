@@ -3,8 +3,6 @@
 warm_server.py LISTENER MODULES...: see warm.py. It ends when its standard input does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc
@@ -119,7 +117,6 @@ def _show(fields: tuple[int, int], texts: list[str]) -> None:
 
 
 def run() -> None:
-    """Run the script or module that sys.argv names."""
     if sys.argv[0] == "-m":
         name = sys.argv.pop(0) and sys.argv[0]
         runpy.run_module(name, run_name="__main__", alter_sys=True)

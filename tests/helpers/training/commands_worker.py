@@ -1,10 +1,4 @@
-"""Runs commands of hvdtrain one after the other in one world: commands_worker.py COMMANDS.
-
-COMMANDS is a JSON list of lists of words. Each rank reports for each its exit code ("raised" where
-it ended in a traceback), and what it printed.
-"""
-
-from __future__ import annotations
+"""Runs a JSON list of commands of hvdtrain in one world; reports their codes and output."""
 
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Files of data sets, as their owners write them."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 from pathlib import Path
@@ -14,7 +12,6 @@ CIFAR10_BATCHES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_ba
 
 
 def idx(array: Bytes) -> bytes:
-    """Return an IDX file of unsigned bytes."""
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     return header + array.tobytes()
 

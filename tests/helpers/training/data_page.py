@@ -1,7 +1,5 @@
 """The code of docs/data.md, and what its loops must come to."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 
 
 def run_block(word: str) -> dict[str, Any]:
-    """Run the one block of the page that has a word; return its names."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for block in blocks if word in block]
     names: dict[str, Any] = {}

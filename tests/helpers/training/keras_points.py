@@ -1,7 +1,5 @@
 """The network of point_recipes.py in Keras."""
 
-from __future__ import annotations
-
 import keras
 from point_recipes import CLASSES, points
 

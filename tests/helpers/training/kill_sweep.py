@@ -7,8 +7,6 @@ It needs the folders under tests/helpers on PYTHONPATH, as pytest has them. It p
 each run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -44,8 +42,6 @@ _LIMIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
-
     kills: int
     restarts: int
     loss: float
@@ -53,7 +49,6 @@ class Outcome:
 
 
 def inside(moment: str, highest: int) -> Callable[[random.Random, int], str]:
-    """Return what draws a moment at which one rank kills itself."""
     return lambda draw, ranks: f"{draw.randrange(ranks)}:{draw.randint(1, highest)}:{moment}"
 
 
@@ -96,7 +91,6 @@ ON_HOSTS = ("ranks of a host", "host with daemon", "connections closed")
 
 
 def sweep_case(kind: str, seed: int, folder: Path) -> Outcome:
-    """Run a job, kill ranks of it, and check its end."""
     draw, inner = random.Random(f"{kind} {seed}"), KINDS[kind]
     on_hosts = kind in ON_HOSTS or draw.random() < 0.3
     if on_hosts:
@@ -168,7 +162,6 @@ def end_host(pid: int, answers: bool) -> int:
 
 
 def _first_of_host(pid: int) -> int:
-    """Return the first process on the stand-in host of a process, with which all end."""
     while True:
         text = Path(f"/proc/{pid}/status").read_text()
         fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)

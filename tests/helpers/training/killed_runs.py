@@ -1,7 +1,5 @@
 """Training runs whose ranks kill themselves, and what must be true of each of them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,6 @@ TOLERATE = ["--with-ft", "ulfm"]
 
 
 def words(out: Path, *more: object, recipe: object = RECIPE) -> list[str]:
-    """Return the arguments of Python that train a recipe."""
     asked = f"-m hvdtrain train {recipe} --out {out} {OPTIONS}".split()
     return [*asked, *map(str, more)]
 
@@ -86,19 +83,16 @@ def of_one_rank(folder: Path, *more: object, recipe: object = RECIPE, **how: Any
 
 
 def require_like(summary: Mapping[str, Any], alone: Mapping[str, Any]) -> None:
-    """Check that a run has come to what one rank has."""
     assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-4)
     for name in ("steps", "samples", "global_batch_size", "scaled_lr"):
         assert summary[name] == alone[name], name
 
 
 def losses(out: Path) -> list[float]:
-    """Return the training loss of each epoch."""
     return [line["loss"] for line in metrics_of(out) if line["split"] == "train"]
 
 
 def ledger_lines(ledger: Path) -> list[dict[str, Any]]:
-    """Return what all ranks have noted of the samples of their steps."""
     paths = ledger.parent.glob(f"{ledger.name}.*")
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 

@@ -1,7 +1,5 @@
 """Makes the directory of a run, with the files that `train` leaves, without training."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -15,8 +13,6 @@ _CLASSES = 10
 
 @dataclass(frozen=True)
 class MadeRun:
-    """What kind of run it shall be."""
-
     epochs: int = 6
     steps: int = 200
     log_every: int = 10
@@ -31,7 +27,6 @@ class MadeRun:
 
 
 def make_run(directory: Path, run: MadeRun = MadeRun(), **changes: Any) -> Path:
-    """Write metrics, steps and ranks.jsonl, summary.json, config.yaml and environment.json."""
     run = replace(run, **changes)
     directory.mkdir(parents=True)
     metrics = list(_metrics(run))
@@ -138,35 +133,26 @@ def _summary(run: MadeRun, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "samples_per_second": 32 * run.ranks / 0.05,
         "seconds": {"total": seconds, "compute": 0.7 * seconds, "communicate": 0.3 * seconds},
         "ended": "epochs",
-        "failures": [_loss(run, at, left=at == run.losses[-1]) for at in run.losses],
+        "failures": [_loss(run, *at, left=at == run.losses[-1]) for at in run.losses],
         "joins": [_join(run, *at) for at in run.joins],
     }
 
 
-def _loss(run: MadeRun, at: tuple[int, tuple[int, ...]], left: bool) -> dict[str, Any]:
-    step, ranks = at
-    return {
-        "step": step,
-        "epoch": step / run.steps,
-        "trained_seconds": step * 0.05,
-        "lost": list(ranks),
-        "ranks": run.ranks - len(ranks),
-        "seconds": 0.25,
-        "global_batch_size": 32 * run.ranks,
-        "scaled_lr": run.lr * run.ranks,
-        "left": left,
-    }
+def _loss(run: MadeRun, step: int, ranks: tuple[int, ...], left: bool) -> dict[str, Any]:
+    lost = {"lost": list(ranks), "ranks": run.ranks - len(ranks), "seconds": 0.25, "left": left}
+    return _change(run, step) | lost
 
 
 def _join(run: MadeRun, step: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    joined = {"joined": list(ranks), "ranks": run.ranks, "seconds": 0.75, "start_seconds": 2.5}
+    return _change(run, step) | joined
+
+
+def _change(run: MadeRun, step: int) -> dict[str, Any]:
     return {
         "step": step,
         "epoch": step / run.steps,
         "trained_seconds": step * 0.05,
-        "joined": list(ranks),
-        "ranks": run.ranks,
-        "seconds": 0.75,
-        "start_seconds": 2.5,
         "global_batch_size": 32 * run.ranks,
         "scaled_lr": run.lr * run.ranks,
     }

@@ -1,7 +1,5 @@
 """What each function says to a list of ranks where it takes a process set."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from types import ModuleType

@@ -1,7 +1,5 @@
 """What a training run leaves behind, read as other programs would read it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -32,23 +30,19 @@ SUMMARY_FIELDS = [
 
 
 def summary_of(directory: Path) -> dict[str, Any]:
-    """Return the content of summary.json."""
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text())
     return summary
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl."""
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
 def epochs_of(directory: Path) -> list[tuple[int, str]]:
-    """Return the epoch and the split of each line of metrics.jsonl."""
     return [(line["epoch"], line["split"]) for line in metrics_of(directory)]
 
 
 def both_splits(epochs: int) -> list[tuple[int, str]]:
-    """Return what epochs_of() must be after this many epochs."""
     return [(epoch, split) for epoch in range(1, epochs + 1) for split in ("train", "test")]
 
 

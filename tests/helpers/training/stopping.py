@@ -1,9 +1,8 @@
 """A signal to a rank while it trains."""
 
-from __future__ import annotations
-
 import os
 import signal
+from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -12,15 +11,24 @@ from hvdtrain.core import context
 from hvdtrain.train.loop import heartbeat
 
 
-def stop_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Have rank 1 get a signal after this step."""
-    steps = count(1)
-    after_step = heartbeat.Heartbeat.after_step
+def after_step(patches: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
+    steps, plain = count(1), heartbeat.Heartbeat.after_step
 
-    def signalled(self: heartbeat.Heartbeat) -> bool:
-        if next(steps) == step and context.current().topology.rank == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        return after_step(self)
+    def acting(self: heartbeat.Heartbeat) -> bool:
+        if next(steps) == step:
+            act()
+        return plain(self)
 
-    monkeypatch.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
-    monkeypatch.setattr(heartbeat.Heartbeat, "after_step", signalled)
+    patches.setattr(heartbeat, "_EVERY_SECONDS", 0.0)
+    patches.setattr(heartbeat.Heartbeat, "after_step", acting)
+
+
+def stop_in_step(patches: pytest.MonkeyPatch, step: int) -> None:
+    """Have the last rank get a signal after this step."""
+    after_step(patches, step, _ask_to_stop)
+
+
+def _ask_to_stop() -> None:
+    here = context.current().topology
+    if here.rank == here.size - 1:
+        os.kill(os.getpid(), signal.SIGUSR1)

@@ -1,7 +1,5 @@
 """A timeline's file, checked against the trace event format as it is read."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections import defaultdict
@@ -21,8 +19,6 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Slice:
-    """A complete event, with the name of its row."""
-
     rank: int
     row: str
     phase: str
@@ -33,13 +29,10 @@ class Slice:
 
     @property
     def duration(self) -> float:
-        """In microseconds."""
         return self.end - self.start
 
 
 class Trace:
-    """A file that is checked as it is read."""
-
     def __init__(self, path: Path, np: int) -> None:
         self.content = json.loads(path.read_text())
         assert set(self.content) == {"traceEvents", "displayTimeUnit", "otherData"}
@@ -56,12 +49,10 @@ class Trace:
         assert_no_overlap(self.events)
 
     def names(self, kind: str) -> dict[tuple[int, int], str]:
-        """Return the names that metadata gives to processes or rows."""
         named = [e for e in self.events if e["ph"] == "M" and e["name"] == kind]
         return {(e["pid"], e["tid"]): e["args"]["name"] for e in named}
 
     def of(self, subject: str, phase: str) -> dict[int, list[Slice]]:
-        """Return, by rank, the slices of a phase of whatever has this name."""
         found = defaultdict(list)
         for one in self.slices:
             if one.subject == subject and one.phase == phase:
@@ -86,7 +77,6 @@ def _slice(event: dict[str, Any], rows: dict[tuple[int, int], str]) -> Slice:
 
 
 def assert_no_overlap(events: list[dict[str, Any]]) -> None:
-    """Check that the slices of each row follow one another."""
     rows = defaultdict(list)
     for event in events:
         if event["ph"] == "X":

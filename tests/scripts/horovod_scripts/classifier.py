@@ -1,7 +1,5 @@
 """The usual training script for Horovod, on made data. It knows nothing of hvdtrain."""
 
-from __future__ import annotations
-
 import argparse
 import json
 
@@ -21,12 +19,10 @@ parser.add_argument("--out", required=True)
 
 
 def metric_average(value: float, name: str) -> float:
-    """Return the average over the ranks."""
     return hvd.allreduce(torch.tensor(value), name=name).item()
 
 
 def train(model: Net, loader: DataLoader, optimizer: torch.optim.Optimizer) -> None:
-    """Train for one epoch."""
     model.train()
     for data, target in loader:
         if torch.cuda.is_available():
@@ -38,7 +34,6 @@ def train(model: Net, loader: DataLoader, optimizer: torch.optim.Optimizer) -> N
 
 
 def test(model: Net, loader: DataLoader, sampler: DistributedSampler) -> None:
-    """Say on rank 0 how good the model is."""
     model.eval()
     loss, correct = 0.0, 0.0
     for data, target in loader:

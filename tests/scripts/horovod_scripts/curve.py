@@ -1,7 +1,5 @@
 """A small regression that ignite_training.py trains, and its test without Ignite."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.data import TensorDataset
 

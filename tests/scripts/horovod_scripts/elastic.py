@@ -1,7 +1,5 @@
 """What an elastic script for Horovod relies on, on each rank, and what names it finds."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from itertools import chain
@@ -21,12 +19,10 @@ from ranks import report
 
 
 def values(model: torch.nn.Module) -> list[float]:
-    """Return all parameters, one behind the other."""
     return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
 
 
 def own_state() -> hvd.elastic.TorchState:
-    """Return a state whose parts are equal on no two ranks."""
     model = torch.nn.Linear(2, 1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -40,14 +36,12 @@ def own_state() -> hvd.elastic.TorchState:
 
 
 def step(state: hvd.elastic.TorchState) -> None:
-    """Step on gradients of 1 + rank."""
     state.optimizer.zero_grad()
     sum(p.sum() for p in state.model.parameters()).mul(1 + rank()).backward()
     state.optimizer.step()
 
 
 def a_run_begins_with_the_state_of_rank_0() -> None:
-    """And hands arguments and the result on."""
     state = own_state()
 
     @hvd.elastic.run
@@ -82,7 +76,6 @@ def restoring_undoes_what_was_not_committed() -> None:
 
 
 def an_object_state_can_be_of_anything() -> None:
-    """It needs no model, and what was changed before sync() counts."""
     state = hvd.elastic.ObjectState(hvd.broadcast_object, hvd.rank, batch=0)
     state.batch = 5 + rank()
     state.register_reset_callbacks([lambda: sys.exit("never called")])
@@ -135,7 +128,6 @@ def a_sampler_pads_and_learns_what_others_did() -> None:
 
 
 def modules_are_the_same_under_both_names() -> None:
-    """Whichever is imported first, and whatever Python notes about them."""
     for name, module in list(sys.modules.items()):
         if name.startswith("horovod."):
             assert module.__name__.startswith("hvdtrain."), name
@@ -150,7 +142,6 @@ def modules_are_the_same_under_both_names() -> None:
 
 
 def names_do_what_they_say() -> None:
-    """Those that scripts take from elsewhere than horovod.torch."""
     tensor = torch.full((3,), float(rank()))
     synchronize(allreduce_async_(tensor, op=Average))
     assert tensor.tolist() == [(size() - 1) / 2] * 3
@@ -167,7 +158,6 @@ def names_do_what_they_say() -> None:
 
 
 def what_is_not_there_says_so() -> None:
-    """And names what is there."""
     for statement, words in REFUSED.items():
         with pytest.raises(ImportError) as raised:
             exec(statement, {})

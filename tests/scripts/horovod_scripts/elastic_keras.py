@@ -1,7 +1,5 @@
 """A script in the shape of Horovod's elastic example for Keras, of which a rank is killed."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal
@@ -67,7 +65,6 @@ class Changes(tf.keras.callbacks.Callback):
     """Has the victim be killed in the second epoch, and waits for others in the third."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Do what is to happen before this batch."""
         here = hvd.size() == started and hvd.rank() == args.victim
         if here and (state.epoch, state.batch) == (1, 2):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,5 @@
 """A script as people wrote them for Horovod and TensorFlow 1: one graph, a hook, a session."""
 
-from __future__ import annotations
-
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf

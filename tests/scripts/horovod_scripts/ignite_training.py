@@ -1,7 +1,5 @@
 """Ignite with its Horovod backend: ignite_training.py RESULTS."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts its own ranks by horovod.run, as pytorch_mnist.py --num-proc does."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -16,7 +14,6 @@ from horovod.common.util import (
 
 
 def main(args: argparse.Namespace, base: int) -> tuple[int, int, float]:
-    """Train nothing, but look around."""
     import horovod.torch as hvd
     import torch
 

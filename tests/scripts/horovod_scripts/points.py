@@ -1,14 +1,10 @@
 """Points of a plane in two classes, and a network that learns them."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils.data import Dataset
 
 
 class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Points in two classes."""
-
     def __init__(self, count: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.points = torch.randn(count, 2, generator=generator)
@@ -22,13 +18,10 @@ class Points(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Net(torch.nn.Module):
-    """Two layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.fc1 = torch.nn.Linear(2, 16)
         self.fc2 = torch.nn.Linear(16, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return log-probabilities."""
         return torch.log_softmax(self.fc2(torch.tanh(self.fc1(x))), dim=1)

@@ -1,19 +1,11 @@
-"""Has ranks start sooner: of torch and Keras they import what they use.
+"""Has ranks start sooner: of torch and Keras they import what they use; see job.py.
 
-Python imports this module at its start; see job.py.
-
-- Two modules of torch run once something of them is used, which takes two seconds of a core off
-  the start of a rank: 1.5 for torch._dynamo, which an optimizer imports, and 0.4 for
-  torch._meta_registrations, which only what compiles or exports needs.
-- Keras and TensorFlow find no packages that they import where they are and do without where they
-  are not, which takes two seconds. Once they are imported, programs find these packages.
-- Keras finds no TensorFlow on its other backends, where many users have none: it would import it
-  for two seconds to set a seed.
-- Imports leave no garbage: to look for it as often as Python does takes a fifth of the time that
-  TensorFlow needs.
+- Two modules of torch run once something of them is used: torch._dynamo, which an optimizer
+  imports, and torch._meta_registrations, which what compiles or exports needs (two seconds).
+- Keras and TensorFlow find no packages beside them, and Keras finds no TensorFlow on its other
+  backends, while they are imported: they do without, as where these are not (four seconds).
+- Imports leave no garbage: to look for it as often as Python does takes a fifth of TensorFlow's.
 """
-
-from __future__ import annotations
 
 import gc
 import os

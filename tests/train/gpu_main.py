@@ -4,8 +4,6 @@ With HVDTRAIN_TEST_APART ranks see what a scheduler shows them that leaves each 
 one: here it is the same, under two names.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys
