@@ -250,9 +250,14 @@ def require_savable(content: Mapping[str, Any]) -> None:
             continue
         elif is_expanded(tensor):
             kind = f"expanded {kind}"
+        instead = "register the buffer with persistent=False and make it in the recipe"
+        if name.startswith("optimizer/"):
+            instead = (
+                "take an optimizer with dense state, such as SparseAdam or SGD without momentum"
+            )
         raise UsageError(
             f"{name} is {kind}, which a checkpoint cannot hold: store it as dense tensors of "
-            "another type, or register the buffer with persistent=False and make it in the recipe"
+            f"another type, or {instead}"
         )
 
 

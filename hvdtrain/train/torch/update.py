@@ -199,7 +199,11 @@ class Updater:
     def _clip(self) -> float:
         """Return the norm of the gradients, and scale them if it is finite and too large."""
         groups = self._optimizer.param_groups
-        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        for parameter in parameters:
+            if parameter.grad.layout is torch.sparse_coo:
+                parameter.grad = parameter.grad.coalesce()  # which has each element once
+        gradients = [_elements(parameter.grad) for parameter in parameters]
         norm, largest = float(total_norm(gradients).item()), self._clip_norm
         if largest is not None and largest < norm < math.inf:
             torch._foreach_mul_(gradients, largest / norm)
@@ -213,6 +217,11 @@ class Updater:
             return True
         finite = all(bool(loss.isfinite().all()) for loss in self.precision.losses)
         return not all(hvd.allgather_object(finite, name="finite losses"))
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a tensor's elements, which a sparse one may have more than once."""
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -319,7 +328,7 @@ def _find(model: torch.nn.Module, losses: Iterable[Loss]) -> NonFiniteValue:
 
 def _first_non_finite(tensors: Mapping[str, torch.Tensor | None]) -> str:
     for name, tensor in tensors.items():
-        if tensor is not None and not tensor.isfinite().all():
+        if tensor is not None and not _elements(tensor).isfinite().all():
             return name
     return ""
 

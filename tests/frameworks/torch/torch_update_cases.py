@@ -94,6 +94,30 @@ def parts_of_any_size_give_the_gradient_of_the_whole_batch() -> None:
             assert replica_difference(torch_checksums(model, distributed)) is None
 
 
+def sparse_gradients_are_clipped_as_dense_ones_are() -> None:
+    results = []
+    for sparse in (True, False):
+        table = torch.nn.Embedding(4, 2, sparse=sparse, dtype=torch.float64)
+        torch.nn.init.zeros_(table.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+        updater = Updater(table, optimizer, Precision("none", CPU), clip_norm=0.5)
+        rows = torch.tensor([hvd.rank(), 3, 3])
+        updater.begin([3])
+        updater.backward(table(rows).sum(), 3)
+        results.append((updater.step().norm, table.weight.detach()))
+
+        def poisoned(table: Any = table, rows: Any = rows) -> torch.Tensor:
+            values = table(rows)
+            result: torch.Tensor = (values - values.detach()).sqrt().sum()
+            return result
+
+        assert "'weight'" in non_finite_cause(1, table, [poisoned])
+    (norm, weight), (dense_norm, dense_weight) = results
+    assert math.isclose(norm, dense_norm, rel_tol=1e-12)
+    assert torch.allclose(weight, dense_weight, rtol=1e-12)
+    assert math.isclose(float(weight.norm()), 0.5)
+
+
 def fp16_skips_a_step_on_all_ranks_and_tells_a_fault_from_a_large_scale() -> None:
     for sharded in (False, True):
         _skip_steps(sharded)

@@ -166,6 +166,15 @@ def test_what_a_checkpoint_does_not_hold_is_refused(buffer: torch.Tensor, words:
         counting(0, buffer)[1].reserve()
 
 
+def test_sparse_state_of_an_optimizer_is_refused() -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    sgd = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    table(torch.tensor([1])).sum().backward()
+    sgd.step()
+    with pytest.raises(UsageError, match=r"momentum_buffer is sparse_coo .* with dense state"):
+        require_savable({"optimizer": sgd.state_dict()})
+
+
 def test_a_lazy_module_is_refused() -> None:
     with pytest.raises(UsageError, match="model/weight has no values yet, because its module is"):
         require_savable({"model": nn.LazyLinear(2).state_dict()})
