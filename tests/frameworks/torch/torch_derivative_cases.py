@@ -27,7 +27,7 @@ class OfThisRank(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, own: torch.Tensor) -> Any:
-        return OfAllRanks.apply(own), None  # type: ignore[no-untyped-call]
+        return OfAllRanks.apply(own), None
 
 
 class OfAllRanks(torch.autograd.Function):
@@ -40,7 +40,7 @@ class OfAllRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, whole: torch.Tensor) -> Any:
-        return OfThisRank.apply(whole, ctx.counts)  # type: ignore[no-untyped-call]
+        return OfThisRank.apply(whole, ctx.counts)
 
 
 def together(
@@ -54,11 +54,10 @@ def together(
 
     Gradients are divided by the factor of a convention.
     """
-    own = OfThisRank.apply(whole, [math.prod(shape) for shape in shapes])  # type: ignore[no-untyped-call]
+    own = OfThisRank.apply(whole, [math.prod(shape) for shape in shapes])
     inputs = [own.reshape(shapes[hvd.rank()]) ** 3]
     inputs += [
-        OfThisRank.apply(each.repeat(hvd.size()), [len(each)] * hvd.size())  # type: ignore[no-untyped-call]
-        for each in shared
+        OfThisRank.apply(each.repeat(hvd.size()), [len(each)] * hvd.size()) for each in shared
     ]
     outputs = function(*inputs)
     flat = torch.cat(
@@ -69,7 +68,7 @@ def together(
         ]
     )
     scaled = flat / factor + (flat * (1 - 1 / factor)).detach()
-    result: torch.Tensor = OfAllRanks.apply(scaled**2)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = OfAllRanks.apply(scaled**2)
     return result
 
 
