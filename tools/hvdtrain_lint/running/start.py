@@ -54,6 +54,11 @@ def _run(*arguments: str) -> str:
 
 
 def _complaint(done: Finished) -> str:
-    """Return the error that ends a traceback of a rank, or whatever else was said."""
-    lines = [_RANK.sub("", line) for line in done.stderr.splitlines()]
-    return next((line for line in reversed(lines) if _ERROR.match(line)), done.complaint)
+    """Return the error that ends the rank which failed first, or whatever else was said."""
+    errors: dict[str, str] = {}  # the last of each rank; others may fail because they are ended
+    for line in done.stderr.splitlines():
+        rank = _RANK.match(line)
+        text = _RANK.sub("", line)
+        if _ERROR.match(text):
+            errors[rank[0] if rank else ""] = text
+    return next(iter(errors.values()), done.complaint)
