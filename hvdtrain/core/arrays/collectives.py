@@ -13,10 +13,10 @@ from hvdtrain.core.agreement.channel import Submission
 from hvdtrain.core.arguments import op_on_wire
 from hvdtrain.core.arrays.memory import as_buffer, empty, from_buffer, to_wire
 from hvdtrain.core.collectives.allreduce import (
-    MOST_PLANS,
     PLANS,
     AllreducePlan,
     PlannedAllreduce,
+    keep_plan,
 )
 from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
@@ -54,8 +54,8 @@ def allreduce(
         wire_op, types = op_on_wire([array.dtype.name for array in arrays], op, *factors)
         full, shapes = channel.name("allreduce", name), [array.shape for array in arrays]
         plan = operations.plan_allreduce(channel, buffers, shapes, wire_op, full, *factors, types)
-        if len(arrays) == 1 and len(PLANS) < MOST_PLANS:
-            PLANS[key] = plan
+        if len(arrays) == 1:
+            keep_plan(plan, channel, key)
     else:
         full = channel.name("allreduce", name)
     Submission(channel, PlannedAllreduce(plan, full, sources, buffers)).run()

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from hvdtrain.arrays import Array, namespace, of_type, to_float64
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
 from hvdtrain.core.collectives.memory import device_details, device_types
@@ -206,7 +207,15 @@ class AllreducePlan:
 PLANS: dict[Hashable, Any] = {}
 
 # Programs that give each call another name must not fill the memory.
-MOST_PLANS = 2048
+_MOST_PLANS = 2048
+
+
+def keep_plan(plan: Any, channel: Channel, *keys: Hashable) -> None:
+    """Keep a plan for other calls on its channel, unless there are too many."""
+    if len(PLANS) < _MOST_PLANS:
+        PLANS.update(dict.fromkeys(keys, plan))
+        if channel.queue.closed:  # meanwhile, by another thread, which may have cleared them before
+            PLANS.clear()
 
 
 _POINTER = attrgetter("pointer")

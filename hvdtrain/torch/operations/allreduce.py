@@ -29,10 +29,10 @@ from hvdtrain.core import operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
 from hvdtrain.core.collectives.allreduce import (
-    MOST_PLANS,
     PLANS,
     AllreducePlan,
     PlannedAllreduce,
+    keep_plan,
 )
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import (
@@ -145,7 +145,7 @@ def _find(tensors: Tensors, terms: tuple[Any, ...]) -> _Plan | None:
         plan = PLANS.get((terms, tensor.dtype, tensor.shape))
         if plan is None:
             return None
-        PLANS[name] = plan
+        keep_plan(plan, plan.channel, name)
     # Of one tensor only shape and strides change. These checks release the GIL, which would wake
     # the channel's thread.
     if plan.seen is None or plan.seen() is not tensor:
@@ -201,11 +201,10 @@ def _check(
         and tensor.is_cpu
         and is_plain(tensor)
         and (name is None or type(name) is str)
-        and len(PLANS) < MOST_PLANS
     ):
         plan.terms, plan.dtype, plan.shape = terms, tensor.dtype, tensor.shape
         plan.seen = weakref.ref(tensor)
-        PLANS[name] = PLANS[terms, tensor.dtype, tensor.shape] = plan
+        keep_plan(plan, plan.channel, name, (terms, tensor.dtype, tensor.shape))
     return plan.reduction
 
 

@@ -73,6 +73,20 @@ def operations_that_are_pending_at_shutdown() -> None:
     assert total.item() == size
 
 
+def a_call_that_is_planned_while_the_job_ends() -> None:
+    """As by another thread: its channel has closed, and what was planned for it has gone."""
+    value = torch.tensor([hvd.rank() + 1.0])
+
+    def call() -> None:
+        refused(HvdtrainError, lambda: hvd.allreduce(value, name="planned", op=hvd.Sum))
+
+    context.current().world.before_closing(call)
+    hvd.shutdown()
+    hvd.init()
+    total = hvd.allreduce(value, name="planned", op=hvd.Sum)
+    assert total.item() == mean_of_ranks() * hvd.size()
+
+
 def operations_that_are_pending_on_a_process_set_that_goes() -> None:
     if hvd.size() < 2 or not hvd.mpi_threads_supported():
         return
