@@ -12,6 +12,7 @@ import torch
 from ranks import report
 
 import hvdtrain.torch as hvd
+from hvdtrain.core import context
 from hvdtrain.core.context import recover
 from hvdtrain.errors import RanksLostError
 from hvdtrain.polling import poll_until
@@ -57,6 +58,9 @@ class Program:
         assert hvd.allgather_object(self.own) == self.left
         summed = hvd.allreduce(torch.full([ELEMENTS], float(self.own)), op=hvd.Sum, name="sum")
         assert (summed == sum(self.left)).all()
+        # Where the program waits counts as waiting, whatever the process set.
+        here = context.current()
+        assert all(channel.blocked is here.blocked for channel in here.channels())
         for ranks, process_set in self.sets.items():
             members = [rank for rank in ranks if rank in self.left]
             assert process_set.ranks == [self.left.index(rank) for rank in members]

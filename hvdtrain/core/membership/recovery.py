@@ -101,7 +101,9 @@ def _hand_over(before: Context, here: Context, members: Sequence[int]) -> None:
             before.emptied.setdefault(number, list(ranks))
         ranks[:] = _numbered(ranks, members)  # also that of the program's ProcessSet
     here.process_sets, here.emptied = before.process_sets, before.emptied
-    here.world.blocked, here.switch_interval = before.blocked, before.switch_interval
+    for channel in here.channels():
+        channel.blocked = before.blocked
+    here.switch_interval = before.switch_interval
     here.followers, here.recruiter = before.followers, before.recruiter
     here.accepts, here.changed = before.accepts, True
     here.record(before.recording)
