@@ -57,9 +57,10 @@ def sum_weights(rows: Iterable[tuple[str, HostArray, int]]) -> WeightSums:
     for name, elements, itemsize in rows:
         values = elements.astype(np.float64)
         names.append(name)
-        sums.append(float(values.sum()))
-        tolerance = _TOLERANCE if itemsize > 2 else _TOLERANCE_OF_HALF_TYPES
-        allowed.append(tolerance * float(np.linalg.norm(values)))
+        with np.errstate(all="ignore"):  # weights that are not finite are left out
+            sums.append(float(values.sum()))
+            norm = float(np.linalg.norm(values))
+        allowed.append(norm * (_TOLERANCE if itemsize > 2 else _TOLERANCE_OF_HALF_TYPES))
     return WeightSums(names, sums, allowed)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -57,3 +59,15 @@ def test_zeros_and_weights_that_are_no_numbers() -> None:
 def test_when_they_are_compared() -> None:
     due = [steps for steps in range(4001) if is_due(steps)]
     assert due == [*(2**power for power in range(10)), 1000, 1024, 2000, 2048, 3000, 4000]
+
+
+def test_weights_that_are_not_finite_are_left_out_without_a_word() -> None:
+    rows = [
+        ("a", np.array([np.inf, -np.inf], np.float32), 4),
+        ("b", np.array([2.0], np.float32), 4),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sum_weights(rows)
+        assert found.direction == sum_weights(rows[1:]).direction
+        assert found.differing(found) == []
