@@ -204,6 +204,9 @@ class TorchSharedUpdate(OwnerUpdate):
         pairs = self._step_on_segments(fused.parameters if fused else (), kept)
         write = partial(fused.update, self._factor, kept) if fused else None
         self._owners.put("weights", pairs, write)
+        # Autograd does not see who writes; a graph with the old weights must not be used again.
+        changed = [parameter for parameter in self._parameters if parameter.grad is not None]
+        torch.autograd.graph.increment_version(changed)
         self._exchange.pending.clear()
         self._factor = 1.0
         defers = fused is not None and self._slices.nodes == 1

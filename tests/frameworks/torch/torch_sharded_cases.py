@@ -407,6 +407,21 @@ def a_parameter_that_leaves_for_a_step() -> None:
     assert equal_on_all_ranks(model)
 
 
+def a_graph_does_not_outlive_the_weights_that_it_was_made_with() -> None:
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+        model.append(torch.nn.Linear(2, 2))  # which no loss uses
+        optimizer = hvd.DistributedOptimizer(kind(model.parameters(), lr=0.1), sharded=True)
+        before = [parameter._version for parameter in model.parameters()]
+        loss = model[:3](torch.ones(2, 8)).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        changed = [p._version > v for p, v in zip(model.parameters(), before, strict=True)]
+        assert changed == [True] * 4 + [False] * 2
+        assert "modified by an inplace operation" in refused(RuntimeError, loss.backward)
+        optimizer.zero_grad()
+
+
 def shared_steps_with_gradients_that_have_a_graph() -> None:
     """Dense or sparse, also where rank 0 alone uses a layer; changes of them are still found."""
     torch.manual_seed(7)
