@@ -146,9 +146,11 @@ class GradientReduction:
 
     def has(self, parameters: Set[int]) -> bool | None:
         """Return whether it reduces the gradient of one of these; see sample_weights."""
+        if callable(self._told):  # for its own fit only
+            return False
         own = set(map(id, self.variables))
         if not own or not parameters:  # it may learn them only when gradients are applied
-            return None
+            return None if self._weigh is None else True
         return not own.isdisjoint(parameters)
 
     @property
