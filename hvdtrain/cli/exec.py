@@ -114,9 +114,9 @@ def _run(
             click.echo(f"hvdtrain: {remark}", err=True)
     if place.size > 1 and place.rank == 0 and script.ignores_ranks():
         click.echo(
-            f"hvdtrain: {script.program[-1]} neither joins a world nor looks at its rank: each of "
-            f"the {place.size} ranks does all of its work. Use hvdtrain.torch, or "
-            "torch.distributed, in it, or start it with one rank",
+            f"hvdtrain: {script.program[-1]} neither joins the other ranks nor asks for its rank: "
+            f"each of the {place.size} ranks does all of the work. Use hvdtrain.torch or "
+            "torch.distributed in it, or start one rank",
             err=True,
         )
     local_rank = None if passed is None else f"{passed}={place.local_rank}"

@@ -393,7 +393,7 @@ def test_a_script_that_does_not_know_of_ranks_is_said(tmp_path: Path) -> None:
     (tmp_path / "parts" / "model.py").write_text("SIZE = 3")
     done = run_ranks([*EXEC, str(script)], 2)
     assert done.stdout == "3\n3\n"
-    assert done.stderr.count("each of the 2 ranks does all of its work") == 1
+    assert done.stderr.count("each of the 2 ranks does all of the work") == 1
     assert "hvdtrain:" not in run_ranks([*EXEC, str(script)], 1).stderr
 
 

@@ -72,19 +72,11 @@ def interpreter_options() -> list[str]:
 
 # transformers' Trainer is built on Accelerate.
 _ACCELERATE = {"accelerate", "transformers"}
-# Modules that take no part in a world unless the script's text says so in one of these words.
+# Modules that join no other processes by themselves: scripts that have them do so use a word below.
 _OF_ONE_PROCESS = sys.stdlib_module_names | {
     *("PIL", "cv2", "datasets", "flax", "h5py", "jax", "keras", "matplotlib", "numpy", "optax"),
-    *(
-        "pandas",
-        "scipy",
-        "sklearn",
-        "tensorboard",
-        "tensorflow",
-        "tensorflow_datasets",
-        "tokenizers",
-    ),
-    *("torch", "torchtext", "torchvision", "tqdm", "yaml"),
+    *("pandas", "scipy", "sklearn", "tensorboard", "tensorflow", "tensorflow_datasets"),
+    *("tokenizers", "torch", "torchtext", "torchvision", "tqdm", "yaml"),
 }
 _WORDS_OF_RANKS = re.compile(
     r"distributed|distribution\b|MultiWorkerMirrored|ParameterServerStrategy|ClusterResolver"
@@ -115,27 +107,23 @@ class Script:
 
     def uses_accelerate(self) -> bool:
         """Return whether its own text imports Accelerate, or transformers, whose Trainer does."""
-        text = self._text()
-        return text is not None and not _ACCELERATE.isdisjoint(_imported(text))
+        return not _ACCELERATE.isdisjoint(_imported(self._text()))
 
     def ignores_ranks(self) -> bool:
-        """Return whether nothing in it, or in modules beside it, can tell one rank from another.
+        """Return whether neither its text nor that of modules beside it has to do with ranks.
 
-        Other packages may: only those are known not to that have one process by themselves.
+        If it imports a package that may join other processes by itself, the answer is no.
         """
-        path, text = self._file(), self._text()
-        if path is None or text is None:
-            return False
-        seen: dict[str, str] = {"": text}
-        to_read = [text]
-        while to_read:
-            for name in _imported(to_read.pop()) - seen.keys() - _OF_ONE_PROCESS:
-                beside = _module_files(path.parent, name)
-                if not beside:
-                    return False
-                seen[name] = "\n".join(map(_read, beside))
-                to_read.append(seen[name])
-        return not any(map(_WORDS_OF_RANKS.search, seen.values()))
+        path = self._file()
+        texts, seen = [self._text()], set(_OF_ONE_PROCESS)
+        for text in texts:
+            if path is None or not text or _WORDS_OF_RANKS.search(text):
+                return False
+            for name in _imported(text) - seen:
+                seen.add(name)
+                files = _module_files(path.parent, name)
+                texts.append("\n".join(map(_read, files)))  # empty for an installed package
+        return True
 
     def command(self, local_rank: str | None = None, watched: bool = False) -> list[str]:
         """Return the command line, with the options of this process's interpreter."""
@@ -144,9 +132,9 @@ class Script:
         options = interpreter_options()
         return [sys.executable, *options, *watch, *self.program, *first, *self.arguments]
 
-    def _text(self) -> str | None:
+    def _text(self) -> str:
         path = self._file()
-        return None if path is None else _read(path)
+        return "" if path is None else _read(path)
 
     def _file(self) -> Path | None:
         """Return the file of the program, if it is found without importing a package."""
