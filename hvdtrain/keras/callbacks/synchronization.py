@@ -261,7 +261,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Stop if any rank stops, and use rank 0's learning rates."""
         model: KerasModel = self.model
         optimizers = distributed_optimizers(model)
-        rated = [each for own in optimizers for each in getattr(own, "optimizers", [own])]
+        rated = [each for own in optimizers for each in _with_rates(own)]
         rates = [float(optimizer.learning_rate) for optimizer in rated]
         # Other backends compare weights in a step, where a step of JAX has not their values.
         weights = None
@@ -293,6 +293,12 @@ def _variables_to_compare(model: KerasModel) -> Sequence[KerasVariable] | None:
     if model.built:
         return model.trainable_variables
     return None if context.current().newcomer else []
+
+
+def _with_rates(optimizer: keras.optimizers.Optimizer) -> Sequence[keras.optimizers.Optimizer]:
+    """Return the optimizers of a MultiOptimizer, which has no rate, also of a scaled one."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return cast(Sequence[Any], getattr(inner, "optimizers", [optimizer]))
 
 
 def _flushes(optimizer: DistributedMixin) -> bool:

@@ -131,7 +131,10 @@ def for_biases_and_kernels(variable: Any) -> Any:
 
 
 if hasattr(keras.optimizers, "MultiOptimizer"):
-    OPTIMIZERS.append(lambda: keras.optimizers.MultiOptimizer(for_biases_and_kernels))
+    OPTIMIZERS += [
+        lambda: keras.optimizers.MultiOptimizer(for_biases_and_kernels),
+        lambda: keras.optimizers.LossScaleOptimizer(OPTIMIZERS[2](), initial_scale=4.0),
+    ]
 
 
 def ranks_together_give_what_one_gives() -> str:
