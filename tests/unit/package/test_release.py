@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from datetime import date
-from importlib.metadata import distributions, entry_points
+from importlib.metadata import distributions, entry_points, metadata
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,14 @@ def test_the_wheel_has_every_file_as_it_is_in_the_checkout() -> None:
         assert installed.keys() == checkout.keys()
         assert [name for name in checkout if installed[name] != checkout[name]] == []
     assert (INSTALLED / "py.typed").is_file()
+
+
+@wheel_only
+def test_metadata() -> None:
+    about = metadata("hvdtrain")
+    assert (about["Version"], about["Requires-Python"]) == (hvdtrain.__version__, ">=3.11")
+    assert "Apache-2.0" in (about["License"] or about["License-Expression"])
+    assert set(about.get_all("Provides-Extra") or ()) >= {"torch", "openmpi", "mpich"}
 
 
 @wheel_only
@@ -178,6 +186,23 @@ def test_a_tag_with_another_version_is_refused(repository: Path) -> None:
     assert "the release is 1.3.0, and hvdtrain/__init__.py says 1.2.0" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[1.2.0] - 2027-01-31", "[1.2.0]", "CHANGELOG.md begins with 1.1.0"),
+        ("## [1.", "## 1.", "CHANGELOG.md has no release"),
+    ],
+)
+def test_a_changelog_without_the_release_is_refused(
+    repository: Path, old: str, new: str, message: str
+) -> None:
+    path = repository / "CHANGELOG.md"
+    path.write_text(path.read_text().replace(old, new))
+    done = told(repository, "1.2.0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+
+
 FOLDER = ROOT / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 # The only jobs with more rights than to read the repository, and these rights.
@@ -209,11 +234,12 @@ def test_actionlint() -> None:
 
 
 @workflows
-def test_rights(path: Path) -> None:
+def test_jobs_end_and_have_no_more_rights_than_they_need(path: Path) -> None:
     workflow = parsed(path)
     assert workflow["permissions"] == {"contents": "read"}
     for name, job in workflow["jobs"].items():
         assert job.get("permissions") == RIGHTS.get((path.name, name))
+        assert "timeout-minutes" in job or job["uses"].startswith("./")
 
 
 @workflows
@@ -228,6 +254,14 @@ def test_actions_are_pinned(path: Path) -> None:
     assert all((ROOT / name).is_file() for name in own)
     pinned = re.compile(r"[\w.-]+/[\w./-]+@(v\d+|release/v\d+|[0-9a-f]{40})")
     assert [name for name in used if name not in own and not pinned.fullmatch(name)] == []
+
+
+def test_every_change_runs_all_tests() -> None:
+    workflow = parsed(FOLDER / "ci.yml")
+    # YAML 1.1 reads the key `on` as a boolean.
+    events: Any = {str(key): value for key, value in workflow.items()}["True"]
+    assert set(events) == {"push", "pull_request", "workflow_call"}
+    assert workflow["jobs"]["test"]["steps"][-1]["run"] == ".ci/run"
 
 
 def test_nothing_is_published_before_tests_and_build() -> None:
