@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hvdtrain_report.curves import read_curves, thinned
 from hvdtrain_report.ranks import read_ranks
-from hvdtrain_report.run import read_run
+from hvdtrain_report.run import distinct_names, read_run
 from hvdtrain_report.tables import facts, side_by_side
 from hvdtrain_report.verdict import verdict
 from hypothesis import given
@@ -206,3 +206,9 @@ def test_staleness_of_a_parameter_server_is_shown(tmp_path: Path) -> None:
     assert "mean staleness" not in facts(runs[:1])
     rows = {row.name: row.texts for row in side_by_side([run.summary for run in runs])}
     assert rows["parameter_server.staleness.1"] == ["-", "1"]
+
+
+def test_runs_have_distinct_names() -> None:
+    paths = [Path("/x/a/1"), Path("/x/b/1"), Path("/x/b/1"), Path("/y/2")]
+    assert distinct_names(paths) == ["a/1", "b/1", "b/1 (2)", "y/2"]
+    assert distinct_names([Path("/x/\udcff")]) == ["\ufffd"]

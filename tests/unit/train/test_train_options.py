@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.optimizers.schedule import OPTIMIZERS
+from hvdtrain.train.options import DEFAULT_LR, RECIPES, TrainOptions
+from hvdtrain.train.recipes import builtin
 
 NAN, INFINITY = float("nan"), float("inf")
 # Values that an option refuses whatever the others are, by kind, choice and bound.
@@ -144,6 +146,20 @@ def test_what_goes_with_torch_only(asked: dict[str, Any]) -> None:
         TrainOptions(**asked, framework="keras")
     said = f"--{name.replace('_', '-')} {asked[name]} goes with --framework torch only"
     assert str(refusal.value).startswith(f"{said}, got --framework keras")
+
+
+def test_every_built_in_recipe_and_optimizer_is_named() -> None:
+    folder = Path(builtin.__path__[0])
+    found = {path.stem for path in folder.glob("*.py") if "\ndef recipe(" in path.read_text()}
+    of_keras = {name for name in found if name.endswith("_keras")}
+    assert found - of_keras == set(RECIPES)
+    for name in RECIPES:
+        if f"{name}_keras" in of_keras:
+            TrainOptions(recipe=name, framework="keras")
+        else:
+            with pytest.raises(UsageError, match="torch only"):
+                TrainOptions(recipe=name, framework="keras")
+    assert DEFAULT_LR.keys() == set(OPTIMIZERS)
 
 
 def test_where_a_recipe_is() -> None:
