@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
@@ -160,13 +162,27 @@ def assert_same(one: Any, other: Any) -> None:
         assert one == other
 
 
-def test_what_is_taken_apart_comes_together_again() -> None:
-    """Whatever keys there are, and what JSON has no words for."""
-    tensors = torch.arange(6, dtype=torch.bfloat16), np.array([7, 2**32 - 1], np.uint32)
-    odd = {"$tensor": 1, "a/b": tensors[0], "": [], 3: (None, -0.0), "$dict": {"a": {"b": ()}}}
-    content = {"a": [tensors[0], {"b": tensors[1]}], "odd": odd, "inf": [math.nan, -math.inf]}
-    found, skeleton = flatten(content)
-    assert_same(content, unflatten(json.loads(json.dumps(skeleton, allow_nan=False)), found))
+# Whatever keys there are, and what JSON has no words for.
+KEYS = st.text(max_size=3) | st.integers(-3, 3) | st.sampled_from(["$tensor", "$dict", "a/b", ""])
+TENSORS = [torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), np.array([7, 2**32 - 1], np.uint32)]
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(TENSORS)
+CONTENTS = st.recursive(
+    LEAVES | st.text(max_size=4),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=3)
+    | st.lists(inner, max_size=3)
+    | st.lists(inner, max_size=3).map(tuple),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(CONTENTS)
+def test_what_is_taken_apart_comes_together_again(content: Any) -> None:
+    tensors, skeleton = flatten(content)
+    assert_same(content, unflatten(json.loads(json.dumps(skeleton, allow_nan=False)), tensors))
+    for name in tensors:
+        name.encode()  # a name is text that any program can read
+        assert name != "__metadata__"
 
 
 def test_what_stands_for_something_plain_becomes_it() -> None:

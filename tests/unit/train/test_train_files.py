@@ -69,10 +69,11 @@ def dead_process() -> int:
     return process.pid
 
 
-def test_what_another_job_is_writing_stays(tmp_path: Path) -> None:
+def test_what_another_job_is_writing_stays_and_what_a_killed_one_left_goes(tmp_path: Path) -> None:
     here = tmp_path / f".unfinished-{socket.gethostname()}-{os.getppid()}"
+    killed = tmp_path / f".unfinished-{socket.gethostname()}-{dead_process()}"
     elsewhere = tmp_path / f".unfinished-{socket.gethostname()}x-{dead_process()}"
-    for path in (here, elsewhere):
+    for path in (here, killed, elsewhere):
         path.write_bytes(b"half")
     prepare_directory(tmp_path)
     assert sorted(tmp_path.iterdir()) == [here, elsewhere]

@@ -101,6 +101,22 @@ def test_epochs_are_ordered_as_numbers(tmp_path: Path) -> None:
     assert checkpoint_files(tmp_path) == saved[::-1]
 
 
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path: Path) -> None:
+    model, optimizer = trainee()
+    save(tmp_path, 1, (model, optimizer))
+    cut(bad := save(tmp_path, 2, trainee(seed=1)))
+    loader = StateLoader(options(tmp_path, "auto"))
+    loader.find("pt")
+    (warning,) = loader.found.bad
+    assert f"{bad} is damaged" in warning
+    begun, (restored, adam) = resume(tmp_path)
+    assert begun.progress == Progress(1, 0, 10, 100, 2.0, 0.5)
+    assert weights_of(restored) == weights_of(model)
+    torch.testing.assert_close(adam.state_dict(), optimizer.state_dict(), rtol=0, atol=0)
+    with pytest.raises(UsageError, match=bad.name):
+        resume(tmp_path, bad)
+
+
 def test_only_damaged_checkpoints_are_never_a_start_from_zero(tmp_path: Path) -> None:
     paths = [save(tmp_path, epoch, trainee(seed=epoch)) for epoch in (1, 2)]
     for path in paths:
