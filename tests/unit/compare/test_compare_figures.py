@@ -68,6 +68,8 @@ def test_a_missing_package_is_named_with_its_command() -> None:
     [
         (["--with", "none"], "--with 'none': no such strategy"),
         (["--with", "hvdtrain", "--python", "hvdtrain=/no/such"], "with the path of an interp"),
+        (["--with", "ddp:fast"], "ddp has no variants"),
+        (["--with", "hvdtrain", "--python", "ddp=/bin/sh"], "does not name ddp"),
         (["nothing"], "unknown recipe 'nothing'"),
         (["--framework", "keras", "--with", "ddp"], "no such strategy"),
         (["--repeats", "0"], "Invalid value for '--repeats'"),
