@@ -168,9 +168,11 @@ TENSORS = [torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), np.array([7, 2**
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(TENSORS)
 CONTENTS = st.recursive(
     LEAVES | st.text(max_size=4),
-    lambda inner: st.dictionaries(KEYS, inner, max_size=3)
-    | st.lists(inner, max_size=3)
-    | st.lists(inner, max_size=3).map(tuple),
+    lambda inner: (
+        st.dictionaries(KEYS, inner, max_size=3)
+        | st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+    ),
     max_leaves=12,
 )
 
