@@ -16,6 +16,7 @@ from hvdtrain.core.agreement.decision import (
     EndJoin,
     FailAll,
     JoinOrder,
+    Notify,
     Phase,
     Refuse,
     Report,
@@ -53,6 +54,25 @@ def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
     assert not both([a, LEAVE], [a], [b], awaited=(a,)).deserted  # rank 2 may come to it
     assert both([LEAVE], [JOIN], awaited=(JOIN,)).deserted
     assert not both([LEAVE], [a, LEAVE], awaited=(a,)).deserted
+
+
+@pytest.mark.parametrize(
+    ("reports", "blocked"),
+    [
+        ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"))], [Notify((3,))]),
+        # Operations that all have run first: a rank that waits for one is not blocked after it.
+        ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"), reduce("a"))], []),
+        # One that has joined serves the others, even if it waits to see all of them join.
+        ([report(JOIN, awaited=(JOIN,)), report(reduce("a"), reduce("b"), JOIN), report()], []),
+    ],
+)
+def test_others_are_told_of_ranks_that_are_blocked(
+    reports: list[Report], blocked: list[Notify]
+) -> None:
+    """Else backward() returns early, with gradients that are not reduced."""
+    event = ReportsExchanged(tuple(reports), (3, 4, 5)[: len(reports)], reports[0])
+    _, actions = transition(ChannelState(len(reports)), event)
+    assert [action for action in actions if isinstance(action, Notify)] == blocked
 
 
 def test_what_failed_on_others_because_a_rank_left_fails_when_it_comes() -> None:
