@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,6 +20,7 @@ from torch_training import (
     mean_of_ranks,
     momentum,
     own,
+    plan_of,
     ranks_sum,
     refused,
     together,
@@ -29,6 +31,7 @@ from torch_training import (
 )
 
 import hvdtrain.torch as hvd
+from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
 
@@ -139,6 +142,29 @@ class Halving(torch.optim.SGD):
         self.param_groups[0]["lr"] /= 2 if float(loss) > 1 else 1
         super().step()
         return loss
+
+
+def bucket_sizes_of_a_process_set_are_those_of_its_first_rank() -> None:
+    """As where a launcher has not forwarded the variable; the set leaves no channel behind."""
+    if hvd.size() < 3:
+        return
+    here, (weight,), pair = context.current(), zeros(1, 1), hvd.add_process_set([0, 2])
+    config, channels = here.config, len(here.channels())
+    if hvd.rank() == 0:
+        here.config = replace(config, bucket_bytes=8, first_bucket_bytes=8)
+    optimizer = wrapped_sgd(weight, process_set=pair)
+    here.config = config
+    if pair.included():
+        plan = plan_of(optimizer)
+        assert (plan.bucket_bytes, plan.first_bucket_bytes) == (8, 8)
+    (weight * float(hvd.rank())).sum().backward()
+    optimizer.step()
+    is_member = pair.included()
+    assert weight.item() == (-1.0 if is_member else -float(hvd.rank()))
+    assert len(here.channels()) == channels + is_member
+    del optimizer
+    hvd.remove_process_set(pair)
+    assert len(here.channels()) == channels - is_member
 
 
 def closures_on_data_that_differ_between_ranks() -> None:
