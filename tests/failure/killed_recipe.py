@@ -68,7 +68,7 @@ def note_in_session(moment: str, name: str) -> None:
 
 
 def recipe() -> Recipe:
-    # This file is read anew after each recovery.
+    # This file is read again after each recovery.
     number = os.environ["RECIPES"] = str(int(os.environ.get("RECIPES", "0")) + 1)
     KILLED.at(f"recipe{number}")
     if number == "1":

@@ -73,12 +73,6 @@ MISTAKES: list[tuple[str, str, str]] = [
         DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n",
         "model = FSDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'm.pt')  # here\n",
     ),
-    (
-        "HVD103",
-        HVD,
-        "optimizer = hvd.DistributedOptimizer(inner, sharded=True)\n"
-        "if hvd.rank() == 0:\n    state = optimizer.state_dict()  # here\n",
-    ),
     ("HVD104", DDP, "if rank == 0:\n    print(x)\n    scheduler.step()  # here\n"),
     (
         "HVD104",
@@ -134,18 +128,6 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("HVD305", HVD, "world_size = torch.cuda.device_count()  # here\nn = batch // world_size\n"),
     ("HVD401", HVD, "def save():\n    open('log', 'w').write('x')  # here\nsave()\n"),
     ("HVD401", KERAS, "model.save('model.keras')  # here\n"),
-    (
-        "HVD403",
-        HVD + "from torch.utils.tensorboard import SummaryWriter\n",
-        "writer = SummaryWriter('logs')  # here\nwriter.add_scalar('loss', 1)\n",
-    ),
-    (
-        "HVD404",
-        HVD,
-        "def report(x):\n    print(x)  # here\nfor epoch in range(9):\n    report(epoch)\n",
-    ),
-    ("HVD405", DDP + "from tqdm import tqdm\n", "for x in tqdm(xs):  # here\n    step(x)\n"),
-    ("HVD405", KERAS, "model.fit(x, y, callbacks=[state])  # here\n"),
     ("HVD406", KERAS, "data = keras.datasets.mnist.load_data()  # here\n"),
 ]
 

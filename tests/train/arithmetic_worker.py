@@ -89,7 +89,7 @@ def way_of_world() -> str:
 
 
 def sum_without_memory_to_share() -> bool:
-    """Return whether sums of tensors that no peer reaches go on through MPI."""
+    """Return whether tensors that no peer can read are added by MPI."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     whole = torch.full((1 << 19,), hvd.rank() + 1)  # which need no order of their own

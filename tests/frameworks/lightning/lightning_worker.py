@@ -179,7 +179,7 @@ def resume(path: Path, workers: int) -> Any:
 
 
 def resuming() -> Any:
-    """Go on after batches, in the middle of an epoch and at its end."""
+    """Resume between batches, in the middle of an epoch and at its end."""
     folder = shared_folder()
     kept = ModelCheckpoint(folder, every_n_train_steps=4, save_top_k=-1)
     files = CountingIO()
@@ -192,7 +192,7 @@ def resuming() -> Any:
 
 
 def interrupted() -> Any:
-    """Go on after an exception on all ranks, in the middle of an epoch and in its last batch."""
+    """Resume after an exception on all ranks, in the middle of an epoch and in its last batch."""
     folder = shared_folder()
     model = Regression()
     fit(model, regression(), max_epochs=EPOCHS)
@@ -207,7 +207,7 @@ def interrupted() -> Any:
 
 
 def limited() -> Any:
-    """Go on after parts of epochs, with loaders that another Trainer has used."""
+    """Resume after parts of epochs, with loaders that another Trainer has used."""
     folder = shared_folder()
     how = {**QUIET, "strategy": "hvdtrain", "max_epochs": 2, "limit_train_batches": 5}
     kept = ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1)

@@ -16,7 +16,7 @@ import hvdtrain.tensorflow as hvd
 from hvdtrain.core import context
 
 
-def begin_anew(engine: str | None = None, settings: Mapping[str, str] | None = None) -> None:
+def restart(engine: str | None = None, settings: Mapping[str, str] | None = None) -> None:
     hvd.shutdown()
     # Without a size of buckets the world would measure one.
     with mock.patch.dict(os.environ, {"HVDTRAIN_BUCKET_BYTES": "1000000", **(settings or {})}):
@@ -37,7 +37,7 @@ def engines_give_what_one_rank_gives() -> str:
     want = of_one_rank(OPTIMIZERS[1])
     engines = [("mpi", {"HVDTRAIN_SHARED_MEMORY": "0"}), ("gloo", {})]
     for engine, settings in engines[: 2 if hvd.size() == 2 else 1]:  # gloo imports torch, for long
-        begin_anew(engine, settings)
+        restart(engine, settings)
         assert context.current().engine_name == engine
         end = train(OPTIMIZERS[1](), hvd.rank(), hvd.DistributedGradientTape)
         assert_close(end, want)

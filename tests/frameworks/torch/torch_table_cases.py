@@ -324,7 +324,7 @@ def goes_on_with_the_same_bits(name: str) -> str:
     return YES
 
 
-ANEW = "reset, logged"
+RESET = "reset, logged"
 
 
 def member_features() -> dict[str, Feature]:
@@ -356,7 +356,7 @@ def trains_without_the_others(name: str, members: ProcessSet) -> str:
 
 
 def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
-    """What three ranks have saved goes on with two of them."""
+    """Load on two ranks what three have saved."""
     model = Small()
     optimizer = new_optimizer(model, exchange_of(name, 6, 3))
     for step in range(4):
@@ -394,4 +394,4 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
         assert "\n" not in line
     else:
         assert not told
-    return ANEW
+    return RESET

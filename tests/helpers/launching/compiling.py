@@ -32,7 +32,7 @@ FLAGS = {
 def gcc() -> str:
     found = shutil.which("gcc")
     if found is None:
-        pytest.skip("no gcc, which compiles the kernels anew: apt install g++")
+        pytest.skip("no gcc, which compiles the kernels: apt install g++")
     return found
 
 
