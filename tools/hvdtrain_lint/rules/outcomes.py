@@ -25,7 +25,6 @@ _TRACKING = {
     *("mlflow.log_artifact", "mlflow.pytorch.log_model", "mlflow.tensorflow.log_model"),
     *("wandb.init",),
 }
-_WRITER = "SummaryWriter"
 _ADDS = ("add_scalar", "add_scalars", "add_image", "add_histogram", "add_text")
 # Paths of one process, or of none.
 _OWN_PATH = re.compile(r"(?i)rank|worker|proc|host|pid|tmp|temp|bytesio|stringio|devnull")
@@ -161,7 +160,7 @@ def _is_for_one(script: Script, call: ast.Call) -> bool:
 def hvd403(script: Script) -> Places:
     seen: set[str] = set()
     adds = any(script.everywhere(script.named(*_ADDS)))
-    writers = [call for call in script.named(_WRITER) if adds]
+    writers = script.named("SummaryWriter") if adds else []
     for call in script.everywhere(
         c for c in script.calls if script.full(c) in _TRACKING or c in writers
     ):

@@ -188,10 +188,11 @@ def hvd502(script: Script) -> Places:
 
 
 def _unequal_start(script: Script) -> Places:
-    is_equal = equal_seeds(script) or any(map(_EQUAL_ANYWAY.search, script.words))
-    wrappers = filter(script.runs_on_ranks, script.named(*_WRAPPERS))
+    if equal_seeds(script) or any(map(_EQUAL_ANYWAY.search, script.words)):
+        return
+    wrappers = script.named(*_WRAPPERS) if script.uses_hvd else []
     own = (call for call in wrappers if script.full(call).startswith(HVD))
-    for call in islice(own, script.uses_hvd and not is_equal):
+    for call in islice(filter(script.runs_on_ranks, own), 1):
         yield call, "the script broadcasts nothing"
 
 

@@ -118,9 +118,8 @@ class Guards(RankValues):
                     holds = child in body
                     yield Branch(test, holds, holder.lineno, other if holds else body)
                 case ast.IfExp(test, one, other) if child is not test:
-                    yield Branch(
-                        test, child is one, holder.lineno, [one, other][child is one :][:1]
-                    )
+                    holds = child is one
+                    yield Branch(test, holds, holder.lineno, [other if holds else one])
                 case ast.BoolOp(operator, values):
                     for each in values[: values.index(child)]:  # type: ignore[arg-type]
                         yield Branch(each, isinstance(operator, ast.And), holder.lineno, [])

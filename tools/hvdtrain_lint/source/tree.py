@@ -143,10 +143,12 @@ def constant(node: ast.AST | None) -> object:
 
 def divided(node: ast.AST) -> ast.expr | None:
     """Return what a node divides, x for x = x / y too; None if it is no division."""
-    if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Div, ast.FloorDiv)):
-        return node.target
-    is_division = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.FloorDiv))
-    return node.left if is_division else None  # type: ignore[attr-defined]
+    match node:
+        case ast.AugAssign(value, ast.Div() | ast.FloorDiv()):
+            return value
+        case ast.BinOp(value, ast.Div() | ast.FloorDiv()):
+            return value
+    return None
 
 
 def words_in(*nodes: ast.AST) -> set[str]:

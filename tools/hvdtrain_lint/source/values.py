@@ -140,7 +140,7 @@ class Values(Names):
         self._given[call] = args, named  # for d = dict(**d)
         match self._follow(call.func):
             case [ast.Call() as made] if self.last(made) == "partial":
-                (args, named) = self.given(made)
+                args, named = self.given(made)
                 args = args[1:]
         for each in call.args:
             match self._follow(each):
