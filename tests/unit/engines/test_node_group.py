@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.compiled.library import KernelError
@@ -25,7 +26,7 @@ from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
 from hvdtrain.engines.shared_memory.memory import share_memory
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.engines.shared_memory.system_errors import SystemFailure
-from hvdtrain.types import ReduceOp
+from hvdtrain.types import DType, ReduceOp
 
 KERNEL = load_kernel()
 FORK = multiprocessing.get_context("fork")
@@ -118,6 +119,22 @@ def test_a_node_with_64_ranks() -> None:
             assert (array == (64 * 63 / 2 + 64 * (np.arange(array.size) % 7)) / 2).all()
 
     assert in_processes(64, work) == [0] * 64
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_every_half_is_scaled_in_float32_and_rounded_once(dtype: DType) -> None:
+    assert KERNEL is not None
+    team, kind = open_node_group(KERNEL, 0, lambda value: [value]), getattr(torch, dtype.value)
+    assert team is not None
+    for factor in (1.0, 1 / 3, 1e-4, 300.0):
+        found = np.arange(1 << 16, dtype=np.uint16)
+        halves = torch.from_numpy(found.copy()).view(kind)
+        buffer = Buffer.from_array(found, dtype)
+        team.allreduce(buffer, buffer, ReduceOp.SUM, factor, 1.0)
+        wanted = (halves.float() * torch.tensor(factor)).to(kind)
+        numbers = ~wanted.isnan()
+        assert torch.equal(torch.from_numpy(found).view(kind).isnan(), ~numbers)
+        assert torch.equal(torch.from_numpy(found)[numbers], wanted.view(torch.uint16)[numbers])
 
 
 def test_without_memory_to_share() -> None:

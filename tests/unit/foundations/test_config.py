@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from paths import ROOT
 
 from hvdtrain.advice import require_version
 from hvdtrain.config import Config
@@ -139,6 +140,18 @@ def test_versions_that_are_too_old(oldest: str, found: str) -> None:
     line = f"hvdtrain.torch needs PyTorch >= {oldest}, found {found}: pip install 'torch>={oldest}'"
     with pytest.raises(UsageError, match=f"^{re.escape(line)}$"):
         require_version("hvdtrain.torch needs PyTorch", "torch", found, oldest)
+
+
+def test_no_version_is_refused_that_setup_claims() -> None:
+    setup, found = (ROOT / "setup.py").read_text(), []
+    for path in (ROOT / "hvdtrain").glob("*/__init__.py"):
+        found += re.findall(r'require_version\(".*", "(.*)", .*, "(.*)"\)', path.read_text())
+    assert sorted(package for package, _ in found) == ["jax", "keras", "tensorflow", "torch"]
+    for package, oldest in found:
+        claimed = re.findall(rf'"{package}(?:-cpu)?>=([\d.]+)"', setup)
+        assert claimed
+        for version in claimed:
+            require_version("needs", package, version, oldest)
 
 
 def places(*nodes: int) -> list[Topology]:
