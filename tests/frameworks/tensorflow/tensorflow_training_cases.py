@@ -18,6 +18,7 @@ from logged import WEIGHTS_DIFFER, logged
 from raising import raising
 
 import hvdtrain.tensorflow as hvd
+from hvdtrain.core import context
 from hvdtrain.errors import MismatchError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "tensorflow.md"
@@ -327,6 +328,19 @@ def local_layers_stay_local() -> None:
         assert float(shared[0, 0]) == (size + 1) / 2
     with raising(ValueError, text="layers"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[1])
+
+
+def models_that_come_and_go_leave_no_memory() -> None:
+    """A search through models must not keep the gradients of all that it has seen."""
+    for number in range(1, 50):
+        weight = tf.Variable(tf.zeros([number]))
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(weight) * float(number * hvd.rank())
+        mean = np.full(number, number * (hvd.size() - 1) / 2, np.float32)
+        np.testing.assert_array_equal(tape.gradient(loss, weight), mean)
+    caches = [cache for kept in context.current().kept.values() for cache in kept.values()]
+    assert max(len(cache.plans) for cache in caches) in range(16, 40)
+    assert all(cache.in_engine_memory <= 16 for cache in caches)
 
 
 def different_models_are_refused() -> None:
