@@ -50,6 +50,7 @@ COMMANDS: list[tuple[list[object], list[str]]] = [
     (["train", "--epoch", 3], ["Did you mean one of: ", "'--epochs'"]),
     (["train", "my.py"], ["recipe my.py cannot be read: No such file or directory"]),
     (["train", "--resume", "."], ["--resume . is a directory: resume it with --resume auto"]),
+    (["train", "--resume", "absent.pt"], ["there is no checkpoint"]),
     (["train", "emnist"], ["emnist", "digits"]),
     (
         ["train", "mnist", "--framework", "keras", "--optimizer", "lars"],

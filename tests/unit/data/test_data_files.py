@@ -127,6 +127,16 @@ def test_both_versions(tmp_path: Path, inner: str, python: bool) -> None:
     assert [*data.train.labels, *data.test.labels] == labels.tolist()
 
 
+def test_missing_batches_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data_batch_1.bin, data_batch_1 not found .*binary"):
+        load_cifar10(tmp_path)
+    write_cifar10(tmp_path, 1, python=False)
+    for number in (3, 4):
+        (tmp_path / f"data_batch_{number}.bin").unlink()
+    with pytest.raises(UsageError, match=f"data_batch_3.bin, data_batch_4.bin .* {tmp_path};"):
+        load_cifar10(tmp_path)
+
+
 class Evil:
     """Touches a file when it is unpickled in the usual way."""
 

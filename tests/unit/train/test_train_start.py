@@ -232,6 +232,8 @@ def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
     other = save(elsewhere, 1, trainee())
     with pytest.raises(UsageError, match="another run"):
         resume(tmp_path, other)
+    with pytest.raises(UsageError, match="--resume auto"):
+        start(options(tmp_path), trainee())
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
