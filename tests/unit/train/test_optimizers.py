@@ -114,6 +114,19 @@ def test_several_steps_follow_the_formula(decay: float) -> None:
     assert difference(chosen, lamb_by_formula(numbers, decay, 1e-6)) < 1e-12
 
 
+@pytest.mark.parametrize("kind", [Lars, Lamb])
+def test_state_goes_through_a_checkpoint(kind: Any) -> None:
+    whole, first = parameters(), parameters()
+    steps(kind(whole, LR, weight_decay=0.1), whole, range(1, 6))
+    before = kind(first, LR, weight_decay=0.1)
+    steps(before, first, range(1, 4))
+    second = [torch.nn.Parameter(parameter.detach().clone()) for parameter in first]
+    after = kind(second, LR, weight_decay=0.1)
+    after.load_state_dict(before.state_dict())
+    steps(after, second, range(4, 6))
+    assert all(torch.equal(a, b) for a, b in zip(whole, second, strict=True))
+
+
 def test_norms_of_half_types_do_not_overflow() -> None:
     for make in (lambda p: Lars(p, 100 * LR, momentum=0), lambda p: Lamb(p, LR)):
         weights = torch.nn.Parameter(torch.full((300, 300), 300.0, dtype=torch.float16))
@@ -219,6 +232,12 @@ def test_a_run_that_is_all_warmup_does_not_decay() -> None:
     for schedule in SCHEDULES:
         assert rates(schedule=schedule, warmup_epochs=5) == rates(warmup_epochs=5)
         assert rates(schedule=schedule, steps=1) == [0.4]
+
+
+def test_milestones_are_epochs_of_the_run_and_the_warmup_goes_first() -> None:
+    got = rates(schedule="step", warmup_epochs=2, milestones=(1, 3))
+    assert got[:19] == rates(warmup_epochs=2)[:19]
+    assert got[19:] == pytest.approx([0.04] * 11 + [0.004] * 10)
 
 
 def test_milestones_as_people_write_them() -> None:
