@@ -61,7 +61,7 @@ def _exchange_text(options: TrainOptions, hosts: int) -> str:
 
 
 def _epochs_text(options: TrainOptions, epochs: int) -> str:
-    return f"{epochs}, {options.epochs} divided by the ranks" if options.divide_epochs else ""
+    return f"{epochs} ({options.epochs} divided by the ranks)" if options.divide_epochs else ""
 
 
 def _lr_text(options: TrainOptions, size: int, setup: TrainingSetup) -> str:

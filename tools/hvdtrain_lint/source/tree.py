@@ -133,7 +133,8 @@ def last_name(node: ast.AST) -> str:
 
 def written(call: ast.Call) -> str:
     """Return how a call is written, without its arguments."""
-    return f"{path_of(call.func) or last_name(call) or ast.unparse(call.func)}()"
+    name = path_of(call.func) or last_name(call)
+    return f"{name}()" if name else ast.unparse(ast.Call(call.func, [], []))
 
 
 def constant(node: ast.AST | None) -> object:
