@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -96,9 +97,18 @@ def command(
         return 0
     if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
+    interrupts = _interrupts(arguments, chosen.title)
     if not elastic:
-        return _run(line, lambda launches, environ, _: launches.run(line.argv, environ))
-    return _run(line, ElasticJob(chosen, request, min_np or 1).run)
+        return _run(line, interrupts, lambda launches, environ, _: launches.run(line.argv, environ))
+    return _run(line, interrupts, ElasticJob(chosen, request, min_np or 1).run)
+
+
+def _interrupts(arguments: tuple[str, ...], launcher: str) -> list[signal.Signals]:
+    """Return what the launcher gets for Ctrl-C in place of SIGINT, if anything."""
+    if not arguments or arguments[0] == "train" or arguments[0].startswith("-"):
+        return [signal.SIGUSR1, signal.SIGTERM]  # for the first one, ranks save and stop
+    # Open MPI's mpirun ends its ranks in the same way for both, but prints lines about SIGINT.
+    return [signal.SIGTERM] if launcher == "Open MPI" else []
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -118,7 +128,11 @@ def _require_sense(request: LaunchRequest) -> None:
     check_interface(request.interface)
 
 
-def _run(line: LaunchCommand, run: Callable[[Launches, Mapping[str, str], Path], int]) -> int:
+def _run(
+    line: LaunchCommand,
+    interrupts: list[signal.Signals],
+    run: Callable[[Launches, Mapping[str, str], Path], int],
+) -> int:
     try:
         if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
@@ -127,7 +141,7 @@ def _run(line: LaunchCommand, run: Callable[[Launches, Mapping[str, str], Path],
     with session_folder(os.environ) as session:
         environ = {SESSION: session.folder, **os.environ, **line.variables}
         try:
-            code = run(Launches([session.lifeline]), environ, Path(session.folder))
+            code = run(Launches([session.lifeline], interrupts), environ, Path(session.folder))
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:
