@@ -21,13 +21,12 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.mpi.start_watch import end_job_if_a_rank_ends
 from hvdtrain.engines.shared_memory.kernel import agree_on_kernel
-from hvdtrain.engines.shared_memory.memory import warn_once
+from hvdtrain.engines.shared_memory.memory import failure_from_error, warn_once
 from hvdtrain.engines.shared_memory.node_detection import (
     detect_nodes,
     machine_identity,
     unreadable_peers,
 )
-from hvdtrain.engines.shared_memory.system_errors import failure_from_error
 from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError, SystemLimitError
 from hvdtrain.world import promised_world
 

@@ -17,9 +17,9 @@ from hvdtrain.engines.features import Slices
 from hvdtrain.engines.float_order import from_ordered, to_ordered
 from hvdtrain.engines.mpi.failures import CHECK_SECONDS, MpiFailures, free_comm, split_comm
 from hvdtrain.engines.mpi.flat import MPI_OPS, typed
+from hvdtrain.engines.shared_memory.memory import SystemFailure, agree_on_failure
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
 from hvdtrain.engines.shared_memory.numpy_kernel import NumpyNodeGroup, open_numpy_node_group
-from hvdtrain.engines.shared_memory.system_errors import SystemFailure, agree_on_failure
 from hvdtrain.errors import SystemLimitError
 from hvdtrain.polling import poll_until
 from hvdtrain.types import DType, ReduceOp

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hvdtrain.control_groups import read_file
 from hvdtrain.engines.features import GatherBytes
-from hvdtrain.engines.shared_memory.system_errors import (
+from hvdtrain.engines.shared_memory.memory import (
     SystemFailure,
     agree_on_failure,
     failure_from_error,

@@ -19,11 +19,14 @@ from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Pieces
 from hvdtrain.engines.features import GatherBytes, Pending, VotedReduction
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
-from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
-from hvdtrain.engines.shared_memory.system_errors import (
+from hvdtrain.engines.shared_memory.memory import (
+    NodeArena,
+    NodeMemory,
     SystemFailure,
     agree_on_failure,
     failure_from_error,
+    share_memory,
+    warn_once,
 )
 from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
