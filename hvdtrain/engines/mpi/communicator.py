@@ -21,8 +21,7 @@ from hvdtrain.engines.mpi.failures import (
     free_comm,
     split_comm,
 )
-from hvdtrain.engines.mpi.flat import MPI_TYPES, FlatMpi, memory
-from hvdtrain.engines.mpi.gpu import GpuMpi
+from hvdtrain.engines.mpi.flat import MPI_TYPES, FlatMpi, GpuMpi, memory
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, NodeSlices, open_hierarchy
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, NodeVotedReduction, open_node_group
 from hvdtrain.errors import SystemLimitError

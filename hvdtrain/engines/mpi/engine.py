@@ -106,7 +106,7 @@ def _open(
 ) -> EngineWorld:
     """Open the world of a communicator, which it takes over."""
     from hvdtrain.engines.mpi.communicator import MpiCommunicator
-    from hvdtrain.engines.mpi.gpu import gpu_devices
+    from hvdtrain.engines.mpi.flat import gpu_devices
 
     nodes = detect_nodes(world.allgather)
     machines = world.allgather(machine_identity())
