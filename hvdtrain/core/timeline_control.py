@@ -9,8 +9,7 @@ from functools import partial
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Submission
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.collectives.gathers import Barrier
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.core.timeline.file import TimelineError, usable_path

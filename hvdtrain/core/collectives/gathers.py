@@ -8,8 +8,7 @@ from math import prod
 import numpy as np
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.collectives.allreduce import divide_truncating
 from hvdtrain.core.collectives.memory import device_details, device_types
 from hvdtrain.engines.communicator import Communicator

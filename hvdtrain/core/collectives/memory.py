@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 

@@ -15,8 +15,7 @@ import numpy as np
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import BucketTimes, Operation, Request
 from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan

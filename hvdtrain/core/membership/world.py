@@ -16,8 +16,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request, Zeros
+from hvdtrain.core.agreement.operation import Operation, Request, Zeros
 from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
 from hvdtrain.core.collectives.gathers import Split
 from hvdtrain.core.collectives.ordered import OrderedCommunicator

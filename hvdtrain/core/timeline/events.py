@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hvdtrain.core.agreement.operation import BucketTimes
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import BucketTimes, Request
 from hvdtrain.core.timeline.times import (
     ChannelTimes,
     JoinTimes,

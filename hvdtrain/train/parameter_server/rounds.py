@@ -11,8 +11,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.core.sharding.segments import Segment
 from hvdtrain.engines.communicator import Communicator

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.core.agreement.operation import Marker
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Marker, Request
 from hvdtrain.core.timeline.file import TimelineError, merge_pieces, usable_path, write
 from hvdtrain.core.timeline.piece import (
     GrowingFile,
