@@ -9,7 +9,7 @@ from typing import TypeAlias
 import keras
 
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.keras.backends.reduction import GradientReduction, SampleWeight
 from hvdtrain.keras.backends.sharding import StateVariable

@@ -16,7 +16,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import begin_fused, exchange_fused, reduce_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
-from hvdtrain.core.exchanges.saved import FORGOTTEN_STEPS, SAMPLES_PER_STEP
+from hvdtrain.core.exchanges.state import FORGOTTEN_STEPS, SAMPLES_PER_STEP
 from hvdtrain.core.gradients.exchange import Exchange, InnerState, LocalSteps, StepInfo
 from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array

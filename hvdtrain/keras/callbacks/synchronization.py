@@ -10,7 +10,7 @@ import keras
 from hvdtrain.collective import collective
 from hvdtrain.core import context, objects, operations
 from hvdtrain.core.arrays import collectives
-from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.gradients.weight_check import (
     MOST_ELEMENTS,
     WeightSums,

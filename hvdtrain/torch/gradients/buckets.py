@@ -19,7 +19,7 @@ from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
-from hvdtrain.core.gradients.usage import usage_length, write_usage
+from hvdtrain.core.gradients.step import usage_length, write_usage
 from hvdtrain.core.sharding.exchange import OnSlices, ShardedExchange, owned_slices
 from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.engines.communicator import Capabilities

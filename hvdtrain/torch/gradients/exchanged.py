@@ -12,7 +12,7 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core import context, sample_weights
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.exchanges.saved import (
+from hvdtrain.core.exchanges.state import (
     SAMPLES_PER_STEP,
     SavedExchange,
     load_exchange,

@@ -15,8 +15,8 @@ from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.gradients.step import StepUsage
 from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
-from hvdtrain.core.gradients.usage import StepUsage
 from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError

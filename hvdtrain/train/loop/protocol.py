@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
