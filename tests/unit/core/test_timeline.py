@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from hvdtrain.core.agreement.operation import Marker, Request
-from hvdtrain.core.timeline.file import TimelineError, merge_pieces, usable_path, write
-from hvdtrain.core.timeline.piece import (
+from hvdtrain.core.timeline.file import (
     GrowingFile,
     PieceWriter,
+    TimelineError,
     earlier_path,
     find_pieces,
+    merge_pieces,
     piece_path,
     remove_pieces,
+    usable_path,
+    write,
 )
 from hvdtrain.core.timeline.recorder import History
 from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
