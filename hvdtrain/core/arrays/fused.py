@@ -30,7 +30,7 @@ from hvdtrain.core.arrays.memory import (
     wire_type,
 )
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
-from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.collectives.gathers import AllocateIfWanted
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import (
