@@ -25,11 +25,11 @@ from hvdtrain.keras.backends.distributed import distributed_optimizers, training
 from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
 from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
-from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
-from hvdtrain.keras.callbacks.learning_rate import LearningRateScheduleCallback
-from hvdtrain.keras.callbacks.metrics import MetricAverageCallback
-from hvdtrain.keras.callbacks.rank_zero import (
+from hvdtrain.keras.callbacks import (
     BestModelCheckpoint,
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    MetricAverageCallback,
     SaveSchedule,
     SharedBackup,
     save_schedules,
