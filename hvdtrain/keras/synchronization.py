@@ -21,9 +21,12 @@ from hvdtrain.core.process_set import global_process_set
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import MismatchError, UnsupportedError
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.distributed import distributed_optimizers, training_state
+from hvdtrain.keras.backends.distributed import (
+    DistributedMixin,
+    distributed_optimizers,
+    training_state,
+)
 from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
-from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
 from hvdtrain.keras.callbacks import (
     BestModelCheckpoint,
