@@ -21,7 +21,7 @@ from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph import Gradient, Variable, weight_sums
 from hvdtrain.tensorflow.operations.differentiable import size_as
-from hvdtrain.tensorflow.operations.reductions import grouped_allreduce
+from hvdtrain.tensorflow.operations.ops import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
 
