@@ -20,13 +20,6 @@ from hvdtrain.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from hvdtrain.torch.operations.allgather import (
-    allgather,
-    allgather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    sparse_allreduce_async,
-)
 from hvdtrain.torch.operations.allreduce import (
     allreduce,
     allreduce_,
@@ -37,12 +30,18 @@ from hvdtrain.torch.operations.allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from hvdtrain.torch.operations.alltoall import alltoall, alltoall_async
-from hvdtrain.torch.operations.broadcast import (
+from hvdtrain.torch.operations.gathers import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    sparse_allreduce_async,
 )
 from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
 from hvdtrain.torch.operations.reducescatter import (

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.torch.operations.broadcast import broadcast_async_
+from hvdtrain.torch.operations.gathers import broadcast_async_
 from hvdtrain.torch.tensors.parts import describe_tensor, is_expanded, parts_of, require_values
 
 T = TypeVar("T")

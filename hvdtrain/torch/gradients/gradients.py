@@ -31,7 +31,7 @@ from hvdtrain.torch.gradients.hooks import (
     in_nested_backward,
 )
 from hvdtrain.torch.gradients.views import GradientChanges, ParameterSettings
-from hvdtrain.torch.operations.allgather import sparse_allreduce_async
+from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.torch.tensors.parts import weight_sums
 from hvdtrain.types import ReduceOp
