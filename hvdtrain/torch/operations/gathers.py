@@ -1,4 +1,4 @@
-"""Allgather, all-to-all exchange and broadcast of PyTorch tensors; see also `allreduce`."""
+"""Allgather, all-to-all and broadcast of PyTorch tensors; `allreduce` says what holds for all."""
 
 from __future__ import annotations
 
