@@ -26,6 +26,7 @@ from hvdtrain.train.parameter_server.protocol import (
     REQUEST,
     WEIGHTS,
     AsynchronousProtocol,
+    ParameterServer,
     Protocol,
     Pushes,
     ServerAnswer,
@@ -34,7 +35,6 @@ from hvdtrain.train.parameter_server.protocol import (
     empty_answer,
     empty_request,
 )
-from hvdtrain.train.parameter_server.settings import ParameterServer
 from hvdtrain.train.parameter_server.shards import (
     Flat,
     ParameterRow,

@@ -14,8 +14,8 @@ from hvdtrain.data.sampling import steps_per_epoch
 from hvdtrain.torch.sharding.segment_optimizer import ELEMENTWISE, is_elementwise
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals
+from hvdtrain.train.parameter_server.protocol import ParameterServer
 from hvdtrain.train.parameter_server.rounds import ServedRounds
-from hvdtrain.train.parameter_server.settings import ParameterServer
 from hvdtrain.train.parameter_server.shards import (
     Flat,
     ParameterRow,
