@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from hvdtrain.data.synthetic import make_synthetic
+from hvdtrain.data.dataset import make_synthetic
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipes.builtin.parts import cross_entropy, resnet
