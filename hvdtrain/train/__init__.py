@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hvdtrain.train.fit import fit
-    from hvdtrain.train.recipes.recipe import Recipe
+    from hvdtrain.train.recipe import Recipe
 
 __all__ = ["Recipe", "fit"]
 
-_MODULES = {"Recipe": "recipes.recipe", "fit": "fit"}
+_MODULES = {"Recipe": "recipe", "fit": "fit"}
 
 
 def __getattr__(name: str) -> Any:

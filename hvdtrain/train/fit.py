@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdtrain.collective import collective
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import Summary
 from hvdtrain.train.session import train
 

@@ -29,8 +29,8 @@ from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_c
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.keras.loop import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.builtin import digits_keras
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes import digits_keras
 from hvdtrain.train.run import weights_digest
 from hvdtrain.train.session import train
 

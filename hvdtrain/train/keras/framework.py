@@ -18,7 +18,7 @@ from hvdtrain.train.keras.served_loop import ServedKerasLoop
 from hvdtrain.train.loop.protocol import Framework
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 
 def _device_module(backend: str) -> ModuleType:

@@ -27,7 +27,7 @@ from hvdtrain.train.parameter_server.shards import (
     State,
     refuse_optimizer,
 )
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]

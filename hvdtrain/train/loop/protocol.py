@@ -23,7 +23,7 @@ from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.parameter_server.protocol import Pushes
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 # The state of an optimizer, as a checkpoint of its framework holds it.
 OptimizerState: TypeAlias = Mapping[Any, Any]

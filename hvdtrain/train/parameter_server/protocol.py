@@ -1,6 +1,4 @@
-"""The settings of a parameter server, from text such as "ps:servers=2,mode=sync", and its protocol:
-what a server does with the requests of the workers.
-"""
+"""A parameter server: its settings, and what it does with the requests of the workers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from hvdtrain.train.parameter_server.shards import (
     State,
     refuse_optimizer,
 )
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.evaluation import average_model_buffers
 from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.sources import Batch, Step

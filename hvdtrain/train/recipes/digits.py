@@ -10,8 +10,8 @@ from torch import nn
 
 from hvdtrain.data.digits import load_digits
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.parts import cross_entropy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.parts import cross_entropy
 
 
 def recipe(label_smoothing: float = 0.0) -> Recipe:

@@ -7,8 +7,8 @@ from pathlib import Path
 import keras
 
 from hvdtrain.data.idx import load_mnist, read_mnist_images
-from hvdtrain.train.recipes.builtin.losses_keras import cross_entropy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.losses_keras import cross_entropy
 
 
 def recipe(data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 32) -> Recipe:

@@ -8,8 +8,8 @@ from torch import nn
 
 from hvdtrain.data.idx import load_mnist, read_mnist_images
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.parts import cross_entropy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.parts import cross_entropy
 
 
 def recipe(data_dir: Path | None = None, label_smoothing: float = 0.0, width: int = 32) -> Recipe:

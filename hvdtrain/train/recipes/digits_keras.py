@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 
 from hvdtrain.data.digits import load_digits
-from hvdtrain.train.recipes.builtin.losses_keras import cross_entropy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.losses_keras import cross_entropy
 
 
 def recipe(label_smoothing: float = 0.0) -> Recipe:

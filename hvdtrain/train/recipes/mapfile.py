@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hvdtrain.data.map_file import load_map_files
-from hvdtrain.train.recipes.builtin.parts import check_pixels, photograph_recipe
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.parts import check_pixels, photograph_recipe
 
 
 def recipe(

@@ -8,8 +8,8 @@ from pathlib import Path
 from hvdtrain.data.augment import crop_and_flip
 from hvdtrain.data.cifar10 import CLASSES, load_cifar10
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.parts import cross_entropy, read_batch_of_one, resnet
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.parts import cross_entropy, read_batch_of_one, resnet
 
 _PIXELS = 32
 _PADDING = 4

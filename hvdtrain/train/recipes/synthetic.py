@@ -7,8 +7,8 @@ from torch import nn
 from hvdtrain.data.dataset import make_synthetic
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.parts import cross_entropy, resnet
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.parts import cross_entropy, resnet
 
 
 def recipe(

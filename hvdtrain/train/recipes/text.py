@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hvdtrain.data.characters import load_text
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.parts import cross_entropy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.parts import cross_entropy
 
 
 class Transformer(nn.Module):

@@ -21,7 +21,7 @@ from hvdtrain.data.augment import crop_and_flip
 from hvdtrain.data.images import ImageFiles, read_image, require_pillow
 from hvdtrain.errors import UsageError
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 
 def cross_entropy(label_smoothing: float) -> Callable[..., torch.Tensor]:
