@@ -16,7 +16,7 @@ from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
 from hvdtrain.tensorflow.allocator import find_library
-from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
+from hvdtrain.tensorflow.gradients import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert, weight_sums
 from hvdtrain.tensorflow.operations import ops
 from hvdtrain.tensorflow.operations.differentiable import size_as
