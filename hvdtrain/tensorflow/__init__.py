@@ -26,7 +26,7 @@ from hvdtrain.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvdtrain.tensorflow.operations.ops import (
+from hvdtrain.tensorflow.operations import (
     allgather,
     allreduce,
     alltoall,

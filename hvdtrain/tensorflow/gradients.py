@@ -23,9 +23,9 @@ from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.compression import Compression
+from hvdtrain.tensorflow.differentiable import size_as
 from hvdtrain.tensorflow.graph import Gradient, Variable, call_on_arrays, weight_sums
-from hvdtrain.tensorflow.operations.differentiable import size_as
-from hvdtrain.tensorflow.operations.ops import grouped_allreduce
+from hvdtrain.tensorflow.operations import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
 # Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.

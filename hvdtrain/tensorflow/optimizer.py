@@ -20,7 +20,7 @@ from hvdtrain.tensorflow.gradients import (
     reduce_gradients,
 )
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
-from hvdtrain.tensorflow.operations.ops import grouped_allreduce
+from hvdtrain.tensorflow.operations import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
 Pairs: TypeAlias = list[tuple[Gradient, Variable]]

@@ -28,10 +28,10 @@ from hvdtrain.core import context, horovod_api, operations
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.tensorflow import differentiable
 from hvdtrain.tensorflow.compression import Compression
+from hvdtrain.tensorflow.differentiable import OperationName, Reduction, size_as
 from hvdtrain.tensorflow.graph import TensorLike, call_on_arrays, do_not_convert
-from hvdtrain.tensorflow.operations import differentiable
-from hvdtrain.tensorflow.operations.differentiable import OperationName, Reduction, size_as
 from hvdtrain.types import ReduceOp
 
 
