@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hvdtrain.core.exits import write_message
-from hvdtrain.core.timeline.events import Event, RankEvents
-from hvdtrain.core.timeline.times import RankRecords
+from hvdtrain.core.timeline.records import Event, RankEvents, RankRecords
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing, unfinished_file
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.exits import write_message
-from hvdtrain.core.timeline.times import ChannelTimes, OperationTimes, Records
+from hvdtrain.core.timeline.records import ChannelTimes, OperationTimes, Records
 from hvdtrain.files import replacing
 from hvdtrain.topology import Topology
 

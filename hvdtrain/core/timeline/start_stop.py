@@ -26,7 +26,7 @@ from hvdtrain.core.timeline.file import (
     write,
 )
 from hvdtrain.core.timeline.recorder import History, Recorder
-from hvdtrain.core.timeline.times import (
+from hvdtrain.core.timeline.records import (
     ChannelTimes,
     RankRecords,
     Reading,

@@ -24,8 +24,7 @@ from hvdtrain.core.timeline.file import (
     write,
 )
 from hvdtrain.core.timeline.recorder import History
-from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
-from hvdtrain.core.timeline.times import (
+from hvdtrain.core.timeline.records import (
     ChannelTimes,
     JoinTimes,
     OperationTimes,
@@ -34,6 +33,7 @@ from hvdtrain.core.timeline.times import (
     Records,
     RecoveryTimes,
 )
+from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
 from hvdtrain.engines.local import LocalCommunicator
 
 CLOCK = Reading(100.0, 0.0, 1e-6)
