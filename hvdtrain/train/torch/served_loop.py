@@ -15,10 +15,10 @@ from hvdtrain.torch.sharding.segment_optimizer import ELEMENTWISE, is_elementwis
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.parameter_server.protocol import ParameterServer
-from hvdtrain.train.parameter_server.rounds import ServedRounds
-from hvdtrain.train.parameter_server.shards import (
+from hvdtrain.train.parameter_server.rounds import (
     Flat,
     ParameterRow,
+    ServedRounds,
     Shard,
     State,
     refuse_optimizer,
