@@ -213,23 +213,23 @@ def pinned_gpu() -> int:
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
 
-            from hvdtrain.train.keras.tensorflow_device import pin_device
+            from hvdtrain.train.keras.device import pin_tensorflow
 
             gpus = ["GPU a", "GPU b"]
             patches.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
             patches.setattr(tf.config, "set_visible_devices", lambda *each: told.append(each))
-            index = pin_device(here, DeviceWish())
+            index = pin_tensorflow(here, DeviceWish())
             assert index is not None
             assert told == [(gpus[index], "GPU")]
             return index
         import jax
 
-        from hvdtrain.train.keras import jax_device
+        from hvdtrain.train.keras import device
 
         patches.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-        patches.setattr(jax_device, "_has_gpu_plugin", lambda: True)
+        patches.setattr(device, "_has_gpu_plugin", lambda: True)
         patches.setattr(jax.config, "update", lambda *each: told.append(each))
-        index = jax_device.pin_device(here, DeviceWish())
+        index = device.pin_jax(here, DeviceWish())
         assert index is not None
         assert told == [("jax_cuda_visible_devices", str(index))]
         return index

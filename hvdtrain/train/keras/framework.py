@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 
 import keras
 
@@ -12,6 +11,7 @@ from hvdtrain.data.sampling import seed_generators
 from hvdtrain.devices import Device
 from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
+from hvdtrain.train.keras.device import prepare
 from hvdtrain.train.keras.fit import require_adding_metrics
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.keras.served_loop import ServedKerasLoop
@@ -19,22 +19,6 @@ from hvdtrain.train.loop.protocol import Framework
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
-
-
-def _device_module(backend: str) -> ModuleType:
-    """Import the module that chooses devices for a backend of Keras."""
-    match backend:
-        case "jax":
-            from hvdtrain.train.keras import jax_device
-
-            return jax_device
-        case "tensorflow":
-            from hvdtrain.train.keras import tensorflow_device
-
-            return tensorflow_device
-    from hvdtrain.train.torch import device
-
-    return device
 
 
 class KerasFramework(Framework):
@@ -54,7 +38,7 @@ class KerasFramework(Framework):
         self.title = f"keras on {self._backend}"
 
     def prepare(self, topology: Topology) -> None:
-        self._device = _device_module(self._backend).prepare(topology, self._options)
+        self._device = prepare(self._backend, topology, self._options)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
         return build_recipe(make_recipe, self._options, topology)
