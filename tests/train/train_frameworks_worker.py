@@ -213,7 +213,7 @@ def pinned_gpu() -> int:
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
 
-            from hvdtrain.train.keras.device import pin_tensorflow
+            from hvdtrain.train.keras.framework import pin_tensorflow
 
             gpus = ["GPU a", "GPU b"]
             patches.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
@@ -224,12 +224,12 @@ def pinned_gpu() -> int:
             return index
         import jax
 
-        from hvdtrain.train.keras import device
+        from hvdtrain.train.keras import framework
 
         patches.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-        patches.setattr(device, "_has_gpu_plugin", lambda: True)
+        patches.setattr(framework, "_has_gpu_plugin", lambda: True)
         patches.setattr(jax.config, "update", lambda *each: told.append(each))
-        index = device.pin_jax(here, DeviceWish())
+        index = framework.pin_jax(here, DeviceWish())
         assert index is not None
         assert told == [("jax_cuda_visible_devices", str(index))]
         return index
