@@ -21,11 +21,12 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.mpi.start_watch import end_job_if_a_rank_ends
 from hvdtrain.engines.shared_memory.kernel import agree_on_kernel
-from hvdtrain.engines.shared_memory.memory import failure_from_error, warn_once
-from hvdtrain.engines.shared_memory.node_detection import (
+from hvdtrain.engines.shared_memory.memory import (
     detect_nodes,
+    failure_from_error,
     machine_identity,
     unreadable_peers,
+    warn_once,
 )
 from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError, SystemLimitError
 from hvdtrain.world import promised_world

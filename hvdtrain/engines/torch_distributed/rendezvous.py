@@ -23,7 +23,7 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.features import GatherBytes
 from hvdtrain.engines.mpi import engine as mpi_engine
-from hvdtrain.engines.shared_memory.node_detection import detect_nodes
+from hvdtrain.engines.shared_memory.memory import detect_nodes
 from hvdtrain.engines.torch_distributed.failures import TorchFailures
 from hvdtrain.errors import EngineUnavailableError, HvdtrainError
 from hvdtrain.world import promised_world, under_launcher
