@@ -32,7 +32,7 @@ from hvdtrain.launch.calls.called_rank import (
     RankAnswer,
     node_name,
 )
-from hvdtrain.launch.cluster_environment import LOOPBACK, ClusterRank, own_addresses
+from hvdtrain.launch.cluster_environment import ClusterRank, own_addresses
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import choose_launcher
@@ -40,6 +40,7 @@ from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
 from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest, without_allocation
 from hvdtrain.launch.supervise import SESSION, Session, bound_to_this_process, session_folder
+from hvdtrain.topology import LOOPBACK
 from hvdtrain.world import TORCHRUN_MARKER, refuse_on_ranks
 
 __all__ = ["run"]
