@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Capabilities, Communicator
+from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator
 from hvdtrain.engines.features import Pending
 from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.engines.torch_distributed.failures import Members, gloo_group, nccl_group
@@ -47,21 +47,11 @@ NCCL_WIDE: Widths = {
 }
 GLOO_WIDE: Widths = {**NCCL_WIDE, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
-_COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
-_REAL = frozenset(DType) - _COMPLEX
-
-_REDUCES = {
-    ReduceOp.SUM: _REAL | _COMPLEX,
-    ReduceOp.MIN: _REAL,
-    ReduceOp.MAX: _REAL,
-    ReduceOp.PRODUCT: _REAL,
-}
-
 
 def capabilities(cuda: bool) -> Capabilities:
     """Return the capabilities of gloo, or with `cuda` of NCCL and gloo together."""
     return Capabilities(
-        reduces=_REDUCES,
+        reduces=REDUCES_REAL,
         moves=frozenset(DType),
         devices=frozenset({"cpu", "cuda"} if cuda else {"cpu"}),
         # NCCL requires that the kernels of concurrent communicators can run on the GPU at once, or
