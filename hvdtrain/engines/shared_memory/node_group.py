@@ -44,36 +44,6 @@ _lock = threading.Lock()
 _watched: dict[int, _Watched] = {}
 
 
-class PeerWatch:
-    """Watches processes until it is closed."""
-
-    def __init__(self, peers: Mapping[int, int]) -> None:
-        self._peers: dict[int, int] = {}
-        self._processes: list[int] = []
-        self._poll = select.poll()
-        try:
-            for process, number in peers.items():
-                descriptor = _acquire(process)
-                self._processes.append(process)
-                self._peers[descriptor] = number
-                self._poll.register(descriptor, select.POLLIN)
-        except BaseException:
-            self.close()
-            raise
-
-    def ended(self) -> int | None:
-        """Return a rank whose process has ended, or None."""
-        return next((self._peers[descriptor] for descriptor, _ in self._poll.poll(0)), None)
-
-    def close(self) -> None:
-        """Stop watching; a second call does nothing."""
-        for descriptor in self._peers:
-            self._poll.unregister(descriptor)
-        for process in self._processes:
-            _release(process)
-        self._peers, self._processes = {}, []
-
-
 def _acquire(process: int) -> int:
     with _lock:
         if process not in _watched:
@@ -96,18 +66,30 @@ CHECK_SECONDS = 1.0
 
 
 class Peers:
-    """The launcher, and the processes of the other ranks of a node."""
+    """The launcher, and the processes of the other ranks of a node, watched until it is closed."""
 
     def __init__(
         self,
-        watch: PeerWatch,
+        processes: Mapping[int, int],
         size: int,
         check_launcher: Callable[[], object],
-        check_seconds: float = CHECK_SECONDS,
+        check_seconds: float,
     ) -> None:
-        self._watch, self._size, self._check_launcher = watch, size, check_launcher
+        self._size, self._check_launcher = size, check_launcher
         self._check_seconds, self.due = check_seconds, time.monotonic() + check_seconds
         self.check_nanoseconds = int(check_seconds * 1e9)
+        self._numbers: dict[int, int] = {}
+        self._processes: list[int] = []
+        self._poll = select.poll()
+        try:
+            for process, number in processes.items():
+                descriptor = _acquire(process)
+                self._processes.append(process)
+                self._numbers[descriptor] = number
+                self._poll.register(descriptor, select.POLLIN)
+        except BaseException:
+            self.close()
+            raise
 
     def check_now_and_then(self) -> None:
         """Check as `check` does, unless that was done a moment ago."""
@@ -118,14 +100,19 @@ class Peers:
         """Check that the launcher and the processes of all peers are running."""
         self.due = time.monotonic() + self._check_seconds
         self._check_launcher()
-        if (number := self._watch.ended()) is not None:
+        for descriptor, _ in self._poll.poll(0):
             raise ConnectionLostError(
-                f"a peer on this node (number {number} of {self._size}) has ended while others "
-                "waited for it: look for its own message"
+                f"a peer on this node (number {self._numbers[descriptor]} of {self._size}) has "
+                "ended while others waited for it: look for its own message"
             )
 
     def close(self) -> None:
-        self._watch.close()
+        """Stop watching; a second call does nothing."""
+        for descriptor in self._numbers:
+            self._poll.unregister(descriptor)
+        for process in self._processes:
+            _release(process)
+        self._numbers, self._processes = {}, []
 
 
 class NodeMaximum(Pending):
@@ -392,10 +379,12 @@ def open_node_group(
 ) -> NodeGroup | None:
     """Set up shared memory among the ranks of one node."""
     processes = allgather((os.getpid(), os.sched_getaffinity(0)))
-    watch, failure = _watch(
-        {process: number for number, (process, _) in enumerate(processes) if number != rank}
-    )
-    memory = None
+    others = {process: number for number, (process, _) in enumerate(processes) if number != rank}
+    peers, failure, memory = None, SystemFailure(), None
+    try:
+        peers = Peers(others, len(processes), check_launcher, check_seconds)
+    except (AttributeError, OSError) as error:
+        failure = failure_from_error(error, "pidfd_open")
     try:
         if reason := agree_on_failure(allgather(failure)):
             if rank == 0:
@@ -404,18 +393,10 @@ def open_node_group(
             nbytes = SLOT_BYTES + kernel.hvd_staging_bytes(CHUNK_BYTES)
             memory = share_memory(nbytes, rank, len(processes), allgather)
     finally:
-        if memory is None and watch is not None:
-            watch.close()
-    if memory is None or watch is None:
+        if memory is None and peers is not None:
+            peers.close()
+    if memory is None or peers is None:
         return None
     cores = set[int]().union(*(cores for _, cores in processes))
     spin = _SPIN_NANOSECONDS if len(processes) <= len(cores) else 0
-    peers = Peers(watch, len(processes), check_launcher, check_seconds)
     return NodeGroup(kernel, rank, memory, peers, allgather, spin)
-
-
-def _watch(peers: dict[int, int]) -> tuple[PeerWatch | None, SystemFailure]:
-    try:
-        return PeerWatch(peers), SystemFailure()
-    except (AttributeError, OSError) as error:
-        return None, failure_from_error(error, "pidfd_open")
