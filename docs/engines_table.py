@@ -11,7 +11,7 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.engines.horovod.communicator import HorovodCommunicator
 from hvdtrain.engines.registry import open_world
-from hvdtrain.engines.torch_distributed.backend import capabilities as torch_capabilities
+from hvdtrain.engines.torch_distributed.communicator import capabilities as torch_capabilities
 from hvdtrain.types import DType, ReduceOp
 
 PAGE = Path(__file__).with_name("engines.md")

@@ -75,7 +75,7 @@ def mpi_start() -> None:
 
     from mpi4py import MPI
 
-    from hvdtrain.engines.mpi.gpu import gpu_kinds
+    from hvdtrain.engines.mpi.flat import gpu_kinds
 
     levels = {
         MPI.THREAD_SINGLE: "single",

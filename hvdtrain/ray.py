@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.calls.call import ServedCall, run_rank, served_call
 from hvdtrain.launch.calls.called_rank import OWN_GPUS
-from hvdtrain.launch.calls.rank_server import ServedCall, run_rank, served_call
 
 __all__ = ["run"]
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.calls.call import ServedCall, run_rank, served_call
 from hvdtrain.launch.calls.call import run as run_here
 from hvdtrain.launch.calls.called_rank import EXIT_NO_CALLER, OWN_GPUS
-from hvdtrain.launch.calls.rank_server import ServedCall, run_rank, served_call
 
 __all__ = ["Distributor", "run"]
 

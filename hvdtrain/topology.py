@@ -1,7 +1,10 @@
-"""The location of ranks on nodes and hosts."""
+"""The location of ranks on nodes and hosts, and the addresses of a host."""
 
 from __future__ import annotations
 
+import fcntl
+import socket
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -93,3 +96,20 @@ def format_by_rank(values: Sequence[str]) -> str:
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
     return "; ".join(f"{format_ranks(those)}: {value}" for value, those in ranks.items())
+
+
+LOOPBACK = "127.0.0.1"
+
+_SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of a network interface
+_NAME_BYTES, _FIRST_BYTE = 15, 20
+
+
+def interface_address(name: str) -> str | None:
+    """Return the IPv4 address of a network interface of this host; None if there is none."""
+    request = struct.pack("256s", name.encode()[:_NAME_BYTES])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(reply[_FIRST_BYTE : _FIRST_BYTE + 4])

@@ -26,7 +26,7 @@ from hvdtrain.buffer import Elements
 from hvdtrain.collective import collective
 from hvdtrain.compiled.library import find_compiler
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.collectives.gathers import AllocateIfWanted
 from hvdtrain.core.places import GradientPlaces
 from hvdtrain.engines.features import Slices
 from hvdtrain.errors import UsageError

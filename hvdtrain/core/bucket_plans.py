@@ -11,8 +11,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import allocators, context
 from hvdtrain.core.agreement.channel import Channel, Submission
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.gradients.bucket_size import (
     BucketSize,
     MeasureAllreduce,

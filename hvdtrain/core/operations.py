@@ -8,7 +8,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
-from hvdtrain.core.agreement.decision import JoinOrder, last_to_join
+from hvdtrain.core.agreement.lifecycle import JoinOrder, last_to_join
 from hvdtrain.core.collectives.allreduce import AllreducePlan, PlannedAllreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast, ReduceScatter
 from hvdtrain.errors import UnsupportedError

@@ -24,7 +24,7 @@ import numpy as np
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, Stopwatch
-from hvdtrain.core.agreement.request import JOIN, LEAVE
+from hvdtrain.core.agreement.operation import JOIN, LEAVE
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import drain_output, write_message
 from hvdtrain.engines.communicator import Communicator

@@ -1,11 +1,15 @@
-"""A classification data set that fits in memory."""
+"""Classification data sets that fit in memory, and synthetic ones of any shape."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from hvdtrain.errors import UsageError
 
 __all__ = ["Dataset", "Samples", "is_stream"]
 
@@ -48,3 +52,32 @@ def is_stream(data: object) -> bool:
         return False
     named = {kind.__name__ for kind in type(data).__mro__}
     return "IterableDataset" in named or not hasattr(data, "__getitem__")
+
+
+def make_synthetic(
+    samples: int, shape: Sequence[int], classes: int, seed: int = 0, test_samples: int = 0
+) -> Dataset:
+    """Make inputs [n, *shape] and labels that a network can learn something from.
+
+    An input is noise of standard deviation 1, with 1 added where the flat index, modulo the number
+    of classes, equals the label.
+    """
+    for name, value in (
+        ("samples", samples),
+        ("classes", classes),
+        ("shape", min(shape, default=0)),
+    ):
+        if value < 1:
+            raise UsageError(f"synthetic data: {name} must be at least 1, got {value}")
+    generator = np.random.Generator(np.random.PCG64(seed))
+    tests = test_samples or max(1, samples // 10)
+    return Dataset(*(_made(count, shape, classes, generator) for count in (samples, tests)))
+
+
+def _made(
+    count: int, shape: Sequence[int], classes: int, generator: np.random.Generator
+) -> Samples:
+    labels = generator.integers(classes, size=count)
+    inputs = generator.standard_normal((count, math.prod(shape)), dtype=np.float32)
+    inputs += np.arange(inputs.shape[1]) % classes == labels[:, None]
+    return Samples(inputs.reshape(count, *shape), labels)

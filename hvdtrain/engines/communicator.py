@@ -28,6 +28,12 @@ class _AnyDevice(frozenset[str]):
 
 ANY_DEVICE = _AnyDevice({"any"})
 
+COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+# What engines reduce that know real numbers only, and add the parts of complex ones separately.
+REDUCES_REAL = dict.fromkeys(
+    (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT), frozenset(DType) - COMPLEX
+) | {ReduceOp.SUM: frozenset(DType)}
+
 
 @dataclass(frozen=True)
 class Capabilities:

@@ -14,8 +14,8 @@ from hvdtrain.core.horovod_api import gloo_built, nccl_built, on_init
 from hvdtrain.errors import UsageError
 from hvdtrain.keras import callbacks, elastic
 from hvdtrain.keras.backends.backend import require_backend
-from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.backends.operations import (
+    Compression,
     allgather,
     allreduce,
     broadcast,

@@ -13,8 +13,8 @@ from hvdtrain.core.elastic import ObjectState, run
 from hvdtrain.core.horovod_api import rank
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.keras.backends.distributed import DistributedMixin
 from hvdtrain.keras.backends.operations import broadcast_variables
-from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
 from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
 
 __all__ = [

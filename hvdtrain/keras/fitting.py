@@ -22,12 +22,15 @@ from hvdtrain.core.exits import write_message
 from hvdtrain.core.horovod_api import rank, size
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.distributed import distribute, distributed_optimizers, undistribute
-from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
+from hvdtrain.keras.backends.distributed import (
+    DistributedMixin,
+    distribute,
+    distributed_optimizers,
+    undistribute,
+)
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel
-from hvdtrain.keras.callbacks.broadcast import BroadcastGlobalVariablesCallback
-from hvdtrain.keras.callbacks.rank_zero import save_schedules
-from hvdtrain.keras.callbacks.synchronization import FirstBeforeSaving, FirstCallback, LastCallback
+from hvdtrain.keras.callbacks import BroadcastGlobalVariablesCallback, save_schedules
+from hvdtrain.keras.synchronization import FirstBeforeSaving, FirstCallback, LastCallback
 
 
 def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:

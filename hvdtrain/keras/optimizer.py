@@ -12,8 +12,8 @@ from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.backends.distributed import distribute
+from hvdtrain.keras.backends.operations import Compression
 from hvdtrain.keras.backends.reduction import GradientReduction
 from hvdtrain.keras.fitting import hook_models
 from hvdtrain.types import ReduceOp

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from hvdtrain.errors import EXIT_CRASH, EXIT_REQUEUE
-from hvdtrain.launch.cluster_environment import LOOPBACK, own_addresses
+from hvdtrain.launch.cluster_environment import own_addresses
 from hvdtrain.launch.hosts.host import Host
 from hvdtrain.launch.launchers.choice import Launcher
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
@@ -33,6 +33,7 @@ from hvdtrain.milestones import (
     STARTED,
     SUPERVISOR,
 )
+from hvdtrain.topology import LOOPBACK
 
 # Starts a program for a request, with its output discarded.
 Starter = Callable[[LaunchRequest], "subprocess.Popen[bytes]"]

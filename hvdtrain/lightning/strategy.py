@@ -18,10 +18,13 @@ from hvdtrain.lightning.environment import (
     HvdEnvironment,
     LayerSync,
     ParallelStrategy,
+    divide_training,
     load_fabric,
+    omit_padding,
+    silence_warnings,
     synchronize_metrics,
+    weight_of,
 )
-from hvdtrain.lightning.sampling import divide_training, omit_padding, silence_warnings, weight_of
 from hvdtrain.torch import DistributedOptimizer
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.torch.tensors.parts import parameters_of

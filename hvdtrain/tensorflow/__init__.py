@@ -26,28 +26,24 @@ from hvdtrain.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvdtrain.tensorflow.operations.ops import (
+from hvdtrain.tensorflow.operations import (
     allgather,
+    allreduce,
     alltoall,
     barrier,
     broadcast,
     grouped_allgather,
-    join,
-)
-from hvdtrain.tensorflow.operations.reductions import (
-    allreduce,
     grouped_allreduce,
     grouped_reducescatter,
-    reducescatter,
-)
-from hvdtrain.tensorflow.optimizer import DistributedOptimizer
-from hvdtrain.tensorflow.rank_ops import (
+    join,
     local_rank_op,
     local_size_op,
     process_set_included_op,
     rank_op,
+    reducescatter,
     size_op,
 )
+from hvdtrain.tensorflow.optimizer import DistributedOptimizer
 from hvdtrain.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 # The module in which Horovod has its operations.

@@ -2,28 +2,354 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
+from hvdtrain.collective import collective
 from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.gradients.keras_optimizer import distributed_keras_optimizer
-from hvdtrain.tensorflow.gradients.reduction import (
+from hvdtrain.tensorflow.gradients import (
+    LocalAggregation,
     LocalVariables,
     VariableSettings,
+    reduce_gradients,
 )
-from hvdtrain.tensorflow.gradients.v1_optimizer import (
-    AdasumOptimizer,
-    GraphOptimizerWrapper,
-    ReducingOptimizer,
-)
-from hvdtrain.tensorflow.graph import do_not_convert
+from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
+from hvdtrain.tensorflow.operations import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
+Pairs: TypeAlias = list[tuple[Gradient, Variable]]
+
+_PACKAGE = "tf_keras."
+
+
+def is_tf_keras(instance: object) -> bool:
+    """Return whether a class of an object is of tf_keras."""
+    return any(kind.__module__.startswith(_PACKAGE) for kind in type(instance).__mro__)
+
+
+class ReducingMixin:
+    """Base class of optimizers of Keras 3 and tf_keras that reduce gradients."""
+
+    _hvdtrain_settings: VariableSettings
+    _hvdtrain_local: LocalVariables
+    _hvdtrain_aggregation: LocalAggregation | None
+    iterations: tf.Variable
+
+    def register_local_var(self, var: Variable) -> None:
+        """Do not reduce the gradient of a variable."""
+        self._hvdtrain_local.add(var)
+
+    def _hvdtrain_count(self) -> None:
+        self.iterations.assign_add(1)
+
+    @collective
+    def _hvdtrain_reduced(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        return reduce_gradients(
+            gradients,
+            variables,
+            self._hvdtrain_settings,
+            self._hvdtrain_local,
+            "DistributedOptimizer_gradients",
+        )
+
+
+class TfKerasOptimizerMixin(ReducingMixin):
+    """Base class of distributed optimizers, before the class of an optimizer of tf_keras.
+
+    Gradients are reduced where Keras aggregates those of several devices: in apply_gradients(),
+    and so in minimize() and fit(). A LossScaleOptimizer around the optimizer aggregates before it
+    looks for gradients that are not finite. A caller that has aggregated them may say so.
+    """
+
+    @do_not_convert
+    @collective
+    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Gradient, Variable]]) -> Pairs:
+        pairs = list(grads_and_vars)
+        if self._hvdtrain_aggregation is not None:
+            raise ValueError(
+                "backward_passes_per_step > 1 cannot be combined with a LossScaleOptimizer of "
+                "tf_keras: use backward_passes_per_step=1, or an optimizer of Keras 3"
+            )
+        variables = [variable for _, variable in pairs]
+        reduced = self._hvdtrain_reduced([gradient for gradient, _ in pairs], variables)
+        return list(zip(reduced, variables, strict=True))
+
+    _aggregate_gradients = aggregate_gradients  # its name in tf_keras.optimizers.legacy
+
+    @do_not_convert
+    @collective
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient, Variable]], *args: Any, **kwargs: Any
+    ) -> tf.Variable | tf.Operation | None:
+        """Reduce the gradients and update the variables, in the last pass of a step."""
+        update = super().apply_gradients  # type: ignore[misc]
+        aggregation = self._hvdtrain_aggregation
+        if aggregation is None:
+            return update(grads_and_vars, *args, **kwargs)
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+        self._hvdtrain_build(variables)
+        reduced = aggregation.add([gradient for gradient, _ in pairs], variables)
+        reduced_pairs = list(zip(reduced, variables, strict=True))
+
+        def apply() -> None:
+            update(reduced_pairs, experimental_aggregate_gradients=False)
+
+        tf.cond(aggregation.complete(), apply, self._hvdtrain_count)
+        return self.iterations
+
+    def _hvdtrain_build(self, variables: Sequence[Variable]) -> None:
+        """Create the optimizer's variables, which is not possible in a branch of a graph."""
+        with tf.init_scope():
+            if hasattr(self, "_create_all_weights"):  # of tf_keras.optimizers.legacy
+                self._create_all_weights(variables)
+            else:
+                self.build(variables)  # type: ignore[attr-defined]
+
+
+def tf_keras_class(optimizer: object) -> type:
+    """Return a subclass of an optimizer's class whose instances reduce gradients."""
+    kind = type(optimizer)
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError(
+            f"DistributedOptimizer does not take a {kind.__name__} of tf_keras: wrap the optimizer "
+            "in it, as in LossScaleOptimizer(hvd.DistributedOptimizer(optimizer))"
+        )
+    if not hasattr(kind, "aggregate_gradients") and not hasattr(kind, "_aggregate_gradients"):
+        raise ValueError(
+            f"DistributedOptimizer takes an optimizer of tf_keras.optimizers, got {kind.__name__}"
+        )
+    # Keras finds the class by this name, so that a saved model loads without hvdtrain.
+    legacy = ".legacy" if hasattr(kind, "_create_all_weights") else ""
+    of_keras = kind.__module__.startswith(f"{_PACKAGE}src.")
+    module = f"tf_keras.optimizers{legacy}" if of_keras else kind.__module__
+    return type(kind.__name__, (TfKerasOptimizerMixin, kind), {"__module__": module})
+
+
 Optimizer = TypeVar("Optimizer")
+
+
+class _KerasOptimizerMixin(ReducingMixin):
+    """Base class of distributed optimizers, before the class of an optimizer of Keras 3."""
+
+    _trainable_variables: Sequence[Variable]
+    built: bool
+
+    @do_not_convert
+    @collective
+    def apply(
+        self, grads: Sequence[Gradient], trainable_variables: Iterable[Variable] | None = None
+    ) -> None:
+        """Reduce the gradients and update the variables."""
+        update = super().apply  # type: ignore[misc]
+        given = self._trainable_variables if trainable_variables is None else trainable_variables
+        variables = list(given)
+        aggregation = self._hvdtrain_aggregation
+        if aggregation is None:
+            update(self._hvdtrain_reduced(grads, variables), variables)
+            return
+        if not self.built:  # creates variables, which is not possible in a branch of a graph
+            self.build(variables)  # type: ignore[attr-defined]
+        reduced = aggregation.add(grads, variables)
+        count = self._hvdtrain_count
+        tf.cond(aggregation.complete(), lambda: update(reduced, variables), count)
+
+
+def distributed_keras_optimizer(
+    optimizer: Optimizer,
+    settings: VariableSettings,
+    local: LocalVariables,
+    passes: int = 1,
+    average: bool = False,
+) -> Optimizer:
+    """Return a new optimizer, with the configuration of another, that reduces gradients."""
+    if isinstance(optimizer, ReducingMixin):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
+    if settings.op is ReduceOp.ADASUM:
+        raise ValueError("op=Adasum is not supported with Keras optimizers")
+    original: Any = optimizer
+    distributed = kind.from_config(original.get_config())
+    distributed._hvdtrain_settings, distributed._hvdtrain_local = settings, local
+    distributed._hvdtrain_aggregation = None
+    if passes > 1:
+        distributed._hvdtrain_aggregation = LocalAggregation(
+            passes, average, settings.sparse_as_dense, distributed._hvdtrain_reduced
+        )
+    result: Optimizer = distributed
+    return result
+
+
+def _keras_3_class(optimizer: object) -> type:
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            "DistributedOptimizer takes an optimizer of tf.keras, tf_keras or tf.compat.v1.train, "
+            f"got {type(optimizer).__name__}"
+        )
+    kind = type(optimizer)
+    # Keras finds the class by this name, so that a saved model loads without hvdtrain.
+    module = kind.__module__
+    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
+    return type(kind.__name__, (_KerasOptimizerMixin, kind), {"__module__": module})
+
+
+class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """An optimizer of tf.compat.v1.train that delegates to another one."""
+
+    def __init__(
+        self, optimizer: tf.compat.v1.train.Optimizer, name: str | None, use_locking: bool
+    ) -> None:
+        name = name or f"Distributed{type(optimizer).__name__}"
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer = optimizer
+
+    @do_not_convert
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
+        pairs: list[tuple[Gradient, Variable]] = self._optimizer.compute_gradients(*args, **kwargs)
+        return pairs
+
+    @do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation | None:
+        return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
+        names: list[str] = self._optimizer.get_slot_names(*args, **kwargs)
+        return names
+
+    def variables(self, *args: Any, **kwargs: Any) -> list[tf.Variable]:
+        variables: list[tf.Variable] = self._optimizer.variables(*args, **kwargs)
+        return variables
+
+
+class ReducingOptimizer(GraphOptimizerWrapper):
+    """Reduces the gradients that the wrapped optimizer computes."""
+
+    def __init__(
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        name: str | None,
+        use_locking: bool,
+        settings: VariableSettings,
+        local: LocalVariables,
+        passes: int,
+        average: bool,
+    ) -> None:
+        super().__init__(optimizer, name, use_locking)
+        self._settings, self._local = settings, local
+        self._aggregation: LocalAggregation | None = None
+        if passes > 1:
+            if tf.executing_eagerly():
+                raise ValueError(
+                    "backward_passes_per_step > 1 with an optimizer of tf.compat.v1 needs a graph "
+                    "of TensorFlow 1: use an optimizer of tf.keras"
+                )
+            self._aggregation = LocalAggregation(
+                passes, average, settings.sparse_as_dense, self._reduced
+            )
+
+    def register_local_var(self, var: Variable) -> None:
+        """Do not reduce the gradient of a variable."""
+        self._local.add(var)
+
+    @do_not_convert
+    @collective
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
+        """Return pairs of reduced gradient and variable."""
+        pairs = super().compute_gradients(*args, **kwargs)
+        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        reduce = self._aggregation.add if self._aggregation else self._reduced
+        return list(zip(reduce(gradients, variables), variables, strict=True))
+
+    @collective
+    def _reduced(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        name = f"{self.get_name()}_gradients"
+        return reduce_gradients(gradients, variables, self._settings, self._local, name)
+
+    @do_not_convert
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation | None:
+        """Update the variables; with backward_passes_per_step only after the last pass."""
+        if self._aggregation is None:
+            return super().apply_gradients(grads_and_vars, global_step, name)
+        pairs = list(grads_and_vars)
+        aggregation, update = self._aggregation, super().apply_gradients
+
+        def count() -> tf.Operation:
+            return tf.no_op() if global_step is None else tf.group(global_step.assign_add(1))
+
+        with tf.control_dependencies([g for g, _ in pairs if g is not None]):
+            return tf.compat.v1.cond(
+                aggregation.complete(), lambda: tf.group(update(pairs, global_step, name)), count
+            )
+
+
+class AdasumOptimizer(GraphOptimizerWrapper):
+    """Combines the updates of all ranks: w = w + adasum_r(update_r(w) - w)."""
+
+    def __init__(
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        name: str | None,
+        use_locking: bool,
+        settings: VariableSettings,
+    ) -> None:
+        super().__init__(optimizer, name, use_locking)
+        self._settings = settings
+
+    @do_not_convert
+    @collective
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient, Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation | None:
+        """Update the variables with this rank's gradients, and combine the updates."""
+        pairs = list(grads_and_vars)
+        variables: list[tf.Variable] = [v for _, v in pairs]  # another rank may have the gradient
+        before = [variable + 0 for variable in variables]  # a copy
+        with tf.control_dependencies(before):
+            updated = super().apply_gradients(pairs, global_step, name)
+        with tf.control_dependencies([] if updated is None else [updated]):
+            after = [variable.read_value() for variable in variables]
+        updates = [new - old for new, old in zip(after, before, strict=True)]
+        settings = self._settings
+        if settings.process_set.included() and updates:
+            updates = grouped_allreduce(
+                updates,
+                op=ReduceOp.ADASUM,
+                compression=settings.compressor,
+                process_set=settings.process_set,
+                name=f"{self.get_name()}_steps",
+            )
+        assigned = [
+            variable.assign(old + update)
+            for variable, old, update in zip(variables, before, updates, strict=True)
+        ]
+        return None if tf.executing_eagerly() else tf.group(*assigned)
 
 
 @do_not_convert

@@ -11,9 +11,9 @@ import tensorflow as tf
 from hvdtrain.collective import collective
 from hvdtrain.core.process_set import global_process_set, stays_alone
 from hvdtrain.core.sample_weights import sample_weight_of
-from hvdtrain.tensorflow.gradients.tf_keras_optimizer import is_tf_keras
 from hvdtrain.tensorflow.graph import do_not_convert
-from hvdtrain.tensorflow.operations.reductions import allreduce
+from hvdtrain.tensorflow.operations import allreduce
+from hvdtrain.tensorflow.optimizer import is_tf_keras
 from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNormalization"]

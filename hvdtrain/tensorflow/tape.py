@@ -13,7 +13,7 @@ from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.gradients.reduction import (
+from hvdtrain.tensorflow.gradients import (
     LocalVariables,
     VariableSettings,
     reduce_gradients,

@@ -12,20 +12,12 @@ from hvdtrain.core.exits import install_plain_excepthook
 from hvdtrain.core.horovod_api import *  # noqa: F403
 from hvdtrain.errors import UsageError
 from hvdtrain.torch import elastic
-from hvdtrain.torch.builds import cuda_built, gloo_built, nccl_built, rocm_built
 from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
-)
-from hvdtrain.torch.operations.allgather import (
-    allgather,
-    allgather_async,
-    grouped_allgather,
-    grouped_allgather_async,
-    sparse_allreduce_async,
 )
 from hvdtrain.torch.operations.allreduce import (
     allreduce,
@@ -37,12 +29,18 @@ from hvdtrain.torch.operations.allreduce import (
     grouped_allreduce_async,
     grouped_allreduce_async_,
 )
-from hvdtrain.torch.operations.alltoall import alltoall, alltoall_async
-from hvdtrain.torch.operations.broadcast import (
+from hvdtrain.torch.operations.gathers import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    sparse_allreduce_async,
 )
 from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
 from hvdtrain.torch.operations.reducescatter import (
@@ -57,6 +55,30 @@ from hvdtrain.torch.sync_batch_norm import SyncBatchNorm
 
 # Where Horovod has its operations.
 mpi_ops = sys.modules[__name__]
+
+
+def gloo_built() -> bool:
+    """Return whether torch was built with Gloo (local)."""
+    return torch.distributed.is_available() and torch.distributed.is_gloo_available()
+
+
+def nccl_built() -> int:
+    """Return the version of NCCL that torch was built with, e.g. 22703, or 0 (local)."""
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return 0
+    version: tuple[int, ...] = torch.cuda.nccl.version()
+    major, minor, patch = version[:3]
+    return major * 10000 + minor * 100 + patch
+
+
+def cuda_built() -> bool:
+    """Return whether torch was built with CUDA (local)."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Return whether torch was built with ROCm (local)."""
+    return torch.version.hip is not None
 
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.views import ParameterSettings

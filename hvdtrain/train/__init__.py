@@ -6,18 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hvdtrain.train.fit import fit
-    from hvdtrain.train.recipes.recipe import Recipe
+    from hvdtrain.train.recipe import Recipe
+    from hvdtrain.train.session import fit
 
 __all__ = ["Recipe", "fit"]
 
-_MODULES = {"Recipe": "recipes.recipe", "fit": "fit"}
+_MODULES = {"Recipe": "recipe", "fit": "session"}
 
 
 def __getattr__(name: str) -> Any:
     """Import the module of a name when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value  # `fit` must not become the module of the same name
-    return value
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -19,8 +19,8 @@ from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import resolve
-from hvdtrain.train.parameter_server.settings import ALLREDUCE
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.parameter_server.protocol import ALLREDUCE
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import CONFIG
 from hvdtrain.train.resume import RunState, StateLoader
 from hvdtrain.train.setup import TrainingSetup, set_up

@@ -18,7 +18,7 @@ from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import shorten
 from hvdtrain.train.options.declare import KINDS
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 _NULLS = ("none", "null")
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
@@ -195,7 +195,7 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
     if location.path is None:
         title = f"recipe {options.recipe}"
         name = options.recipe if options.framework == "torch" else f"{options.recipe}_keras"
-        function = import_module(f"hvdtrain.train.recipes.builtin.{name}").recipe
+        function = import_module(f"hvdtrain.train.recipes.{name}").recipe
     else:
         title = f"{location.path}:{location.function}"
         function = _function(_load(location.path), location.function, str(location.path))

@@ -1,26 +1,41 @@
-"""A training session: set up a run, train it, and close everything it has opened."""
+"""Training: from Python with `fit`, and the session that sets up a run and survives lost ranks."""
 
 from __future__ import annotations
 
+import inspect
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
 from hvdtrain.core.membership.recovery import Recovery
-from hvdtrain.core.objects import broadcast_object, call_on_root
+from hvdtrain.core.objects import allgather_object, broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
+from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
+from hvdtrain.train.checkpoint.saver import LoadedCheckpoint, newest_good
+from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
+from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records import RanksJoined, RanksLost, Summary, usage_errors, write_environment
-from hvdtrain.train.resume import RunState, StateLoader, announced
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.records import (
+    RanksJoined,
+    RanksLost,
+    Summary,
+    drop_lines_after,
+    usage_errors,
+    write_environment,
+)
+from hvdtrain.train.resume import RunState, StateLoader, WorldSettings, announced
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
-from hvdtrain.train.survivors import SnapshotLoader, agree
 from hvdtrain.train.terminal import (
     Terminal,
     failure_tags,
@@ -31,6 +46,47 @@ from hvdtrain.train.terminal import (
 )
 from hvdtrain.train.tracking.tracker import RunInfo
 from hvdtrain.train.tracking.trackers import open_trackers
+
+
+@collective
+def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary | None:
+    """Train a recipe on all ranks of this job, or on one without a launcher (collective).
+
+        fit(recipe, set={"width": 96}, epochs=20, checkpoint_every="10 minutes")
+
+    Args:
+        recipe: function that returns a Recipe and is called once random generators are seeded; or,
+            as on the command line, a built-in name or FILE.py[:FUNCTION].
+        **options: options of `python -m hvdtrain train`, with _ for -; `set` holds the arguments of
+            the function.
+
+    Returns:
+        A Summary, with the fields of summary.json as attributes; None if a signal stopped the run.
+
+    Raises:
+        TypeError: there is no such option.
+        UsageError: an option is invalid, or does not fit the number of ranks, the data or the
+            directory.
+        TrainingError: weights differ between ranks, or a loss or gradient is not finite.
+    """
+    for name in ("out", "data_dir"):
+        if isinstance(options.get(name), str):
+            options[name] = Path(options[name])
+    if not callable(recipe):
+        return train(TrainOptions(recipe=str(recipe), **options))
+    asked = TrainOptions(recipe=_location(recipe), **options)
+    data_dir = {} if asked.data_dir is None else {"data_dir": asked.data_dir}
+    return train(asked, partial(recipe, **asked.set, **data_dir))
+
+
+def _location(function: Callable[..., Recipe]) -> str:
+    """Return the file and the name of a function, for the run's records and to find it again."""
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    name = getattr(function, "__name__", "recipe")
+    return f"{file if file and file.endswith('.py') else 'session.py'}:{name.strip('<>')}"
 
 
 @collective
@@ -123,7 +179,7 @@ class _Session:
         loader: StateLoader
         reached = None  # the steps done, where it may go back to fewer
         if snapshots is None:
-            loader = agree(self._options, before)
+            loader = _agree(self._options, before)
         else:
             reached = snapshots.find(-1 if before is None else before.progress.step)
             loader = SnapshotLoader(self._options, before, snapshots)
@@ -240,3 +296,92 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
 
     call_on_root(open_files)
     return opened[0] if opened else None
+
+
+class MemoryLoader(StateLoader):
+    """Goes on with the state of one of the ranks that are left; see _agree()."""
+
+    def __init__(self, options: TrainOptions, agreed: RunState, content: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self._agreed, self._content = agreed, content
+
+    def find(self, library: TensorLibrary) -> WorldSettings:
+        """Return no settings: there are other ranks than before (rank 0 only)."""
+        return WorldSettings()
+
+    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
+        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
+        state.load(self._content)
+        self._content = {}  # as large as the model
+        # Lines of the last step are written again where what follows it is done again.
+        again = self._agreed.pausing is not None
+        drop_lines_after(self._agreed.directory, self._agreed.progress.step - again)
+        return self._agreed
+
+
+class SnapshotLoader(StateLoader):
+    """Goes back to the last snapshot in memory, or else to the newest checkpoint of the run."""
+
+    def __init__(
+        self, options: TrainOptions, before: RunState | None, snapshots: Snapshots
+    ) -> None:
+        super().__init__(options)
+        self._before, self._snapshots = before, snapshots
+
+    def find(self, library: TensorLibrary) -> WorldSettings:
+        """Find what to go back to, and return no settings: there are other ranks (rank 0 only)."""
+        assert self._before is not None
+        directory, resumed = self._before.directory, self._options.resume
+        snapshot = self._snapshots.content()
+        found = LoadedCheckpoint()
+        if snapshot:
+            found = LoadedCheckpoint(Path("snapshot in memory"), snapshot)
+        position = (snapshot["epoch"], snapshot["done"]) if snapshot else NO_POSITION
+        # Else the best checkpoint of the directory could be one of steps that are taken again.
+        with usage_errors(directory):
+            saved = newest_good(directory, library, position)
+        self._warn(saved.bad)
+        if saved.path is not None:
+            found = saved
+        elif found.path is None and resumed not in ("auto", "never"):
+            found = LoadedCheckpoint(Path(resumed), load_checkpoint(Path(resumed), library))
+        self.found = found
+        return WorldSettings()
+
+    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
+        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
+        assert self._before is not None
+        path, directory, times = self.found.path, self._before.directory, self._before.progress
+        progress = self._restore(epoch_samples, state)
+        origin = "the start: there is no snapshot and no checkpoint"
+        if path is not None:
+            origin = f"{path}, {progress.text} done"
+        drop_lines_after(directory, progress.step)
+        progress = replace(
+            progress,
+            total_seconds=times.total_seconds,
+            communicate_seconds=times.communicate_seconds,
+        )
+        return RunState(directory, progress, origin, path is not None)
+
+
+@collective
+def _agree(options: TrainOptions, before: RunState | None) -> MemoryLoader:
+    """Return what all ranks continue from: the state of one furthest ahead."""
+    reached = None if before is None else (before.progress.step, before.paused)
+    rows = allgather_object(reached, "progress")
+    there = [row for row in rows if row is not None]
+    furthest = max(step for step, _ in there)
+    leader = [row and row[0] for row in rows].index(furthest)
+    paused = all(row == (furthest, True) for row in there)
+    told: Any = None
+    content: Mapping[str, Any] = {}
+    if before is not None and context.current().topology.rank == leader:
+        progress = before.progress if paused else before.pausing or before.progress
+        origin = f"the ranks that are left, {progress.text} done"
+        told = RunState(before.directory, progress, origin, True, None if paused else progress)
+        content = before.trained.snapshot().content()
+    agreed = broadcast_object(told, leader, "progress")
+    if leader:
+        content = broadcast_object(content, leader, "state")
+    return MemoryLoader(options, agreed, content)

@@ -23,8 +23,8 @@ from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import require_known
 from hvdtrain.train.options import BACKENDS, TrainOptions
 from hvdtrain.train.options.config_file import counted
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
-from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.resume import RunState, StateLoader
 
 RecipeFactory = Callable[[], Recipe]

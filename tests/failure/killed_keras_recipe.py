@@ -5,7 +5,7 @@ import numpy as np
 from disturbances import Killed
 
 from hvdtrain.data.dataset import Samples
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 KILLED = Killed()
 

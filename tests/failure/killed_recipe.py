@@ -13,7 +13,7 @@ from torch import nn
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train import session
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 KILLED = Killed()
 

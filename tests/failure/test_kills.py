@@ -21,7 +21,7 @@ import numpy as np
 from torch import nn
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 def samples(rng, count):
     inputs = rng.standard_normal((count, 32), dtype=np.float32)

@@ -10,14 +10,14 @@ from held_clock import HeldClock
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.timeline import piece
+from hvdtrain.core.timeline import file
 
 STEPS = 40
 
 
 def main(end: str) -> None:
     if end == "stalls":
-        piece._PAUSE_SECONDS = 1000.0  # all that is written is what is saved at the end
+        file._PAUSE_SECONDS = 1000.0  # all that is written is what is saved at the end
         clock = HeldClock()  # no step is a stall, however late a rank is
     os.environ["HOROVOD_TIMELINE"] = "it.json"
     hvd.init()

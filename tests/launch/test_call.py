@@ -21,8 +21,8 @@ from ranks import start
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.calls.call import Arrived, RankServer, places
 from hvdtrain.launch.calls.called_rank import Arrival, RankAnswer, connected
-from hvdtrain.launch.calls.rank_server import Arrived, RankServer, places
 
 RANKS = 3
 

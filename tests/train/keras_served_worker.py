@@ -30,7 +30,7 @@ from hvdtrain.train.keras.fit import sum_over_samples
 from hvdtrain.train.keras.framework import build_recipe
 from hvdtrain.train.loop.step_plan import padded
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.session import train
 
 BATCH, EPOCHS, SEED = 24, 2, 3  # 203 samples: 9 steps in an epoch, the last one of 11

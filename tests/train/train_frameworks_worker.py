@@ -29,8 +29,8 @@ from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_c
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.keras.loop import KerasTrainingState
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.builtin import digits_keras
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes import digits_keras
 from hvdtrain.train.run import weights_digest
 from hvdtrain.train.session import train
 
@@ -213,23 +213,23 @@ def pinned_gpu() -> int:
         if keras.backend.backend() == "tensorflow":
             import tensorflow as tf
 
-            from hvdtrain.train.keras.tensorflow_device import pin_device
+            from hvdtrain.train.keras.framework import pin_tensorflow
 
             gpus = ["GPU a", "GPU b"]
             patches.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
             patches.setattr(tf.config, "set_visible_devices", lambda *each: told.append(each))
-            index = pin_device(here, DeviceWish())
+            index = pin_tensorflow(here, DeviceWish())
             assert index is not None
             assert told == [(gpus[index], "GPU")]
             return index
         import jax
 
-        from hvdtrain.train.keras import jax_device
+        from hvdtrain.train.keras import framework
 
         patches.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-        patches.setattr(jax_device, "_has_gpu_plugin", lambda: True)
+        patches.setattr(framework, "_has_gpu_plugin", lambda: True)
         patches.setattr(jax.config, "update", lambda *each: told.append(each))
-        index = jax_device.pin_device(here, DeviceWish())
+        index = framework.pin_jax(here, DeviceWish())
         assert index is not None
         assert told == [("jax_cuda_visible_devices", str(index))]
         return index

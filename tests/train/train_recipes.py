@@ -12,9 +12,9 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.train.metrics import Accuracy
-from hvdtrain.train.recipes.builtin.digits import recipe as plain
-from hvdtrain.train.recipes.builtin.parts import cross_entropy
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.digits import recipe as plain
+from hvdtrain.train.recipes.parts import cross_entropy
 
 
 class Watched(nn.Module):

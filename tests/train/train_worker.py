@@ -31,7 +31,7 @@ from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.loop import heartbeat
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import MARKER
 from hvdtrain.train.resume import Progress
 from hvdtrain.train.run_log import RunLog

@@ -21,9 +21,9 @@ from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.snapshots import Triggers
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.builtin.digits import recipe as digits
-from hvdtrain.train.recipes.builtin.parts import resnet
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipes.digits import recipe as digits
+from hvdtrain.train.recipes.parts import resnet
 from hvdtrain.train.resume import StateLoader
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog

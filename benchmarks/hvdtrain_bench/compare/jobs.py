@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hvdtrain.launch.cluster_environment import (
-    LOOPBACK,
     ClusterRank,
     free_ports,
     jax_variables,
@@ -18,6 +17,7 @@ from hvdtrain.launch.cluster_environment import (
 from hvdtrain.launch.launchers.choice import own_launcher
 from hvdtrain.launch.launchers.mpi_library import find_mpirun, loaded_library
 from hvdtrain.launch.launchers.request import LaunchRequest, without_allocation
+from hvdtrain.topology import LOOPBACK
 from hvdtrain_bench.compare.strategies import Launch, Strategy
 from hvdtrain_bench.harness.jobs import Command, JobEnd, running, wait
 

@@ -21,8 +21,8 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.loop.step_plan import Microbatch, StepPlan
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
-from hvdtrain.train.recipes.recipe import Recipe
 from hvdtrain.train.torch.device import limit_threads, move_to
 from hvdtrain.train.torch.evaluation import call_model
 from hvdtrain.train.torch.sources import Source, Step, make_source

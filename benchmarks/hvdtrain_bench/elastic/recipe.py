@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvdtrain.data.dataset import Samples
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain_bench.elastic.sizes import SAMPLES
 from hvdtrain_bench.elastic.work import build_model, make_samples
 from hvdtrain_bench.elastic.worlds import begin_world

@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.driver import Driver
-from hvdtrain.core.agreement.operation import Marker, Operation
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, UNNAMED, Marker, Operation, Request
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.agreement.request import JOIN, LEAVE, UNNAMED, Request
 from hvdtrain.core.agreement.votes import HASHES
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import HvdtrainError, RanksLostError

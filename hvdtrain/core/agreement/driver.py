@@ -13,7 +13,7 @@ from typing import Any
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.decision import (
+from hvdtrain.core.agreement.lifecycle import (
     Action,
     BackOff,
     EndJoin,
@@ -30,9 +30,17 @@ from hvdtrain.core.agreement.decision import (
     Vote,
     Voted,
 )
-from hvdtrain.core.agreement.operation import AgreedError, Marker, Operation
+from hvdtrain.core.agreement.operation import (
+    JOIN,
+    LEAVE,
+    LISTEN,
+    AgreedError,
+    Marker,
+    Operation,
+    Request,
+    unpacked,
+)
 from hvdtrain.core.agreement.queue import Queue
-from hvdtrain.core.agreement.request import JOIN, LEAVE, LISTEN, Request, unpacked
 from hvdtrain.core.agreement.votes import HASHES, common, gather_bytes, vote
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import (

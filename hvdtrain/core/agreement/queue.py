@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hvdtrain.core.agreement.decision import (
+from hvdtrain.core.agreement.lifecycle import (
     Action,
     ChannelState,
     Closed,
@@ -21,10 +21,9 @@ from hvdtrain.core.agreement.decision import (
     Report,
     RoundBegan,
     Submitted,
+    transition,
 )
-from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import JOIN, LEAVE
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, Operation
 from hvdtrain.errors import HvdtrainError, PeerFailureError, RanksLostError
 
 # A struct itimerspec: the interval and the first time, each in seconds and nanoseconds.

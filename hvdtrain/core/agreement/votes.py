@@ -18,8 +18,7 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.operation import Operation, maxima
-from hvdtrain.core.agreement.request import ballot
+from hvdtrain.core.agreement.operation import Operation, ballot, maxima
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST
 

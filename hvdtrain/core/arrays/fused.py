@@ -20,8 +20,7 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators import FindLibrary, placing_slices
 from hvdtrain.core.arguments import GradientSettings, group_indices
-from hvdtrain.core.arrays.layouts import Layout, LayoutsDifferError
-from hvdtrain.core.arrays.memory import (
+from hvdtrain.core.arrays.collectives import (
     Lending,
     MemoryPool,
     aligned_order,
@@ -29,8 +28,9 @@ from hvdtrain.core.arrays.memory import (
     open_lending,
     wire_type,
 )
+from hvdtrain.core.arrays.layouts import Layout, LayoutsDifferError
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
-from hvdtrain.core.collectives.memory import AllocateIfWanted
+from hvdtrain.core.collectives.gathers import AllocateIfWanted
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import (

@@ -19,9 +19,14 @@ from hvdtrain.arrays import Array, namespace, of_type, to_float64
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import UNNAMED, Request, Zeros
-from hvdtrain.core.collectives.memory import device_details, device_types
+from hvdtrain.core.agreement.operation import (
+    UNNAMED,
+    Operation,
+    Request,
+    Zeros,
+    device_details,
+    device_types,
+)
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.features import VotedReduction
 from hvdtrain.streams import HOST

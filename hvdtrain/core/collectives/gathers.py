@@ -1,4 +1,4 @@
-"""Operations without arithmetic: barrier, broadcast, allgather and alltoall."""
+"""Operations without arithmetic, and reduce-scatter: barrier, broadcast, gathers, memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from math import prod
 
 import numpy as np
 
-from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.core.agreement.operation import Operation, Request, device_details, device_types
 from hvdtrain.core.collectives.allreduce import divide_truncating
-from hvdtrain.core.collectives.memory import device_details, device_types
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -178,3 +176,30 @@ class Alltoall(Operation):
             [rows * self._width for rows in received],
         )
         return receive, received
+
+
+class AllocateMemory(Operation):
+    """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory."""
+
+    def __init__(self, nbytes: int, name: str, device: str = "cpu") -> None:
+        super().__init__()
+        self._size, self._device = nbytes, device
+        kind = device.partition(":")[0]
+        self.request = Request("memory", name, (("bytes", str(nbytes)), *device_details([kind])))
+
+    def execute(self, communicator: Communicator) -> Elements:
+        return communicator.empty(self._size, self._device)
+
+
+class AllocateIfWanted(Operation):
+    """Allocate such memory if all members want it; otherwise the result is None."""
+
+    def __init__(self, nbytes: int, name: str, wanted: bool) -> None:
+        super().__init__()
+        self._size, self._wanted = nbytes, wanted
+        self.request = Request("memory if wanted", name, (("bytes", str(nbytes)),))
+
+    def execute(self, communicator: Communicator) -> Elements | None:
+        wanted = np.array([self._wanted], np.int32)
+        communicator.allreduce(Buffer.from_array(wanted), ReduceOp.MIN)
+        return communicator.empty(self._size) if wanted[0] else None

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 
-from hvdtrain.core.agreement.request import Zeros
+from hvdtrain.core.agreement.operation import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.types import DType, ReduceOp

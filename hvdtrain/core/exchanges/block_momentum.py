@@ -12,6 +12,7 @@ import numpy as np
 
 from hvdtrain.arrays import Array
 from hvdtrain.core.exchanges.allreduce import check_momentum, check_positive
+from hvdtrain.core.exchanges.state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -22,7 +23,6 @@ from hvdtrain.core.gradients.exchange import (
     StepInfo,
     parse_inner_state,
 )
-from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.types import ReduceOp
 
 _AHEAD = "look-ahead"

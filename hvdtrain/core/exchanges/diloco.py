@@ -23,6 +23,7 @@ from hvdtrain.core.exchanges.allreduce import (
 )
 from hvdtrain.core.exchanges.half import HalfExchange
 from hvdtrain.core.exchanges.n_bit import NBitExchange
+from hvdtrain.core.exchanges.state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -34,7 +35,6 @@ from hvdtrain.core.gradients.exchange import (
     StepInfo,
     parse_inner_state,
 )
-from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 
 _NEXT = "next fragment"

@@ -10,6 +10,7 @@ import numpy as np
 from hvdtrain.arrays import Array, buffer_of, concatenate, elements_of, zeros_like
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
+from hvdtrain.core.exchanges.state import ParameterState
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import (
     Exchange,
@@ -18,7 +19,6 @@ from hvdtrain.core.gradients.exchange import (
     ParameterSlice,
     StepInfo,
 )
-from hvdtrain.core.gradients.parameter_state import ParameterState
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp

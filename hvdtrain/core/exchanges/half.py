@@ -11,7 +11,7 @@ import numpy as np
 from hvdtrain.arrays import Array, HostArray, buffer_of, elements_of, is_tensor, namespace
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.request import Zeros
+from hvdtrain.core.agreement.operation import Zeros
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators, slice_bounds
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo

@@ -12,8 +12,7 @@ from hvdtrain.arrays import Array, buffer_of, elements_of
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp

@@ -13,7 +13,7 @@ from typing import get_args, get_type_hints
 from hvdtrain.arrays import Array, HostArray, elements_of, strided
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.request import Zeros
+from hvdtrain.core.agreement.operation import Zeros
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan, ParameterSpec
 from hvdtrain.core.gradients.step_info import LocalSteps, StepInfo

@@ -13,7 +13,7 @@ from typing import Any
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.memory import AllocateMemory
+from hvdtrain.core.collectives.gathers import AllocateMemory
 from hvdtrain.types import DType
 
 # The name of the operation that ranks agree on for each step of a plan.

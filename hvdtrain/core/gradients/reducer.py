@@ -15,8 +15,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.request import STEPS, Request
-from hvdtrain.core.collectives.memory import device_details, device_types
+from hvdtrain.core.agreement.operation import STEPS, Request, device_details, device_types
 from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.gradients.step import UNTIL_STEP, GradientStep

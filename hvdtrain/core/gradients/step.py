@@ -4,28 +4,86 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.arrays import Array, all_finite
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.operation import BucketTimes, Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import BucketTimes, Operation, Request
 from hvdtrain.core.gradients.communicators import Communicators, communicators_of
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
 from hvdtrain.core.gradients.step_info import OwnStep, agree_on_step
-from hvdtrain.core.gradients.usage import unused_names
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.streams import HOST, Mark, Place, Streams
 from hvdtrain.types import ReduceOp
+
+
+def unused_names(names: Sequence[str], sums: Sequence[int]) -> frozenset[str]:
+    """Return the names of the parameters for which no rank had a gradient, if ranks told."""
+    if len(sums) != usage_length(len(names)) or not sums[-2]:  # none has called write_usage()
+        return frozenset()
+    return frozenset(name for name, count in zip(names, sums, strict=False) if not count)
+
+
+def usage_length(parameters: int) -> int:
+    """Return the length of the array for this number of parameters."""
+    return 3 * parameters + 2
+
+
+def write_usage(
+    numbers: npt.NDArray[np.int32],
+    absent: Iterable[int],
+    sparse: Iterable[int],
+    arrivals: Sequence[int] | None,
+    outdated: bool,
+) -> None:
+    used, kinds, positions = np.split(numbers[:-2], 3)
+    used[:] = 1
+    used[list(absent)] = 0
+    kinds[list(sparse)] = 1
+    if arrivals is not None:
+        positions[:] = len(positions)
+        positions[arrivals] = range(len(arrivals))
+    numbers[-2:] = 1, outdated
+
+
+@dataclass(frozen=True)
+class StepUsage:
+    """The sums over ranks; ranks that have joined contribute nothing."""
+
+    used: list[int]
+    sparse: list[int]
+    positions: list[int]
+    present: int
+    outdated: int
+
+    @property
+    def unused(self) -> frozenset[int]:
+        """The parameters for which some rank had no gradient."""
+        return frozenset(i for i, count in enumerate(self.used) if count < self.present)
+
+    @classmethod
+    def from_sums(cls, numbers: list[int]) -> StepUsage:
+        """Split the summed array into its parts."""
+        *lists, present, outdated = numbers
+        count = len(lists) // 3
+        return cls(lists[:count], lists[count : 2 * count], lists[2 * count :], present, outdated)
+
+    @property
+    def with_dense(self) -> frozenset[int]:
+        """The parameters of which some rank has a dense gradient."""
+        pairs = enumerate(zip(self.used, self.sparse, strict=True))
+        return frozenset(index for index, (used, sparse) in pairs if used > sparse)
+
 
 # More than any number of backward passes: the program waits for the whole step.
 UNTIL_STEP = 1 << 32

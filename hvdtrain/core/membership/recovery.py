@@ -12,8 +12,8 @@ from hvdtrain.config import Config
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.membership.recruiter import Followers, Key, Recruiter, Taken
 from hvdtrain.core.membership.world import Context, open_context, start_watches
+from hvdtrain.core.timeline.records import JoinTimes, RecoveryTimes, read_clock
 from hvdtrain.core.timeline.start_stop import Recording
-from hvdtrain.core.timeline.times import JoinTimes, RecoveryTimes, read_clock
 from hvdtrain.engines.communicator import JOINED, Communicator, EngineWorld, Failures
 from hvdtrain.errors import HvdtrainError, RanksLostError
 from hvdtrain.topology import format_ranks

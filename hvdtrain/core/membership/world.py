@@ -16,8 +16,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request, Zeros
+from hvdtrain.core.agreement.operation import Operation, Request, Zeros
 from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
 from hvdtrain.core.collectives.gathers import Split
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
@@ -31,8 +30,7 @@ from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.membership.recruiter import Followers, Recruiter
 from hvdtrain.core.stall import StallWatch, pending_on, watch_stalls
-from hvdtrain.core.timeline.flight import FlightRecord
-from hvdtrain.core.timeline.recorder import History, Recorder
+from hvdtrain.core.timeline.recorder import FlightRecord, History, Recorder
 from hvdtrain.core.timeline.start_stop import Recording, write_timeline_or_warn
 from hvdtrain.core.tuning import restore_switch_interval, shorten_switch_interval
 from hvdtrain.engines.communicator import Communicator, EngineWorld, Failures

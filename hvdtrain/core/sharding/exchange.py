@@ -11,8 +11,7 @@ import numpy.typing as npt
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo

@@ -11,7 +11,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.memory import AllocateMemory
+from hvdtrain.core.collectives.gathers import AllocateMemory
 from hvdtrain.core.sharding.exchange import PutSegments
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
 from hvdtrain.engines.features import Slices

@@ -15,16 +15,18 @@ from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Stopwatch
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.exits import write_message
-from hvdtrain.core.timeline.file import TimelineError, usable_path, write
-from hvdtrain.core.timeline.piece import (
+from hvdtrain.core.timeline.file import (
     GrowingFile,
     PieceWriter,
+    TimelineError,
     piece_path,
     remove_piece,
     remove_pieces,
+    usable_path,
+    write,
 )
 from hvdtrain.core.timeline.recorder import History, Recorder
-from hvdtrain.core.timeline.times import (
+from hvdtrain.core.timeline.records import (
     ChannelTimes,
     RankRecords,
     Reading,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.engines.communicator import Capabilities, Communicator
+from hvdtrain.engines.communicator import REDUCES_REAL, Capabilities, Communicator
 from hvdtrain.engines.features import Pending
 from hvdtrain.engines.float_order import from_ordered, is_ordered, to_ordered
 from hvdtrain.errors import HvdtrainError, UnsupportedError
@@ -81,13 +81,6 @@ _WIDER = {
 }
 _WIDER_ORDERED = _WIDER | {DType.FLOAT16: DType.FLOAT32}
 _PARTS = {DType.COMPLEX64: torch.float32, DType.COMPLEX128: torch.float64}
-_REAL = frozenset(DType) - _PARTS.keys()
-REDUCES = {
-    ReduceOp.SUM: frozenset(DType),  # real and imaginary parts are added separately
-    ReduceOp.MIN: _REAL,
-    ReduceOp.MAX: _REAL,
-    ReduceOp.PRODUCT: _REAL,
-}
 
 _SIGN = -(1 << 63)  # flipping it preserves the order when unsigned bits are read as signed
 
@@ -180,7 +173,7 @@ class HorovodCommunicator(Communicator):
     """A communicator on one of Horovod's process sets, with unique operation names."""
 
     capabilities = Capabilities(
-        reduces=REDUCES,
+        reduces=REDUCES_REAL,
         moves=frozenset(DType),
         devices=frozenset({"cpu"}),
         concurrent=True,

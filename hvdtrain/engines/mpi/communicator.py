@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
-from hvdtrain.engines.communicator import Capabilities, Communicator, Pieces
+from hvdtrain.engines.communicator import COMPLEX, Capabilities, Communicator, Pieces
 from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
 from hvdtrain.engines.mpi.failures import (
     CHECK_SECONDS,
@@ -21,8 +21,7 @@ from hvdtrain.engines.mpi.failures import (
     free_comm,
     split_comm,
 )
-from hvdtrain.engines.mpi.flat import MPI_TYPES, FlatMpi, memory
-from hvdtrain.engines.mpi.gpu import GpuMpi
+from hvdtrain.engines.mpi.flat import MPI_OPS, MPI_TYPES, FlatMpi, GpuMpi, memory
 from hvdtrain.engines.mpi.hierarchy import NodeHierarchy, NodeSlices, open_hierarchy
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, NodeVotedReduction, open_node_group
 from hvdtrain.errors import SystemLimitError
@@ -66,13 +65,9 @@ class _Requests(Pending):
 _GATHER_BYTES = 64 << 10
 
 _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
-_COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
-_REAL = frozenset(MPI_TYPES) - _COMPLEX
 _REDUCES = {
-    ReduceOp.SUM: _REAL | _COMPLEX,
-    ReduceOp.MIN: _REAL,
-    ReduceOp.MAX: _REAL,
-    ReduceOp.PRODUCT: _REAL | _COMPLEX,
+    op: frozenset(MPI_TYPES) - (COMPLEX if op in (ReduceOp.MIN, ReduceOp.MAX) else set())
+    for op in MPI_OPS
 }
 
 

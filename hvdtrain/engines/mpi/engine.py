@@ -21,13 +21,13 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
 from hvdtrain.engines.mpi.start_watch import end_job_if_a_rank_ends
 from hvdtrain.engines.shared_memory.kernel import agree_on_kernel
-from hvdtrain.engines.shared_memory.memory import warn_once
-from hvdtrain.engines.shared_memory.node_detection import (
+from hvdtrain.engines.shared_memory.memory import (
     detect_nodes,
+    failure_from_error,
     machine_identity,
     unreadable_peers,
+    warn_once,
 )
-from hvdtrain.engines.shared_memory.system_errors import failure_from_error
 from hvdtrain.errors import EngineUnavailableError, LauncherMismatchError, SystemLimitError
 from hvdtrain.world import promised_world
 
@@ -107,7 +107,7 @@ def _open(
 ) -> EngineWorld:
     """Open the world of a communicator, which it takes over."""
     from hvdtrain.engines.mpi.communicator import MpiCommunicator
-    from hvdtrain.engines.mpi.gpu import gpu_devices
+    from hvdtrain.engines.mpi.flat import gpu_devices
 
     nodes = detect_nodes(world.allgather)
     machines = world.allgather(machine_identity())

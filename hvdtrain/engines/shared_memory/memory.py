@@ -1,27 +1,90 @@
-"""Memory mapped by all ranks of a node: memfds, which are freed with the last process."""
+"""Memory that the ranks of a node share: which ranks can, what they map, and errors about it.
+
+Neither host names nor MPI's information say which ranks are on a node: schedulers start two daemons
+on one machine, containers on one host may be isolated from each other, and launchers choose host
+names freely. So the ranks of a node are those that can read each other's memory.
+
+The memory is memfds, which are freed with the last process. If a rank cannot share it, ranks fall
+back to MPI. If a rank has reached a limit of the system, they do not: it would fail later, in the
+middle of an operation, so all ranks raise an error that names the limit.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import mmap
 import os
+import resource
+import secrets
+import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.control_groups import find_memory
+from hvdtrain.control_groups import find_memory, read_file
 from hvdtrain.engines.features import GatherBytes
-from hvdtrain.engines.shared_memory.system_errors import (
-    SystemFailure,
-    agree_on_failure,
-    failure_from_error,
-)
+from hvdtrain.errors import SystemLimitError
+
+_FILES = 4096
+
+
+class SystemFailure(NamedTuple):
+    """Why a rank failed to set up shared memory; empty if it did not."""
+
+    reason: str = ""
+    limit: str = ""
+
+
+def failure_from_error(error: Exception, action: str) -> SystemFailure:
+    """Return the failure that an error of this rank means."""
+    if not isinstance(error, OSError):
+        return SystemFailure(f"{action}: {error}")
+    reason = f"{action}: {error.strerror or error}"
+    return SystemFailure(reason, _limit(error, reason))
+
+
+def agree_on_failure(failures: Iterable[Sequence[str]]) -> str:
+    """Return the first reason among the failures of all ranks, "" for none."""
+    reasons = []
+    for reason, limit in failures:
+        if limit:
+            raise SystemLimitError(limit)
+        reasons.append(reason)
+    return next(filter(None, reasons), "")
+
+
+def _limit(error: OSError, reason: str) -> str:
+    host = socket.gethostname()
+    process = f"process {os.getpid()} on {host}"
+    if error.errno == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = max(_FILES, 2 * soft)
+        if 0 <= hard < wanted:
+            how = f"have the hard limit of {hard} raised, and set ulimit -n {wanted}"
+        else:
+            how = f"set ulimit -n {wanted} where the ranks are started"
+        return f"{process} has all {soft} files open that it may open ({reason}): {how}"
+    if error.errno == errno.ENFILE:
+        return (
+            f"all files are open that may be open on {host} ({reason}): raise fs.file-max there, "
+            "or end what holds them"
+        )
+    if error.errno == errno.ENOMEM:
+        return (
+            f"{process} gets no more memory from the system ({reason}): start fewer ranks there, "
+            "or raise its limit: ulimit -v, the control group's, vm.max_map_count"
+        )
+    return ""
+
 
 _logger = logging.getLogger("hvdtrain")
 
@@ -199,3 +262,82 @@ def _map(path: str, nbytes: int, populate: bool) -> npt.NDArray[np.uint8]:
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
     weakref.finalize(memory, _LIBC.munmap, address, nbytes).atexit = False
     return np.frombuffer(memoryview(memory), np.uint8)
+
+
+_NONCE_NAME = "hvdtrain-node"
+_NONCE_BYTES = 16  # written as 32 hexadecimal digits
+
+
+def detect_nodes(allgather: GatherBytes) -> tuple[int, ...] | str:
+    """Number the nodes: two ranks get the same number if they can read each other's memory.
+
+    Each rank writes a random nonce into a memfd and announces its location. A rank belongs to the
+    node of the lowest rank whose nonce it can read through /proc.
+    """
+    nonce = secrets.token_hex(_NONCE_BYTES)
+    descriptor, failure = _memfd(nonce)
+    try:
+        announced = allgather((os.getpid(), descriptor, nonce, failure))
+        if reason := agree_on_failure(failure for *_, failure in announced):
+            return reason
+        node, failure = _first_readable([source for *source, _ in announced], nonce)
+        results = allgather((node, failure))
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    agree_on_failure(failure for _, failure in results)
+    return tuple(node for node, _ in results)
+
+
+def machine_identity() -> tuple[str, str]:
+    """Return the boot ID and the host name of this machine."""
+    return read_file(Path("/proc/sys/kernel/random/boot_id")) or "", socket.gethostname()
+
+
+def unreadable_peers(nodes: Sequence[int], machines: Sequence[tuple[str, str]]) -> str:
+    """Describe two ranks of one machine that cannot read each other's memory; "" for none.
+
+    Containers with their own host names are considered nodes, as intended by their user.
+    """
+    for rank, (node, where) in enumerate(zip(nodes, machines, strict=True)):
+        first = machines.index(where)
+        if where[0] and node != nodes[first]:
+            return (
+                f"rank {first} and rank {rank}, both on {where[1]}, cannot read each other's files "
+                "in /proc: have one user start them, in one container, and without hidepid"
+            )
+    return ""
+
+
+def _memfd(nonce: str) -> tuple[int | None, SystemFailure]:
+    try:
+        descriptor = os.memfd_create(_NONCE_NAME)
+    except (AttributeError, OSError) as error:
+        return None, failure_from_error(error, "memfd_create")
+    os.write(descriptor, nonce.encode())
+    return descriptor, SystemFailure()
+
+
+def _first_readable(
+    announced: Sequence[tuple[int, int, str]], own: str
+) -> tuple[int, SystemFailure]:
+    """Return the lowest rank whose nonce can be read, and the limit that prevented reading it."""
+    for rank, (process, descriptor, nonce) in enumerate(announced):
+        try:
+            if nonce == own or _reads(process, descriptor, nonce):
+                return rank, SystemFailure()
+        except OSError as error:
+            failure = failure_from_error(error, "reading a peer's memory")
+            # Any other error means another node, or a process isolated like one.
+            if failure.limit:
+                return rank, failure
+    raise AssertionError("a rank finds its own nonce")
+
+
+def _reads(process: int, descriptor: int, nonce: str) -> bool:
+    path = f"/proc/{process}/fd/{descriptor}"
+    # In another PID namespace this is another process's file; opening a pipe would block.
+    if not os.readlink(path).startswith(f"/memfd:{_NONCE_NAME}"):
+        return False
+    with open(path, "rb") as memory:
+        return memory.read(2 * _NONCE_BYTES) == nonce.encode()

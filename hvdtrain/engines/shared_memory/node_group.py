@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
+import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +19,100 @@ from hvdtrain.collective import collective
 from hvdtrain.engines.communicator import Pieces
 from hvdtrain.engines.features import GatherBytes, Pending, VotedReduction
 from hvdtrain.engines.shared_memory.kernel import OPS, TYPES, Task, Team, load_calls
-from hvdtrain.engines.shared_memory.memory import NodeArena, NodeMemory, share_memory, warn_once
-from hvdtrain.engines.shared_memory.peers import CHECK_SECONDS, Peers, PeerWatch
-from hvdtrain.engines.shared_memory.system_errors import (
+from hvdtrain.engines.shared_memory.memory import (
+    NodeArena,
+    NodeMemory,
     SystemFailure,
     agree_on_failure,
     failure_from_error,
+    share_memory,
+    warn_once,
 )
+from hvdtrain.errors import ConnectionLostError
 from hvdtrain.types import DType, ReduceOp
+
+
+@dataclass
+class _Watched:
+    """A descriptor that becomes readable when a process ends, and its number of users."""
+
+    descriptor: int
+    users: int = 0
+
+
+_lock = threading.Lock()
+_watched: dict[int, _Watched] = {}
+
+
+def _acquire(process: int) -> int:
+    with _lock:
+        if process not in _watched:
+            _watched[process] = _Watched(os.pidfd_open(process))
+        _watched[process].users += 1
+        return _watched[process].descriptor
+
+
+def _release(process: int) -> None:
+    with _lock:
+        watched = _watched[process]
+        watched.users -= 1
+        if watched.users == 0:
+            os.close(watched.descriptor)
+            del _watched[process]
+
+
+# How often to handle signals, and to check peers.
+CHECK_SECONDS = 1.0
+
+
+class Peers:
+    """The launcher, and the processes of the other ranks of a node, watched until it is closed."""
+
+    def __init__(
+        self,
+        processes: Mapping[int, int],
+        size: int,
+        check_launcher: Callable[[], object],
+        check_seconds: float,
+    ) -> None:
+        self._size, self._check_launcher = size, check_launcher
+        self._check_seconds, self.due = check_seconds, time.monotonic() + check_seconds
+        self.check_nanoseconds = int(check_seconds * 1e9)
+        self._numbers: dict[int, int] = {}
+        self._processes: list[int] = []
+        self._poll = select.poll()
+        try:
+            for process, number in processes.items():
+                descriptor = _acquire(process)
+                self._processes.append(process)
+                self._numbers[descriptor] = number
+                self._poll.register(descriptor, select.POLLIN)
+        except BaseException:
+            self.close()
+            raise
+
+    def check_now_and_then(self) -> None:
+        """Check as `check` does, unless that was done a moment ago."""
+        if time.monotonic() > self.due:
+            self.check()
+
+    def check(self) -> None:
+        """Check that the launcher and the processes of all peers are running."""
+        self.due = time.monotonic() + self._check_seconds
+        self._check_launcher()
+        for descriptor, _ in self._poll.poll(0):
+            raise ConnectionLostError(
+                f"a peer on this node (number {self._numbers[descriptor]} of {self._size}) has "
+                "ended while others waited for it: look for its own message"
+            )
+
+    def close(self) -> None:
+        """Stop watching; a second call does nothing."""
+        for descriptor in self._numbers:
+            self._poll.unregister(descriptor)
+        for process in self._processes:
+            _release(process)
+        self._numbers, self._processes = {}, []
 
 
 class NodeMaximum(Pending):
@@ -290,10 +379,12 @@ def open_node_group(
 ) -> NodeGroup | None:
     """Set up shared memory among the ranks of one node."""
     processes = allgather((os.getpid(), os.sched_getaffinity(0)))
-    watch, failure = _watch(
-        {process: number for number, (process, _) in enumerate(processes) if number != rank}
-    )
-    memory = None
+    others = {process: number for number, (process, _) in enumerate(processes) if number != rank}
+    peers, failure, memory = None, SystemFailure(), None
+    try:
+        peers = Peers(others, len(processes), check_launcher, check_seconds)
+    except (AttributeError, OSError) as error:
+        failure = failure_from_error(error, "pidfd_open")
     try:
         if reason := agree_on_failure(allgather(failure)):
             if rank == 0:
@@ -302,18 +393,10 @@ def open_node_group(
             nbytes = SLOT_BYTES + kernel.hvd_staging_bytes(CHUNK_BYTES)
             memory = share_memory(nbytes, rank, len(processes), allgather)
     finally:
-        if memory is None and watch is not None:
-            watch.close()
-    if memory is None or watch is None:
+        if memory is None and peers is not None:
+            peers.close()
+    if memory is None or peers is None:
         return None
     cores = set[int]().union(*(cores for _, cores in processes))
     spin = _SPIN_NANOSECONDS if len(processes) <= len(cores) else 0
-    peers = Peers(watch, len(processes), check_launcher, check_seconds)
     return NodeGroup(kernel, rank, memory, peers, allgather, spin)
-
-
-def _watch(peers: dict[int, int]) -> tuple[PeerWatch | None, SystemFailure]:
-    try:
-        return PeerWatch(peers), SystemFailure()
-    except (AttributeError, OSError) as error:
-        return None, failure_from_error(error, "pidfd_open")

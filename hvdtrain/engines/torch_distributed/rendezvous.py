@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +21,13 @@ from hvdtrain.config import Config
 from hvdtrain.engines.communicator import Communicator, EngineWorld
 from hvdtrain.engines.features import GatherBytes
 from hvdtrain.engines.mpi import engine as mpi_engine
-from hvdtrain.engines.shared_memory.node_detection import detect_nodes
+from hvdtrain.engines.shared_memory.memory import detect_nodes
 from hvdtrain.engines.torch_distributed.failures import TorchFailures
 from hvdtrain.errors import EngineUnavailableError, HvdtrainError
+from hvdtrain.topology import LOOPBACK, interface_address
 from hvdtrain.world import promised_world, under_launcher
 
-_LOOPBACK = "127.0.0.1"
 _PROBE_SECONDS = 3.0
-_SIOCGIFADDR = 0x8915
 
 _Endpoint = tuple[str, int]
 
@@ -81,10 +78,10 @@ def _network() -> str:
 def _candidates(networks: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the addresses of rank 0 to try, the most likely first."""
     if named := environ.get("GLOO_SOCKET_IFNAME"):
-        return [a for name in named.split(",") if (a := _interface_address(name.strip()))]
+        return [a for name in named.split(",") if (a := interface_address(name.strip()))]
     if len(set(networks)) == 1:
-        return [_LOOPBACK]
-    interfaces = [_interface_address(name) for _, name in socket.if_nameindex()]
+        return [LOOPBACK]
+    interfaces = [interface_address(name) for _, name in socket.if_nameindex()]
     found = [*_addresses_of(socket.gethostname()), *filter(None, interfaces)]
     return [a for a in dict.fromkeys(found) if not a.startswith(("127.", "::1", "fe80"))]
 
@@ -94,16 +91,6 @@ def _addresses_of(host: str) -> list[str]:
         return [str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
         return []
-
-
-def _interface_address(name: str) -> str | None:
-    request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            reply = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-        except OSError:  # no such interface, or it has no IPv4 address
-            return None
-    return socket.inet_ntoa(reply[20:24])
 
 
 def _listen(addresses: Sequence[str]) -> list[socket.socket]:

@@ -8,18 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
+import numpy as np
+
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.arguments import choose_op
 from hvdtrain.core.arrays import collectives
-from hvdtrain.core.compression import Compressor
+from hvdtrain.core.compression import Compressions, Compressor
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.compression import Compression
 from hvdtrain.keras.backends.types import KerasVariable, Value, to_array
 from hvdtrain.types import ReduceOp
+
+Compression = Compressions(
+    __name__, np.ndarray.astype, lambda array: array.dtype.kind == "f", "float16", "bfloat16"
+)
+NoneCompressor = Compression.none
+FP16Compressor, BF16Compressor = Compression.fp16, Compression.bf16
+
 
 # Shape, dtype and path of a variable.
 _Spec: TypeAlias = tuple[tuple[int, ...], str, str]

@@ -16,7 +16,7 @@ from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import exchange_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
-from hvdtrain.core.exchanges.saved import SavedExchange, load_exchange, save_exchange
+from hvdtrain.core.exchanges.state import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.gradients.weight_check import WeightSums
 from hvdtrain.core.process_set import ProcessSet, stays_alone

@@ -13,12 +13,14 @@ from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, check_sharding
 from hvdtrain.core.arrays.shared_steps import (
+    AdamRule,
     ArraySharedSteps,
     KeptArray,
+    SgdRule,
     StepValues,
+    UpdateRule,
     node_slices,
 )
-from hvdtrain.core.arrays.update_rules import AdamRule, SgdRule, UpdateRule
 from hvdtrain.core.gradients.plan import ParameterSpec
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array

@@ -15,11 +15,11 @@ from hvdtrain.core.gradients.weight_check import WeightSums
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
+from hvdtrain.tensorflow import operations
 from hvdtrain.tensorflow.allocator import find_library
-from hvdtrain.tensorflow.gradients.layouts import LayoutReduction, as_dense
+from hvdtrain.tensorflow.differentiable import size_as
+from hvdtrain.tensorflow.gradients import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert, weight_sums
-from hvdtrain.tensorflow.operations import reductions
-from hvdtrain.tensorflow.operations.differentiable import size_as
 from hvdtrain.types import ReduceOp
 
 
@@ -44,7 +44,7 @@ class TensorFlowBackend(ReductionBackend):
 
         def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
             process_set, name = settings.process_set, f"{reduction.name}_slices"
-            return reductions.grouped_allreduce(
+            return operations.grouped_allreduce(
                 slices, op=settings.total, process_set=process_set, name=name
             )
 
@@ -100,7 +100,7 @@ class TensorFlowBackend(ReductionBackend):
     ) -> tf.Tensor | None:
         if not tf.is_symbolic_tensor(value):
             return None
-        reduced: tf.Tensor = reductions.allreduce(
+        reduced: tf.Tensor = operations.allreduce(
             value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
         )
         return reduced

@@ -1,21 +1,38 @@
-"""`hvdtrain.run`: call a function on every rank of a new job, from Python or from a notebook."""
+"""`hvdtrain.run`: call a function on every rank of a new job, from Python or from a notebook.
+
+Ranks connect to the caller, are told their place, and answer.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+import pickle
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
-from hvdtrain.errors import UsageError
-from hvdtrain.launch.calls.called_rank import ADDRESS, KEY, SAME_PATH
-from hvdtrain.launch.calls.rank_server import BACKLOG, RankServer, dumps_call, new_key, results_of
-from hvdtrain.launch.cluster_environment import own_addresses
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.calls.called_rank import (
+    ADDRESS,
+    KEY,
+    SAME_PATH,
+    Arrival,
+    RankAnswer,
+    node_name,
+)
+from hvdtrain.launch.cluster_environment import ClusterRank, own_addresses
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.hosts.host import total_slots
 from hvdtrain.launch.launchers.choice import choose_launcher
@@ -23,9 +40,275 @@ from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import check_interface, parse_hosts, with_hosts
 from hvdtrain.launch.launchers.request import LaunchCommand, LaunchRequest, without_allocation
 from hvdtrain.launch.supervise import SESSION, Session, bound_to_this_process, session_folder
+from hvdtrain.topology import LOOPBACK
 from hvdtrain.world import TORCHRUN_MARKER, refuse_on_ranks
 
 __all__ = ["run"]
+
+
+def dumps_call(
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
+    caller: str,
+) -> bytes:
+    """Pickle a call for called_rank, with classes and functions that only this process has."""
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        raise UsageError(f"{caller} needs cloudpickle: pip install cloudpickle") from None
+    # Ranks need this process's module path before they unpickle the call.
+    call = cloudpickle.dumps((function, tuple(args), dict(kwargs or {})))
+    return pickle.dumps((sys.path, call))
+
+
+def results_of(arrived: Sequence[RankAnswer], np: int, caller: str, cause: str) -> list[Any]:
+    """Return the results, ordered by rank."""
+    for answer in arrived:  # the first one is the cause: other ranks fail because it did
+        if answer.failure:
+            raise _error(answer, np, caller)
+    results = {answer.rank: pickle.loads(answer.content) for answer in arrived}
+    missing = [str(rank) for rank in range(np) if rank not in results]
+    if missing:
+        raise HvdtrainError(
+            f"{caller}: rank {', '.join(missing)} of {np} ended without a result ({cause}): see "
+            "what it printed"
+        )
+    return [results[rank] for rank in range(np)]
+
+
+def _error(answer: RankAnswer, np: int, caller: str) -> Exception:
+    where = f"on rank {answer.rank} of {np}"
+    try:
+        error = pickle.loads(answer.content)
+    except Exception:  # its class cannot be pickled, or is not here
+        error = None
+    if not isinstance(error, Exception):  # a rank's SystemExit must not end this process
+        return HvdtrainError(f"{caller}: {where}:\n{answer.failure}")
+    error.add_note(f"{where}:\n{answer.failure}")
+    return error
+
+
+BACKLOG = 4096  # of ranks that connect at the same moment
+_KEY_BYTES = 32
+
+
+def new_key() -> bytes:
+    """Return a secret for the ranks of a job."""
+    return secrets.token_bytes(_KEY_BYTES)
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A rank that has connected."""
+
+    arrival: Arrival
+    reached: str = ""
+    origin: str = ""
+
+
+class RankServer:
+    """Gives every rank its place and its call once all have connected, and collects the answers."""
+
+    def __init__(self, listening: socket.socket, key: bytes, request: bytes, np: int) -> None:
+        self.answers: list[RankAnswer] = []
+        self.lost = False
+        self._listening, self._key, self._request, self._np = listening, key, request, np
+        self._here = node_name()
+        self._changed = threading.Condition(threading.RLock())
+        self._closed = False
+        self._arrived: list[Arrived] = []
+        self._open: list[Connection] = []
+        self._threads = [threading.Thread(target=self._accept, name="hvdtrain-call", daemon=True)]
+
+    @property
+    def arrived(self) -> int:
+        """Number of ranks that have connected."""
+        return len(self._arrived)
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connections of all ranks, which end these ranks."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()  # from now on no connection is added
+        for rank in self._open:
+            _shut(rank)
+        for thread in self._threads:
+            thread.join()
+        for rank in self._open:
+            rank.close()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:  # it is closed
+                return
+            reached, origin = _ends(connection)
+            rank = Connection(connection.detach())
+            self._open.append(rank)
+            # A thread each: others may connect over a network, and say nothing.
+            arguments = (rank, reached, origin)
+            thread = threading.Thread(
+                target=self._serve, args=arguments, name="hvdtrain-call", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, rank: Connection, reached: str, origin: str) -> None:
+        try:
+            deliver_challenge(rank, self._key)
+            answer_challenge(rank, self._key)
+            arrival = rank.recv()
+        except (AuthenticationError, EOFError, OSError):  # no rank, or one that has ended
+            return
+        place = self._place(Arrived(arrival, reached, origin))
+        try:
+            if place is None:
+                _shut(rank)
+                return
+            rank.send((place, self._request))
+            self.answers.append(rank.recv())
+            rank.send(None)
+        except (EOFError, OSError):
+            self._lose()
+
+    def _lose(self) -> None:
+        with self._changed:
+            self.lost = self.lost or not self._closed
+            self._changed.notify_all()
+
+    def _place(self, arrived: Arrived) -> ClusterRank | None:
+        """Return the place of a rank once all have arrived; None if it has none."""
+        with self._changed:
+            if arrived.arrival.rank in [other.arrival.rank for other in self._arrived]:
+                self._lose()
+                return None
+            self._arrived.append(arrived)
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._closed or self.lost or len(self._arrived) == self._np
+            )
+            if len(self._arrived) != self._np:
+                return None
+            order = sorted(self._arrived, key=lambda other: other.arrival.rank)
+        return places(order, self._here)[order.index(arrived)]
+
+
+def places(arrived: Sequence[Arrived], here: str) -> list[ClusterRank]:
+    """Return the place of each rank, with an address of rank 0's host that all can reach."""
+    nodes = [other.arrival.node for other in arrived]
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    store = f"{_first_host(arrived, here)}:{arrived[0].arrival.port}"
+    return [
+        ClusterRank(
+            rank, len(nodes), nodes[:rank].count(node), nodes.count(node), numbers[node], (store,)
+        )
+        for rank, node in enumerate(nodes)
+    ]
+
+
+def _first_host(arrived: Sequence[Arrived], here: str) -> str:
+    """Return an address of rank 0's host by which a connection is known to be possible."""
+    first = arrived[0]
+    elsewhere = [other for other in arrived if other.arrival.node != first.arrival.node]
+    if not elsewhere:
+        return LOOPBACK
+    # A rank on the caller's host may have connected at an address that only this host knows.
+    return elsewhere[0].reached if first.arrival.node == here else first.origin
+
+
+def _shut(rank: Connection) -> None:
+    """Close a connection in both directions, which a thread may be reading from."""
+    with socket.socket(fileno=os.dup(rank.fileno())) as connection, suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _ends(connection: socket.socket) -> tuple[str, str]:
+    if connection.family != socket.AF_INET:
+        return "", ""
+    return connection.getsockname()[0], connection.getpeername()[0]
+
+
+class ServedCall:
+    """A call that ranks fetch from this process."""
+
+    def __init__(
+        self, server: RankServer, np: int, variables: Mapping[str, str], caller: str
+    ) -> None:
+        self.variables = dict(variables)
+        self._server, self._np, self._caller = server, np, caller
+        self._began = time.monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether a rank has ended without an answer, or was started twice."""
+        return self._server.lost
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank has failed or was lost, after which the others are to end."""
+        return self.lost or any(answer.failure for answer in self._server.answers)
+
+    def require_start(self, limit_seconds: float, advice: str) -> None:
+        """Check that all ranks have started, unless there is time left."""
+        here = self._server.arrived
+        if here < self._np and time.monotonic() - self._began > limit_seconds:
+            raise HvdtrainError(
+                f"{self._caller}: {here} of {self._np} ranks have started within "
+                f"{limit_seconds:.0f} s: {advice}"
+            )
+
+    def results(self, cause: str) -> list[Any]:
+        """Return the results, ordered by rank, once all ranks have ended."""
+        return results_of(self._server.answers, self._np, self._caller, cause)
+
+
+@contextmanager
+def served_call(
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None,
+    np: int,
+    host: str,
+    caller: str,
+    bind_address: str | None = None,
+) -> Iterator[ServedCall]:
+    """Serve a call until the end of the block, which ends ranks that still run."""
+    call, key = dumps_call(function, args, kwargs, caller), new_key()
+    here = bind_address or host
+    try:
+        address = socket.getaddrinfo(here, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+        listening = socket.create_server((str(address), 0), backlog=BACKLOG)
+    except OSError as error:
+        raise HvdtrainError(f"{caller} cannot listen at {here} ({error})") from None
+    variables = {ADDRESS: f"{host}:{listening.getsockname()[1]}", KEY: key.hex()}
+    with listening, RankServer(listening, key, call, np) as server:
+        yield ServedCall(server, np, variables, caller)
+
+
+def run_rank(variables: Mapping[str, str], rank: int, size: int) -> int:
+    """Run one rank in a process of its own, which ends with this one; return its exit code."""
+    # Modules that were sent to this process must be there, too.
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # With the marker, variables of a launcher or scheduler that started this process do not count.
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size), TORCHRUN_MARKER: "hvdtrain"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain.launch.calls.called_rank"],
+        env={**without_allocation(os.environ), **path, **place, **variables},
+        stdin=subprocess.DEVNULL,
+        preexec_fn=bound_to_this_process(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    )
+    return process.wait()
+
 
 Result = TypeVar("Result")
 

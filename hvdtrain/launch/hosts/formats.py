@@ -1,4 +1,4 @@
-"""The formats in which hosts are written, by name."""
+"""The formats in which hosts are written: lists of launchers, and those that jobs get."""
 
 from __future__ import annotations
 
@@ -6,12 +6,386 @@ import codecs
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, product
 from pathlib import Path
 
-from hvdtrain.launch.hosts import lists
-from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, check_name, mixed_names
+from hvdtrain.launch.hosts.host import (
+    Host,
+    HostfileError,
+    HostText,
+    add_up,
+    check_name,
+    check_slots,
+    mixed_names,
+)
+
+_SLOTS = {"slots", "cpu", "count"}
+_MOST = {f"{a}{dash}{b}" for dash in "_-" for a, b in (("max", "slots"), ("slots", "max"))}
+_MOST |= {
+    f"{a}{dash}{b}"
+    for dash in "_-"
+    for word in ("cpu", "count")
+    for a, b in (("max", word), (word, "max"))
+}
+_OTHERS = {"port", "username"}
+_COMMENT = re.compile(r"/\*.*?\*/|(#|//).*")
+_HOST_AND_COUNT = re.compile(r"([^:]+):(\d+)")
+
+
+def read_open_mpi(source: HostText) -> list[Host]:
+    """Return the hosts of a hostfile, each once."""
+    _refuse_open_comment(source)
+    listed: list[tuple[str, Host]] = []
+    for where, line in source.lines():
+        text = _COMMENT.sub(" ", line)
+        if "/*" in text:
+            raise HostfileError(where, "/*", "this comment does not end: write */ in the same line")
+        tokens = re.sub(r"\s*=\s*", "=", text).split()
+        if tokens:
+            listed.append((where, _host(tokens, where)))
+    return _once(listed)
+
+
+def write_open_mpi(hosts: Sequence[Host]) -> str:
+    """Return a hostfile with the number of slots of every host."""
+    return "".join(
+        f"{host.user}@{host.name} slots={host.slots}\n"
+        if host.user
+        else f"{host.name} slots={host.slots}\n"
+        for host in hosts
+    )
+
+
+def _refuse_open_comment(source: HostText) -> None:
+    last = source.text.rpartition("\n")[2]
+    if any(comment[1] for comment in _COMMENT.finditer(last)):
+        where = f"{source.name}:{len(source.text.splitlines())}"
+        mend = "Open MPI needs a newline after a comment: end this line with one"
+        raise HostfileError(where, "", mend)
+
+
+def _host(tokens: Sequence[str], where: str) -> Host:
+    first, *rest = tokens
+    _refuse_foreign(first, where)
+    user, _, name = first.rpartition("@")
+    numbers: dict[str, int] = {}
+    others = []
+    for token in rest:
+        key, sign, value = token.partition("=")
+        if not sign:
+            _refuse_word(token, name, where)
+        if key in _OTHERS:
+            user = value if key == "username" else user
+        elif key in _SLOTS | _MOST:
+            kind = "most" if key in _MOST else "slots"
+            if kind in numbers:
+                raise HostfileError(where, token, "is a second number: Open MPI takes one")
+            numbers[kind] = check_slots(value, where, token)
+        else:
+            _refuse_key(key, token, where)
+        if key == "port" or key in _MOST:
+            others.append(token)
+    slots, most = numbers.get("slots"), numbers.get("most")
+    if slots is not None and most is not None and most < slots:
+        raise HostfileError(where, f"max_slots={most}", f"is less than slots={slots}: raise it")
+    return Host(check_name(name, where, ipv6=True), slots, user, tuple(others))
+
+
+def _refuse_foreign(first: str, where: str) -> None:
+    if match := _HOST_AND_COUNT.fullmatch(first):
+        mend = (
+            "is MPICH's form, which Open MPI takes for a host's name: "
+            f"write '{match[1]} slots={match[2]}'"
+        )
+        raise HostfileError(where, first, mend)
+    if "," in first:
+        raise HostfileError(
+            where, first, "Open MPI takes it for one host's name: one host per line"
+        )
+    if first.startswith(("^", "+", "rank=")) or first == "rank":
+        mend = (
+            "excluded and relative hosts and rankfiles are not read here: name the hosts themselves"
+        )
+        raise HostfileError(where, first, mend)
+
+
+def _refuse_word(token: str, name: str, where: str) -> None:
+    if token.isascii() and token.isdecimal():
+        raise HostfileError(where, token, f"Open MPI ignores it: write '{name} slots={token}'")
+    raise HostfileError(where, token, f"is unexpected: write '{name} slots=N', one host per line")
+
+
+def _refuse_key(key: str, token: str, where: str) -> None:
+    if key.lower() in _SLOTS | _MOST | _OTHERS:
+        raise HostfileError(where, token, f"Open MPI needs it in lower case: {key.lower()}=")
+    raise HostfileError(where, token, "Open MPI knows slots=, max_slots=, port= and username=")
+
+
+def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
+    """Merge hosts that are listed again, with one slot for each listing, as Open MPI does."""
+    lines: dict[str, list[str]] = {}
+    for where, host in listed:
+        lines.setdefault(host.name, []).append(where)
+    hosts = []
+    for _, host in listed:
+        first, *again = lines[host.name]
+        if again and host.slots is not None:
+            mend = f"is also in {first}, which goes only without slots=: list it once"
+            raise HostfileError(again[0], host.name, mend)
+        hosts.append(replace(host, slots=1) if again else host)
+    return add_up(hosts)
+
+
+def read_hydra(source: HostText) -> list[Host]:
+    """Return the hosts of a hostfile, each once; a host without a number has one slot."""
+    return add_up([_hydra_host(line, where) for where, line in source.lines() if line[0] != "#"])
+
+
+def write_hydra(hosts: Sequence[Host]) -> str:
+    """Return a hostfile with the number of slots of every host."""
+    return "".join(
+        f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
+        for host in hosts
+    )
+
+
+def _hydra_host(line: str, where: str) -> Host:
+    first, *rest = line.split()
+    name, colon, count = first.partition(":")
+    user, others = "", []
+    for token in rest:
+        key, _, value = token.partition("=")
+        if key == "user" and value:
+            user = value
+        elif key == "binding" and value:
+            others.append(token)
+        else:
+            raise HostfileError(where, token, _mend(token, name))
+    if first.count(":") > 1:
+        raise HostfileError(where, first, "an IPv6 address cannot stand here: use a host's name")
+    slots = check_slots(count, where, first) if colon else 1
+    return Host(check_name(name, where), slots, user, tuple(others))
+
+
+def _mend(token: str, name: str) -> str:
+    if token.startswith("slots"):
+        return f"is Open MPI's form: write '{name}:{token.partition('=')[2] or 'N'}'"
+    if token.startswith("#"):
+        return "MPICH takes a comment only in a line of its own"
+    if token.isascii() and token.isdecimal():
+        return f"is unexpected: write '{name}:{token}'"
+    return f"is unexpected: write '{name}:N', one host per line; MPICH knows binding= and user="
+
+
+_MOST_OF_A_RANGE = 65_536
+_BRACKET = re.compile(r"\[([^][]*)\]")
+_COUNT = re.compile(r"(\d{1,8})(?:\(x(\d{1,8})\))?")
+_NUMBERED = re.compile(r"(.*?)(\d{1,9})")
+
+
+def expand(text: str, where: str) -> list[str]:
+    """Return the names of a list: n[1-2]a[0,3] is n1a0, n1a3, n2a0, n2a3."""
+    names: list[str] = []
+    for part in _split(text, where):
+        pieces = _BRACKET.split(part)
+        choices = [
+            _range(piece, part, where) if number % 2 else [piece]
+            for number, piece in enumerate(pieces)
+        ]
+        total = 1
+        for choice in choices:
+            total *= len(choice)
+        if total > _MOST_OF_A_RANGE:
+            raise HostfileError(where, part, f"is more than {_MOST_OF_A_RANGE} hosts")
+        names += [check_name("".join(words), where) for words in product(*choices)]
+    return names
+
+
+def compress(names: Sequence[str]) -> str:
+    """Return a host list that expand() reads back, with ranges for consecutive names."""
+    return ",".join(_compressed(names))
+
+
+def expand_counts(text: str, where: str) -> list[int]:
+    """Return the numbers of a Slurm count list: 2(x3),1 is 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part.strip())
+        if match is None:
+            raise HostfileError(where, part, "is not a number of tasks: write it as in 2(x3),1")
+        repeats = int(match[2] or 1)
+        if len(counts) + repeats > _MOST_OF_A_RANGE:
+            raise HostfileError(where, part, f"is more than {_MOST_OF_A_RANGE} hosts")
+        counts += [check_slots(match[1], where, part)] * repeats
+    return counts
+
+
+def compress_counts(counts: Sequence[int]) -> str:
+    """Return numbers as a Slurm count list."""
+    runs = [(count, len(list(run))) for count, run in groupby(counts)]
+    return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
+
+
+def _split(text: str, where: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text.strip():
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise HostfileError(where, text[:80], "has unbalanced brackets")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise HostfileError(where, parts[-1][:80], "has a bracket that is not closed: write ]")
+    if not all(parts):
+        raise HostfileError(where, text[:80], "has nothing between two commas")
+    return parts
+
+
+def _range(text: str, part: str, where: str) -> list[str]:
+    names: list[str] = []
+    for piece in text.split(","):
+        low, dash, high = piece.partition("-")
+        high = high if dash else low
+        if not (low.isascii() and low.isdecimal() and high.isascii() and high.isdecimal()):
+            raise HostfileError(
+                where, part[:80], f"{piece!r} is not a range: write it as in [01-04,07]"
+            )
+        if max(len(low), len(high)) > 9:
+            raise HostfileError(where, part[:80], f"{piece!r} has too many digits")
+        first, last = int(low), int(high)
+        if last < first:
+            raise HostfileError(where, part[:80], f"{piece!r} runs backwards: write [{high}-{low}]")
+        if last - first + len(names) >= _MOST_OF_A_RANGE:
+            raise HostfileError(where, part[:80], f"is more than {_MOST_OF_A_RANGE} hosts")
+        names += [str(number).zfill(len(low)) for number in range(first, last + 1)]
+    return names
+
+
+def _compressed(names: Sequence[str]) -> Iterator[str]:
+    start = 0
+    while start < len(names):
+        end = start + 1
+        while end < len(names) and names[end] == _successor(names[end - 1]):
+            end += 1
+        if end - start == 1:
+            yield names[start]
+        else:
+            first, last = _NUMBERED.fullmatch(names[start]), _NUMBERED.fullmatch(names[end - 1])
+            assert first is not None
+            assert last is not None
+            yield f"{first[1]}[{first[2]}-{last[2]}]"
+        start = end
+
+
+def _successor(name: str) -> str:
+    """Return the next name of a range with the same number of digits, or ""."""
+    match = _NUMBERED.fullmatch(name)
+    if match is None:
+        return ""
+    number = str(int(match[2]) + 1).zfill(len(match[2]))
+    return match[1] + number if len(number) == len(match[2]) else ""
+
+
+_NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_TASKS = ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE")
+_SETTING = re.compile(r"(?:export\s+)?(\w+)=(['\"]?)(.*)\2")
+# Nodes that run the script of an LSF job, on machines that have such nodes.
+_LAUNCH_NODE = re.compile(r"(batch|login)\d*(\..*)?")
+
+
+def read_slurm(source: HostText) -> list[Host]:
+    """Return the hosts in Slurm's two variables, as `env` prints them."""
+    found = {
+        match[1]: match[3] for _, line in source.lines() if (match := _SETTING.fullmatch(line))
+    }
+    nodes = next((found[name] for name in _NODES if found.get(name)), "")
+    tasks = next((found[name] for name in _TASKS if found.get(name)), "")
+    if not nodes:
+        raise HostfileError(source.name, "", f"no {_NODES[0]}: call it within a job of Slurm")
+    names = expand(nodes, _NODES[0])
+    if not tasks:
+        return [Host(name) for name in dict.fromkeys(names)]
+    counts = expand_counts(tasks, _TASKS[0])
+    if len(counts) != len(names):
+        mend = f"tells of {len(counts)} hosts, but {_NODES[0]} of {len(names)}"
+        raise HostfileError(_TASKS[0], tasks[:80], mend)
+    return add_up([Host(*pair) for pair in zip(names, counts, strict=True)])
+
+
+def write_slurm(hosts: Sequence[Host]) -> str:
+    """Return Slurm's two variables."""
+    counts = compress_counts([host.slots or 1 for host in hosts])
+    return f"{_NODES[0]}={compress([h.name for h in hosts])}\n{_TASKS[0]}={counts}\n"
+
+
+def read_lines(source: HostText) -> list[Host]:
+    """Return the hosts of a file with one line per slot, as PBS and LSF write it."""
+    return add_up([Host(check_name(line, where), 1) for where, line in source.lines()])
+
+
+def write_lines(hosts: Sequence[Host]) -> str:
+    """Return one line per slot."""
+    return "".join(f"{host.name}\n" * (host.slots or 1) for host in hosts)
+
+
+def write_names(hosts: Sequence[Host]) -> str:
+    """Return one line per host without slots, for Fujitsu's PJM and PALS."""
+    return "".join(f"{host.name}\n" for host in hosts)
+
+
+def read_sge(source: HostText) -> list[Host]:
+    """Return the hosts of $PE_HOSTFILE: `host slots queue processors`."""
+    hosts = []
+    for where, line in source.lines():
+        name, *rest = line.split()
+        if not rest:
+            raise HostfileError(where, line, "lacks the number of slots: host slots queue")
+        if len(rest) > 2 and rest[2].isdecimal():
+            raise HostfileError(where, rest[2], "is another host's number, as in LSF's form")
+        hosts.append(Host(check_name(name, where), check_slots(rest[0], where, rest[0])))
+    return add_up(hosts)
+
+
+def write_sge(hosts: Sequence[Host]) -> str:
+    """Return a $PE_HOSTFILE."""
+    return "".join(f"{h.name} {h.slots} all.q@{h.name} <NULL>\n" for h in hosts)
+
+
+def read_lsf(source: HostText) -> list[Host]:
+    """Return the hosts of $LSB_MCPU_HOSTS, `host1 4 host2 4`, without the job script's node."""
+    words = source.text.split()
+    if len(words) % 2:
+        raise HostfileError(source.name, words[-1], "has no number after it: write host slots")
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    hosts = [
+        Host(check_name(name, source.name), check_slots(count, source.name, f"{name} {count}"))
+        for name, count in pairs
+    ]
+    if len(hosts) > 1 and _LAUNCH_NODE.fullmatch(hosts[0].name):
+        hosts = hosts[1:]
+    return add_up(hosts)
+
+
+def write_lsf(hosts: Sequence[Host]) -> str:
+    """Return $LSB_MCPU_HOSTS."""
+    return " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
+
+
+def read_flux(source: HostText) -> list[Host]:
+    """Return the hosts of `flux hostlist`, which has no slots."""
+    text = source.text.strip()
+    names = expand(text, source.name) if text else []
+    return [Host(name) for name in dict.fromkeys(names)]
+
+
+def write_flux(hosts: Sequence[Host]) -> str:
+    """Return a host list without slots."""
+    return compress([host.name for host in hosts]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -26,16 +400,16 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format(lists.read_open_mpi, lists.write_open_mpi, users=True, ipv6=True),
-    "mpich": Format(lists.read_hydra, lists.write_hydra, users=True),
-    "intelmpi": Format(lists.read_hydra, lists.write_hydra, users=True),
-    "slurm": Format(lists.read_slurm, lists.write_slurm),
-    "pbs": Format(lists.read_lines, lists.write_lines),
-    "sge": Format(lists.read_sge, lists.write_sge),
-    "lsf": Format(lists.read_lsf, lists.write_lsf),
-    "pjm": Format(lists.read_open_mpi, lists.write_names, slots=False),
-    "flux": Format(lists.read_flux, lists.write_flux, slots=False),
-    "k8s": Format(lists.read_open_mpi, lists.write_open_mpi, users=True, ipv6=True),
+    "openmpi": Format(read_open_mpi, write_open_mpi, users=True, ipv6=True),
+    "mpich": Format(read_hydra, write_hydra, users=True),
+    "intelmpi": Format(read_hydra, write_hydra, users=True),
+    "slurm": Format(read_slurm, write_slurm),
+    "pbs": Format(read_lines, write_lines),
+    "sge": Format(read_sge, write_sge),
+    "lsf": Format(read_lsf, write_lsf),
+    "pjm": Format(read_open_mpi, write_names, slots=False),
+    "flux": Format(read_flux, write_flux, slots=False),
+    "k8s": Format(read_open_mpi, write_open_mpi, users=True, ipv6=True),
 }
 
 # Variables with the path of a job's hostfile.

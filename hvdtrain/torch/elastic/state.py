@@ -14,8 +14,9 @@ from hvdtrain.torch.functions import (
     broadcast_module,
     broadcast_object,
     broadcast_optimizer_state,
+    broadcast_stateful,
+    snapshot,
 )
-from hvdtrain.torch.state import broadcast_stateful, snapshot
 
 __all__ = ["TorchState"]
 

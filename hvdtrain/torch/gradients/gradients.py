@@ -15,23 +15,23 @@ from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.gradients.reducer import Reducer
+from hvdtrain.core.gradients.step import StepUsage
 from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
-from hvdtrain.core.gradients.usage import StepUsage
 from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
 from hvdtrain.torch.gradients.buckets import (
+    Claim,
     ParameterBuckets,
     describe_dtype_change,
 )
-from hvdtrain.torch.gradients.claims import Claim
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     check_hookable,
     in_nested_backward,
 )
 from hvdtrain.torch.gradients.views import GradientChanges, ParameterSettings
-from hvdtrain.torch.operations.allgather import sparse_allreduce_async
+from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.torch.tensors.parts import weight_sums
 from hvdtrain.types import ReduceOp

@@ -15,8 +15,8 @@ from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.torch.compression import Compression
-from hvdtrain.torch.operations.allgather import ALLGATHER
 from hvdtrain.torch.operations.divergence import note_exchanged
+from hvdtrain.torch.operations.gathers import ALLGATHER
 from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.routes import as_buffer, dtype_of, order, require_tensors, route_of

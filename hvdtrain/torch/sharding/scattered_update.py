@@ -11,8 +11,7 @@ import torch
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import STEP, BucketPlan

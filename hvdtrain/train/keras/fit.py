@@ -26,7 +26,7 @@ from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Counts, Totals
 from hvdtrain.train.optimizers.schedule import OptimizerOptions, weight_decay_of
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 # Each update of these adds sums over the batch to their variables, which start at zero.
 _SUMMABLE = (

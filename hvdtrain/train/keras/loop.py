@@ -33,7 +33,7 @@ from hvdtrain.train.loop.protocol import Array, TrainingLoop
 from hvdtrain.train.loop.replica_check import array_checksum
 from hvdtrain.train.loop.step_plan import StepPlan, note_samples, padded
 from hvdtrain.train.metrics import Totals, Values
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 _GENERATOR = "seed_generator_state"
 

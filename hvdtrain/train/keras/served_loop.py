@@ -18,16 +18,16 @@ from hvdtrain.train.keras.fit import StepPlanSchedule, plain_optimizer
 from hvdtrain.train.keras.loop import KerasLoop
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Totals
-from hvdtrain.train.parameter_server.rounds import ServedRounds
-from hvdtrain.train.parameter_server.settings import ParameterServer
-from hvdtrain.train.parameter_server.shards import (
+from hvdtrain.train.parameter_server.protocol import ParameterServer
+from hvdtrain.train.parameter_server.rounds import (
     Flat,
     ParameterRow,
+    ServedRounds,
     Shard,
     State,
     refuse_optimizer,
 )
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 
 class GradientCollector(keras.optimizers.Optimizer):  # type: ignore[misc]

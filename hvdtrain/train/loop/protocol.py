@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
 from hvdtrain.devices import Device
 from hvdtrain.topology import Topology
@@ -23,7 +23,7 @@ from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.parameter_server.protocol import Pushes
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 
 # The state of an optimizer, as a checkpoint of its framework holds it.
 OptimizerState: TypeAlias = Mapping[Any, Any]

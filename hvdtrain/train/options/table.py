@@ -22,7 +22,7 @@ from hvdtrain.train.options.declare import (
     option,
     positive,
 )
-from hvdtrain.train.parameter_server.settings import ALLREDUCE, parse_strategy
+from hvdtrain.train.parameter_server.protocol import ALLREDUCE, parse_strategy
 from hvdtrain.train.tracking.trackers import TRACKERS
 
 RECIPES = ("digits", "mnist", "cifar10", "imagefolder", "mapfile", "text", "synthetic")

@@ -21,7 +21,7 @@ from hvdtrain.train.options.table import (
     RECIPES,
     DeclaredOptions,
 )
-from hvdtrain.train.parameter_server.settings import ALLREDUCE, ParameterServer, parse_strategy
+from hvdtrain.train.parameter_server.protocol import ALLREDUCE, ParameterServer, parse_strategy
 from hvdtrain.train.tracking.trackers import tracker_names
 
 _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)

@@ -16,7 +16,7 @@ from hvdtrain.torch.shards import own_shards
 from hvdtrain.train.loop.protocol import Framework
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.device import describe_device, limit_threads, select_device
 from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.served_loop import ServedLoop

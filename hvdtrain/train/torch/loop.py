@@ -17,7 +17,7 @@ from hvdtrain.train.loop.gather import gathered_value, predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan, note_samples
 from hvdtrain.train.metrics import Gathered, Totals, Values
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.evaluation import (
     ForwardPass,

@@ -14,16 +14,16 @@ from hvdtrain.data.sampling import steps_per_epoch
 from hvdtrain.torch.sharding.segment_optimizer import ELEMENTWISE, is_elementwise
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Totals
-from hvdtrain.train.parameter_server.rounds import ServedRounds
-from hvdtrain.train.parameter_server.settings import ParameterServer
-from hvdtrain.train.parameter_server.shards import (
+from hvdtrain.train.parameter_server.protocol import ParameterServer
+from hvdtrain.train.parameter_server.rounds import (
     Flat,
     ParameterRow,
+    ServedRounds,
     Shard,
     State,
     refuse_optimizer,
 )
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.evaluation import average_model_buffers
 from hvdtrain.train.torch.loop import TorchLoop
 from hvdtrain.train.torch.sources import Batch, Step

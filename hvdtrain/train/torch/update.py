@@ -21,7 +21,7 @@ from hvdtrain.torch.sharding.fused_update import shares_exactly
 from hvdtrain.train.optimizers.layerwise import torch_optimizer
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import counted
-from hvdtrain.train.recipes.recipe import Recipe
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.evaluation import Precision
 
 

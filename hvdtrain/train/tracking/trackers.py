@@ -1,18 +1,33 @@
-"""All trackers of a run as one, metrics.csv first."""
+"""All trackers of a run as one: metrics.csv, TensorBoard, Weights & Biases, and MLflow."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import io
+import os
+import secrets
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing
-from hvdtrain.train.tracking.tracker import AppendFile, RunInfo, Status, Tracker, masked, one_line
+from hvdtrain.train.tracking.tracker import (
+    AppendFile,
+    RunInfo,
+    Status,
+    Tracker,
+    load_json,
+    masked,
+    one_line,
+    save_json,
+)
 
 METRICS_CSV = "metrics.csv"
 _FIRST_COLUMNS = ("step", "seconds")
@@ -80,6 +95,114 @@ def _lines(rows: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
+
+
+class TensorBoard:
+    """Tracker that writes an event file in the run's folder `tensorboard`, one per start.
+
+    It uses the classes of the package `tensorboard` itself: torch.utils.tensorboard would need
+    torch, and tensorboard's EventFileWriter loads TensorFlow if that is installed. RecordWriter
+    needs neither and has no thread: logged values are in the file at once.
+    """
+
+    def __init__(self, info: RunInfo) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        folder = info.directory / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        self._file = AppendFile(folder / _event_file_name())
+        self._writer = RecordWriter(self._file)
+        self._add(file_version="brain.Event:2")
+        # TensorBoard discards values of earlier files from this step on.
+        first_step = 0 if info.resumed_step is None else info.resumed_step + 1
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(step=first_step, session_log=start)
+        plain = {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in info.parameters.items()
+        }
+        self._add(summary=hparams_pb(plain, trial_id=info.name, start_time_secs=time.time()))
+
+    def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        value = self._summary.Value
+        scalars = [value(tag=name, simple_value=number) for name, number in values.items()]
+        self._add(step=step, summary=self._summary(value=scalars))
+
+    def artifact(self, path: Path) -> None:
+        """Do nothing: TensorBoard shows no files."""
+
+    def end(self, status: Status) -> None:
+        self._file.close()
+
+    def _add(self, **content: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **content).SerializeToString())
+
+
+def _event_file_name() -> str:
+    # TensorBoard reads the files of a folder in the order of their names.
+    nanoseconds = time.time_ns()
+    return f"events.out.tfevents.{nanoseconds // 10**9:010d}.{nanoseconds % 10**9:09d}" + (
+        f".{socket.gethostname()}.{os.getpid()}"
+    )
+
+
+class Wandb:
+    """Tracker that passes values on to the process that wandb starts: one run, resumed by its id.
+
+    WANDB_MODE=offline writes it into the directory.
+    """
+
+    def __init__(self, info: RunInfo, project: str | None, run_name: str | None) -> None:
+        import wandb
+
+        path = info.directory / "wandb.json"
+        run_id = (load_json(path, "id") or {"id": secrets.token_hex(4)})["id"]
+        try:
+            _require_login()
+            self._run = wandb.init(
+                project=project or "hvdtrain",
+                name=run_name or info.name,
+                id=run_id,
+                resume="allow",
+                dir=info.directory,
+                config=dict(info.parameters),
+                # The terminal belongs to the progress bar, and a resume may change options.
+                settings=wandb.Settings(console="off", silent=True),
+                allow_val_change=True,
+            )
+        except wandb.Error as error:
+            raise UsageError(f"--track wandb: {one_line(error)}") from error
+        # A resume goes back to steps that wandb would drop as too old.
+        self._run.define_metric("*", step_metric="step")
+        save_json(path, {"id": run_id})
+
+    def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        self._run.log({**values, "step": step, "seconds": seconds})
+
+    def artifact(self, path: Path) -> None:
+        """Upload a file; offline, link to it."""
+        with contextlib.redirect_stderr(io.StringIO()):  # it says that it links
+            self._run.save(path.absolute(), base_path=path.absolute().parent, policy="now")
+
+    def end(self, status: Status) -> None:
+        """Wait until everything is sent, as long as wandb does."""
+        if status == "stopped":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+def _require_login() -> None:
+    import wandb
+
+    mode = wandb.setup().settings.mode
+    if mode == "online" and not wandb.login(prompt=False):
+        raise UsageError(
+            "--track wandb: nobody is logged in: run `wandb login`, set WANDB_API_KEY, or work "
+            "without a network with WANDB_MODE=offline"
+        )
 
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -168,15 +291,11 @@ def _open(
 ) -> Tracker:
     try:
         if name == "tensorboard":
-            from hvdtrain.train.tracking.tensorboard import TensorBoard
-
             return TensorBoard(info)
         if name == "mlflow":
             from hvdtrain.train.tracking.mlflow import Mlflow
 
             return Mlflow(info, uri, experiment, run_name)
-        from hvdtrain.train.tracking.wandb import Wandb
-
         return Wandb(info, experiment, run_name)
     except ImportError as error:
         raise UsageError(

@@ -19,8 +19,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.distributed import training_state
-from hvdtrain.keras.backends.optimizer_mixin import DistributedMixin
+from hvdtrain.keras.backends.distributed import DistributedMixin, training_state
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "keras.md"
 # What one rank gives is compiled on JAX alone, where to run each operation takes longer.

@@ -106,7 +106,7 @@ def the_loop_of_the_data_page() -> str:
 def recipes_build_their_models_and_losses() -> None:
     if keras.backend.backend() != "torch":  # which the module of recipes imports in any case
         return
-    from hvdtrain.train.recipes.builtin import digits_keras, mnist_keras
+    from hvdtrain.train.recipes import digits_keras, mnist_keras
 
     with tempfile.TemporaryDirectory() as folder:
         write_mnist(Path(folder), train=3, test=2)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import hvdtrain.tensorflow as hvd
 from hvdtrain.arrays import HostArray
-from hvdtrain.core.arrays.memory import Lending
+from hvdtrain.core.arrays.collectives import Lending
 from hvdtrain.core.places import LentBucket
 from hvdtrain.tensorflow.allocator import why_no_allocator
 

@@ -17,7 +17,7 @@ from torch_training import difference, drawn
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import EXCHANGES
-from hvdtrain.core.exchanges.saved import SavedExchange
+from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set

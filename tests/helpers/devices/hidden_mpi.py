@@ -12,9 +12,7 @@ from hidden_memory import DEVICE, elements_behind
 from mpi4py import MPI
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.engines.mpi import flat as mpi_flat
-from hvdtrain.engines.mpi import flat as mpi_types
-from hvdtrain.engines.mpi import gpu as mpi_gpu
+from hvdtrain.engines.mpi import flat
 
 
 class _Stream:
@@ -35,8 +33,8 @@ def let_mpi_take_the_device() -> None:
     install()
     module: Any = getattr(torch, DEVICE)
     module.current_stream = lambda device: _stream
-    vars(mpi_gpu)["gpu_devices"] = lambda: frozenset({DEVICE})
-    vars(mpi_types)["memory"] = vars(mpi_flat)["memory"] = _memory
+    vars(flat)["gpu_devices"] = lambda: frozenset({DEVICE})
+    vars(flat)["memory"] = _memory
 
 
 def _memory(buffer: Buffer) -> MPI.buffer:

@@ -14,8 +14,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.arrays import HostArray, elements_of, like, to_host
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Operation, Request
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan

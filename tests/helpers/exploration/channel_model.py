@@ -16,8 +16,7 @@ from typing import NamedTuple
 from model_program import RankModel, Transition, compare_ends, is_call, is_stalled, late_names
 from model_rank import DESERTED, Fault, Rank, end_pass, names_of
 
-from hvdtrain.core.agreement.decision import ChannelState, Failed
-from hvdtrain.core.agreement.lifecycle import transition
+from hvdtrain.core.agreement.lifecycle import ChannelState, Failed, transition
 from hvdtrain.core.gradients import reducer
 
 _OF_ANOTHER = "another channel's"

@@ -17,14 +17,14 @@ from model_program import (
 )
 from model_rank import DONE, FAILED, REFUSED, Call, Fault, Heard, Ran, Rank, names_of, progress_of
 
-from hvdtrain.core.agreement.decision import (
+from hvdtrain.core.agreement.lifecycle import (
     ChannelState,
     Failed,
     ReportsExchanged,
     Voted,
+    transition,
 )
-from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.request import Request
+from hvdtrain.core.agreement.operation import Request
 
 
 class Stage(Enum):

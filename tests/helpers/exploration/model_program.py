@@ -38,7 +38,7 @@ from model_rank import (
     vote,
 )
 
-from hvdtrain.core.agreement.decision import (
+from hvdtrain.core.agreement.lifecycle import (
     Action,
     ChannelState,
     Closed,
@@ -60,9 +60,9 @@ from hvdtrain.core.agreement.decision import (
     Vote,
     Voted,
     last_to_join,
+    transition,
 )
-from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
 from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.core.agreement import votes
-from hvdtrain.core.agreement.decision import (
+from hvdtrain.core.agreement.lifecycle import (
     Action,
     ChannelState,
     Fail,
@@ -27,8 +27,7 @@ from hvdtrain.core.agreement.decision import (
     Vote,
     Voted,
 )
-from hvdtrain.core.agreement.operation import Marker
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, Marker, Request, Zeros
 from hvdtrain.core.gradients.step import BucketProgress
 from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import DType, ReduceOp

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hvdtrain.core.agreement.decision import (
+from hvdtrain.core.agreement.lifecycle import (
     Action,
     ChannelState,
     Closed,
@@ -16,9 +16,9 @@ from hvdtrain.core.agreement.decision import (
     RunRequests,
     Submitted,
     Voted,
+    transition,
 )
-from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.request import LEAVE
+from hvdtrain.core.agreement.operation import LEAVE
 
 Result = tuple[ChannelState, tuple[Action, ...]]
 

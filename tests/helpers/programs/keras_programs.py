@@ -16,7 +16,7 @@ import numpy as np
 from program_values import compare, digest, failure
 
 import hvdtrain.keras as hvd
-from hvdtrain.keras.callbacks.learning_rate import warmup_multiplier
+from hvdtrain.keras.callbacks import warmup_multiplier
 
 Spec = dict[str, Any]
 WIDTH, TIMES, TOKENS, CLASSES, RATE = 4, 3, 5, 3, 0.01

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.core import context
-from hvdtrain.core.arrays.memory import MemoryPool, empty
+from hvdtrain.core.arrays.collectives import MemoryPool, empty
 from hvdtrain.core.tuning import LONGEST_SWITCH_SECONDS
 
 # Three pieces that are freed together; glibc would give them back.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
 from hvdtrain.core.stall import (
     StallSettings,
     StallWarnings,

@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.core.agreement.operation import Marker
-from hvdtrain.core.agreement.request import Request
-from hvdtrain.core.timeline.file import TimelineError, merge_pieces, usable_path, write
-from hvdtrain.core.timeline.piece import (
+from hvdtrain.core.agreement.operation import Marker, Request
+from hvdtrain.core.timeline.file import (
     GrowingFile,
     PieceWriter,
+    TimelineError,
     earlier_path,
     find_pieces,
+    merge_pieces,
     piece_path,
     remove_pieces,
+    usable_path,
+    write,
 )
 from hvdtrain.core.timeline.recorder import History
-from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
-from hvdtrain.core.timeline.times import (
+from hvdtrain.core.timeline.records import (
     ChannelTimes,
     JoinTimes,
     OperationTimes,
@@ -32,6 +33,7 @@ from hvdtrain.core.timeline.times import (
     Records,
     RecoveryTimes,
 )
+from hvdtrain.core.timeline.start_stop import Recording, begin, write_timeline_or_warn
 from hvdtrain.engines.local import LocalCommunicator
 
 CLOCK = Reading(100.0, 0.0, 1e-6)

@@ -13,9 +13,9 @@ import pyarrow.parquet
 import pytest
 
 from hvdtrain.data.characters import load_text
+from hvdtrain.data.dataset import make_synthetic
 from hvdtrain.data.digits import load_digits, stratified_split
 from hvdtrain.data.parquet import read_shard
-from hvdtrain.data.synthetic import make_synthetic
 from hvdtrain.errors import UsageError
 
 FILES = {"part-1": 7, "part-0": 0, "part-2": 12}

@@ -14,7 +14,7 @@ import pytest
 from mpis import MPICH, OPEN_MPI_4
 from ranks import mpi_python
 
-from hvdtrain.engines.mpi.gpu import gpu_kinds
+from hvdtrain.engines.mpi.flat import gpu_kinds
 from hvdtrain.engines.registry import VisibleGpus, find_visible_gpus, reason_against_nccl
 
 NODES, HOSTS = (0, 0, 2, 2), ("a", "a", "b", "b")
@@ -78,7 +78,7 @@ def test_only_programs_with_torch_are_asked() -> None:
 
 CODE = """
 import ctypes, json
-from hvdtrain.engines.mpi.gpu import gpu_kinds
+from hvdtrain.engines.mpi.flat import gpu_kinds
 from mpi4py import MPI
 library = ctypes.CDLL(MPI.__file__)
 asked = [name for name in %r if hasattr(library, name)]

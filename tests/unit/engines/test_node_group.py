@@ -23,9 +23,8 @@ from hvdtrain.compiled.library import KernelError
 from hvdtrain.core.collectives.ordered import tree_sum
 from hvdtrain.engines.shared_memory import kernel as node_kernel
 from hvdtrain.engines.shared_memory.kernel import load_kernel, open_kernel
-from hvdtrain.engines.shared_memory.memory import share_memory
+from hvdtrain.engines.shared_memory.memory import SystemFailure, share_memory
 from hvdtrain.engines.shared_memory.node_group import NodeGroup, open_node_group
-from hvdtrain.engines.shared_memory.system_errors import SystemFailure
 from hvdtrain.types import DType, ReduceOp
 
 KERNEL = load_kernel()

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import unpacked
+from hvdtrain.core.agreement.operation import Operation, unpacked
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast, ReduceScatter
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from hvdtrain.launch.hosts.formats import (
     FORMATS,
+    compress,
+    compress_counts,
+    expand,
     guess_format,
     left_out,
     read_file,
@@ -27,7 +30,6 @@ from hvdtrain.launch.hosts.host import (
     require_slots,
     with_slots,
 )
-from hvdtrain.launch.hosts.lists import compress, compress_counts, expand
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,4}(-?[0-9]{1,3})?(\.[a-z]{1,4})?", fullmatch=True)
 lists = st.lists(

@@ -20,7 +20,7 @@ from hvdtrain.train.parameter_server.protocol import (
     SynchronousProtocol,
     Update,
 )
-from hvdtrain.train.parameter_server.shards import segments_in, shard_bounds
+from hvdtrain.train.parameter_server.rounds import segments_in, shard_bounds
 from hvdtrain.train.torch.served_loop import TorchShard, read_states, torch_row
 
 ROUNDS = 6

@@ -19,8 +19,9 @@ from hvdtrain.data.dataset import Samples
 from hvdtrain.errors import RecipeError, UsageError
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
-from hvdtrain.train.recipes.builtin import (
+from hvdtrain.train.recipes import (
     cifar10,
     digits,
     imagefolder,
@@ -29,7 +30,6 @@ from hvdtrain.train.recipes.builtin import (
     synthetic,
     text,
 )
-from hvdtrain.train.recipes.recipe import Recipe
 
 
 def images(folder: Path) -> None:

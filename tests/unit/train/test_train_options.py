@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import UsageError
+from hvdtrain.train import recipes
 from hvdtrain.train.optimizers.schedule import OPTIMIZERS
 from hvdtrain.train.options import DEFAULT_LR, RECIPES, TrainOptions
-from hvdtrain.train.recipes import builtin
 
 NAN, INFINITY = float("nan"), float("inf")
 # Values that an option refuses whatever the others are, by kind, choice and bound.
@@ -149,7 +149,7 @@ def test_what_goes_with_torch_only(asked: dict[str, Any]) -> None:
 
 
 def test_every_built_in_recipe_and_optimizer_is_named() -> None:
-    folder = Path(builtin.__path__[0])
+    folder = Path(recipes.__path__[0])
     found = {path.stem for path in folder.glob("*.py") if "\ndef recipe(" in path.read_text()}
     of_keras = {name for name in found if name.endswith("_keras")}
     assert found - of_keras == set(RECIPES)

@@ -45,7 +45,7 @@ def _of_torch(name: str) -> int:
     # Scripts for TensorFlow call it too, and torch takes seconds to import.
     if importlib.util.find_spec("torch") is None:
         return 0
-    found: int = getattr(importlib.import_module("hvdtrain.torch.builds"), name)()
+    found: int = getattr(importlib.import_module("hvdtrain.torch"), name)()
     return found
 
 

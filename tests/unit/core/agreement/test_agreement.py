@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from hvdtrain.core.agreement.channel import Channel, FirstUse
-from hvdtrain.core.agreement.decision import (
+from hvdtrain.core.agreement.lifecycle import (
     ChannelState,
     Decision,
     EndJoin,
@@ -25,9 +25,9 @@ from hvdtrain.core.agreement.decision import (
     Submitted,
     decide,
     last_to_join,
+    transition,
 )
-from hvdtrain.core.agreement.lifecycle import transition
-from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp
 
 SUM = Zeros(((3, DType.FLOAT32),), ReduceOp.SUM)

@@ -12,11 +12,10 @@ from meeting_engine import Group, MeetingCommunicator, Referee
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.decision import Report
 from hvdtrain.core.agreement.driver import ReportExchange
-from hvdtrain.core.agreement.operation import Marker, Operation
+from hvdtrain.core.agreement.lifecycle import Report
+from hvdtrain.core.agreement.operation import LEAVE, Marker, Operation, Request
 from hvdtrain.core.agreement.queue import ChannelObserver, Queue
-from hvdtrain.core.agreement.request import LEAVE, Request
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.membership.world import answer_with_zeros
 from hvdtrain.types import ReduceOp

@@ -15,9 +15,8 @@ import pytest
 from channel_trials import faulty_trial, sound_trial
 
 from hvdtrain.core.agreement import channel, driver, lifecycle, queue, votes
-from hvdtrain.core.agreement.decision import Decision, Ending, Leave, Left, decide
-from hvdtrain.core.agreement.operation import Operation
-from hvdtrain.core.agreement.request import LEAVE
+from hvdtrain.core.agreement.lifecycle import Decision, Ending, Leave, Left, decide
+from hvdtrain.core.agreement.operation import LEAVE, Operation
 
 Trial = Callable[[int], list[str]]
 

@@ -1,1 +1,0 @@
-"""Horovod's operations on TensorFlow tensors."""

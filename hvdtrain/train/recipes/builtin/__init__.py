@@ -1,1 +1,0 @@
-"""The built-in recipes: a module NAME, for Keras NAME_keras, with a function `recipe`."""
