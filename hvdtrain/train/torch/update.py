@@ -35,12 +35,32 @@ def plain_optimizer(
     return own
 
 
+def _require_dense_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what the first step would, or the first checkpoint."""
+    sparse = {
+        id(parameter): f"{name}.{own}"
+        for name, module in model.named_modules()
+        if getattr(module, "sparse", False) is True
+        for own, parameter in module.named_parameters(recurse=False)
+    }
+    for group in optimizer.param_groups:
+        name = next((sparse[id(p)] for p in group["params"] if id(p) in sparse), None)
+        if name is not None and (group.get("fused") or group.get("momentum")):
+            kind = type(optimizer).__name__
+            raise UsageError(
+                f"the gradient of {name} is sparse: a fused {kind} does not take it, and a "
+                "checkpoint does not hold sparse momenta: give the recipe an optimizer such as "
+                "SparseAdam or SGD(parameters, lr), or the layer sparse=False"
+            )
+
+
 @collective
 def distributed_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
 ) -> hvd.DistributedOptimizer:
     """Return the optimizer of a recipe or of the options, distributed."""
     own = plain_optimizer(recipe, model, options)
+    _require_dense_state(model, own)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange, sharded = options.make_exchange(), options.shard_optimizer
     if sharded is None:
@@ -221,7 +241,8 @@ class Updater:
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a tensor's elements, which a sparse one may have more than once."""
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
+    elements = tensor._values() if tensor.layout is torch.sparse_coo else tensor
+    return torch.view_as_real(elements) if elements.is_complex() else elements
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
