@@ -69,8 +69,7 @@ class _Model:
     """What is counted and told of one model; others with equal shapes share its plan."""
 
     owner: ref[object]  # removes it from the plan
-    steps: int = 0
-    agreed: int = 0  # ranks may count differently
+    steps: int = 0  # as all ranks count them
     told: bool = False  # that weights differ
 
 
@@ -156,7 +155,7 @@ class FusedPlan:
         )
         if own.number is None:
             own = replace(own, number=model.steps)
-        if weights is not None and is_due(model.agreed) and not model.told:
+        if weights is not None and is_due(model.steps) and not model.told:
             own = replace(own, weights=weights())
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit(own)
@@ -169,9 +168,8 @@ class FusedPlan:
         reducer.finish(own)
         info = reducer.step.info
         assert info is not None
-        model.steps += 1
-        model.agreed = info.step + 1
-        model.told |= note_differences(info.weights, channel, f"at step {model.agreed}")
+        model.steps = info.step + 1
+        model.told |= note_differences(info.weights, channel, f"at step {model.steps}")
         return [
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
         ], info

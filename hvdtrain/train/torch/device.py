@@ -41,11 +41,6 @@ def describe_device(device: torch.device) -> Device:
     return Device(threads_text(torch.get_num_threads()))
 
 
-def with_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Convert real floating-point tensors, but those of one byte, whose values are codes."""
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.itemsize > 1 else tensor
-
-
 def move_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Move tensors in nested containers to a device, floating-point ones converted to one type."""
     if isinstance(value, torch.Tensor):

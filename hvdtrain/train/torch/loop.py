@@ -18,7 +18,7 @@ from hvdtrain.train.loop.protocol import Array, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan, note_samples
 from hvdtrain.train.metrics import Gathered, Totals, Values
 from hvdtrain.train.recipes.recipe import Recipe
-from hvdtrain.train.torch.device import move_to, with_dtype
+from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.evaluation import (
     ForwardPass,
     Precision,
@@ -46,7 +46,9 @@ class TorchLoop(TrainingLoop):
         dtype = getattr(torch, options.dtype)
         self._move = partial(move_to, device=device, dtype=dtype)
         # Module.to() would make real numbers of complex ones, and others of float8 buffers.
-        self._model = recipe.model.to(device)._apply(partial(with_dtype, dtype=dtype))
+        self._model = recipe.model.to(device)._apply(
+            lambda each: each.to(dtype) if each.is_floating_point() and each.itemsize > 1 else each
+        )
         precision = Precision(options.amp, device)
         self._forward = ForwardPass(self._model, recipe.loss, precision, options.compile)
         self._optimizer = self._make_optimizer()

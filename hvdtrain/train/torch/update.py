@@ -37,20 +37,15 @@ def plain_optimizer(
 
 def _require_dense_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse what the first step would, or the first checkpoint."""
-    sparse = {
-        id(parameter): f"{name}.{own}"
-        for name, module in model.named_modules()
-        if getattr(module, "sparse", False) is True
-        for own, parameter in module.named_parameters(recurse=False)
-    }
-    for group in optimizer.param_groups:
-        name = next((sparse[id(p)] for p in group["params"] if id(p) in sparse), None)
-        if name is not None and (group.get("fused") or group.get("momentum")):
-            kind = type(optimizer).__name__
+    fails = [g["params"] for g in optimizer.param_groups if g.get("fused") or g.get("momentum")]
+    of_those = {id(parameter) for parameters in fails for parameter in parameters}
+    for name, module in model.named_modules():
+        own = {id(p) for p in module.parameters(recurse=False) if p.requires_grad}
+        if getattr(module, "sparse", False) is True and own & of_those:
             raise UsageError(
-                f"the gradient of {name} is sparse: a fused {kind} does not take it, and a "
-                "checkpoint does not hold sparse momenta: give the recipe an optimizer such as "
-                "SparseAdam or SGD(parameters, lr), or the layer sparse=False"
+                f"gradients of layer {name!r} are sparse: a fused {type(optimizer).__name__} does "
+                "not take them, and a checkpoint holds no sparse momenta: give the recipe an "
+                "optimizer such as SparseAdam or SGD(parameters, lr), or the layer sparse=False"
             )
 
 
@@ -60,11 +55,12 @@ def distributed_optimizer(
 ) -> hvd.DistributedOptimizer:
     """Return the optimizer of a recipe or of the options, distributed."""
     own = plain_optimizer(recipe, model, options)
-    _require_dense_state(model, own)
     op = hvd.Average if options.virtual_shards is None else hvd.Sum
     exchange, sharded = options.make_exchange(), options.shard_optimizer
     if sharded is None:
         sharded = _may_share(options) and shares_exactly(own, "sharing the optimizer's work")
+    if not sharded:  # which makes gradients dense
+        _require_dense_state(model, own)
     try:
         return hvd.DistributedOptimizer(
             own,
