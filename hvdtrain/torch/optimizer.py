@@ -29,6 +29,7 @@ from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import allreduce
 from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
+from hvdtrain.torch.sync_batch_norm import warn_of_torch_layers
 from hvdtrain.torch.tensors.dynamo import disable_compile
 from hvdtrain.torch.tensors.parts import check_reduced, name_parameters, parameters_of
 from hvdtrain.types import ReduceOp
@@ -154,6 +155,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             sharded=sharded,
         )
         super().__init__(optimizer, name_parameters(optimizer, named_parameters), settings)
+        warn_of_torch_layers(parameters_of(optimizer))
         self._synchronized = False
         self._clipped = False
         self._skips = False

@@ -3,6 +3,9 @@
 import re
 import signal
 from collections.abc import Iterator, Mapping
+from functools import reduce
+from itertools import combinations
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 from hosts import on_hosts
 from job import Completed
 from mpis import MPICH
-from ranks import launch, torch_beside
+from paths import ROOT
+from ranks import launch, mpi_python, start, torch_beside
 from segments import no_new_segments
 
 WORKER = Path(__file__).parent / "failing_worker.py"
@@ -226,3 +230,30 @@ def test_exit_codes_of_all_ranks_together(mpi: str) -> None:
     code = "import sys, hvdtrain.torch as hvd; hvd.init(); sys.exit(7)"
     done = launch(["-c", code], 2, mpi=mpi, env=torch_beside(mpi)).end(code=7)
     assert "[rank" not in done.stderr
+
+
+@pytest.mark.mpich
+@pytest.mark.parametrize("codes", [(1, 2), (2, 1), (1, 1), (2, 0)], ids=str)
+def test_different_exit_codes_under_mpich(codes: tuple[int, int], tmp_path: Path) -> None:
+    """Its mpiexec joins them by |, and the page gives no code so made to something else."""
+    script = tmp_path / "exits.py"
+    script.write_text(
+        f"import sys, hvdtrain.torch as hvd; hvd.init(); sys.exit({codes}[hvd.rank()])"
+    )
+    run = [mpi_python("mpich"), "-m", "hvdtrain", "run", "-np", 2, "--", script]
+    jobs = (
+        start(run, env=torch_beside("mpich")),
+        launch(script, 2, mpi="mpich", env=torch_beside("mpich")),
+    )
+    for job in jobs:
+        with job:
+            job.ended(code=codes[0] | codes[1])
+
+
+def test_no_exit_code_is_made_of_others() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs" / "variables.md").read_text(), re.M)
+    codes = {int(code) for row in rows for code in row.split(",")}
+    assert {1, 2, 78} <= codes
+    for count in range(2, len(codes) + 1):
+        for joined in combinations(codes, count):
+            assert reduce(or_, joined) not in codes - {*joined}

@@ -304,5 +304,8 @@ RIGHT: list[tuple[str, str, str]] = [
     ),
     ("HVD504", HVD, "for x in xs:\n    f(x).backward()\n    optimizer.step()\n"),
     ("HVD505", DDP, "for x in xs:\n    f(x).backward()\n    optimizer.step()\n"),
+    ("HVD506", HVD, "model = hvd.SyncBatchNorm(2)\n"),
+    ("HVD506", DDP, "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"),
+    ("HVD506", KERAS, "b = keras.layers.BatchNormalization(synchronized=False)\n"),
     ("HVD601", DDP, "dist.barrier()\nf()\ndist.barrier()\n"),
 ]

@@ -182,6 +182,12 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "c = torch.optim.SGD\na = c(p, 0.1)\n"
         "for x in xs:\n    f(x).backward()\n    a.step()  # here\n",
     ),
+    (
+        "HVD506",
+        "import torch.nn as n\nimport hvdtrain.torch as h\nh.init()\n",
+        "c = n.SyncBatchNorm\na = [c(2)]  # here\na = c.convert_sync_batchnorm(b)  # here\n",
+    ),
+    ("HVD506", KERAS, "a = True\nb = keras.layers.BatchNormalization(synchronized=a)  # here\n"),
     ("HVD601", DDP, "b = dist.barrier\nb()\nb()  # here\n"),
 ]
 

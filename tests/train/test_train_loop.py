@@ -43,6 +43,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "postlocal": {**ALONE, "exchange": "postlocal:after=4,steps=3"},
     "diloco": {**ALONE, "exchange": "diloco:steps=4,fragments=2"},
     "blocks": {**ALONE, "exchange": "blockmomentum:block=30,state=keep"},
+    "states": {**NOISY, "kind": "carrying"},
     # The worker has all runs choose alike, whatever they measure.
     "auto": {**NOISY, "exchange": "auto:allow=half,steps=2", "apart": True, "quiet": False},
 }
@@ -67,6 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
         "shard_optimizer": False,  # otherwise the next step gives all ranks the owner's weights
     },
     "divided": {**NOISY, "epochs": 4, "divide_epochs": True},
+    "embedded": {**NOISY, "kind": "embedded", "shard_optimizer": False},
     "poisoned": POISONED,
     "skipping": {**POISONED, "non_finite": "skip"},
     "adasum": {**NOISY, "exchange": "adasum:warmup=2", "watch_every": 1, "clip_norm": 1.0},
@@ -176,6 +178,11 @@ def test_epochs_are_divided_by_the_ranks(runs: Any) -> None:
         assert (result["steps"], result["epochs"], result["ended"]) == (18, 2, "epochs")
 
 
+def test_sparse_momenta_are_refused_before_the_first_step(runs: Any) -> None:
+    for result in runs[1]["embedded"]:
+        assert result["refused"].startswith("gradients of layer '0' are sparse: a fused SGD does")
+
+
 def test_a_sample_that_is_no_number_stops_the_run(runs: Any) -> None:
     step, rank = poisoned_step(0)
     for result in runs[1]["poisoned"]:
@@ -224,7 +231,7 @@ def test_local_weights_are_averaged_before_they_are_evaluated_and_saved(runs: An
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_an_exchange_goes_on_with_the_same_bits(runs: Any, name: str) -> None:
+def test_a_run_goes_on_with_the_same_bits(runs: Any, name: str) -> None:
     whole, stopped, goes_on = (runs[1][f"{name}{part}"] for part in ("", " stopped", " on"))
     assert stopped[0]["newest"].startswith("checkpoint-0000+72-")
     for result in goes_on:

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +57,42 @@ class Sinking(nn.Module):
         return self.weight * inputs[:, 0]
 
 
+class Carrying(nn.Module):
+    """Computes with state of all kinds that a checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.polar(torch.ones(2), torch.ones(2)))
+        self.lazy, self.calls = nn.LazyLinear(2), 0
+        self.register_buffer("codes", torch.ones(2).to(torch.float8_e4m3fn))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        codes = self.get_buffer("codes")
+        assert (self.turn.dtype, codes.dtype) == (torch.complex64, torch.float8_e4m3fn)
+        if self.training:
+            self.calls += 1
+            codes.copy_(codes.float() + 1)
+        scores: torch.Tensor = self.lazy(inputs / 100) * codes.float() * (1 + 1 / (1 + self.calls))
+        return (scores * self.turn).real
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+class Counting(torch.optim.SGD):
+    """Has state that is of no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        state: dict[Any, Any] = self.state
+        state["calls"] = state.get("calls", 0) + 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad /= state["calls"]
+        return super().step(closure)
+
+
 class Random:
     def __len__(self) -> int:
         return 100
@@ -102,6 +139,17 @@ def noisy() -> Recipe:
 def normed() -> Recipe:
     layers = nn.Sequential(nn.Linear(1, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     return replace(watched(100), model=Watched(layers))
+
+
+def carrying() -> Recipe:
+    model = Carrying()
+    model(torch.ones(1, 1))  # which gives the lazy layer its shape
+    return replace(watched(100), model=model, optimizer=lambda p, lr: Counting(p, lr, momentum=0.9))
+
+
+def embedded() -> Recipe:
+    sparse = nn.Sequential(nn.Embedding(9, 2, sparse=True))
+    return replace(watched(), model=sparse)
 
 
 def slow() -> Recipe:

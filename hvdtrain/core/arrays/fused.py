@@ -64,6 +64,15 @@ class _Memory:
     lending: Lending | None = None
 
 
+@dataclass
+class _Model:
+    """What is counted and told of one model; others with equal shapes share its plan."""
+
+    owner: ref[object]  # removes it from the plan
+    steps: int = 0  # as all ranks count them
+    told: bool = False  # that weights differ
+
+
 class FusedPlan:
     """Reduces gradients of given shapes and dtypes in buckets.
 
@@ -83,9 +92,7 @@ class FusedPlan:
         self._plan = make_plan(specs, bucket_bytes, bucket_bytes, groups, order)
         self._exchange = exchange
         self._exchange.prepare(self._plan)
-        self._steps = 0
-        self._info: StepInfo | None = None
-        self._told = False  # that weights differ
+        self._models: dict[int, _Model] = {}
         self._nbytes = memory_bytes(self._plan).get("cpu", 0)
         self._memory_key = f"plan {self._plan.digest}, {self._exchange.spec}"
         known: _Memory | None = context.current().first_use.find(channel, self._memory_key)
@@ -128,8 +135,9 @@ class FusedPlan:
         channel: Channel,
         own: OwnStep,
         weights: Weights | None = None,
+        owner: object = None,
     ) -> tuple[list[HostArray], StepInfo]:
-        memory = self._memory
+        memory, model = self._memory, self._model_of(owner if weights is not None else self)
         block = memory.pool.allocate()
         buffers = cut(self._plan.buckets, {"cpu": block})
         # Other ranks can write into memory of the node only.
@@ -146,9 +154,8 @@ class FusedPlan:
             placed=placed,
         )
         if own.number is None:
-            own = replace(own, number=self._steps)
-        due = self._info is not None and is_due(self._info.step + 1) and not self._told
-        if due and weights is not None:
+            own = replace(own, number=model.steps)
+        if weights is not None and is_due(model.steps) and not model.told:
             own = replace(own, weights=weights())
         if channel.has_thread:  # reduces the first bucket while this one fills the second
             reducer.submit(own)
@@ -159,14 +166,19 @@ class FusedPlan:
             reducer.step.abandon()  # else the channel's thread would wait for it
             raise
         reducer.finish(own)
-        self._steps += 1
-        self._info = reducer.step.info
-        assert self._info is not None
-        at = f"at step {self._info.step + 1}"
-        self._told |= note_differences(self._info.weights, channel, at)
+        info = reducer.step.info
+        assert info is not None
+        model.steps = info.step + 1
+        model.told |= note_differences(info.weights, channel, f"at step {model.steps}")
         return [
             results[index].astype(array.dtype, copy=False) for index, array in enumerate(arrays)
-        ], self._info
+        ], info
+
+    def _model_of(self, owner: object) -> _Model:
+        key = id(owner)
+        if key not in self._models:
+            self._models[key] = _Model(ref(owner, lambda _: self._models.pop(key, None)))
+        return self._models[key]
 
     def begin(self, arrays: Sequence[HostArray]) -> None:
         buffers = cut(self._plan.buckets, {"cpu": self._memory.pool.allocate()})
@@ -261,7 +273,7 @@ def exchange_fused(
     plan = _plan_for(specs, parameters, settings)
     own = replace(own, variant=layout.variant if layout else "")
     try:
-        results = plan.reduce(arrays, name, channel, own, weights)
+        results = plan.reduce(arrays, name, channel, own, weights, parameters[0])
     except MismatchError:
         _raise_difference(specs, layout, name, channel)  # if that is the reason
         raise

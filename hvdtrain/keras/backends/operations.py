@@ -49,9 +49,10 @@ def broadcast_variables(variables: Iterable[KerasVariable], root_rank: int) -> N
     require_equal_variables(variables, "broadcast_variables")
     arrays = [to_array(variable) for variable in variables]
     names = [f"broadcast_variables.{number}" for number in range(len(arrays))]
-    values = collectives.broadcast(arrays, root_rank, names, global_process_set)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    bytes_of = [a.view(np.uint8) if a.dtype.itemsize == 1 else a for a in arrays]  # float8, too
+    values = collectives.broadcast(bytes_of, root_rank, names, global_process_set)
+    for variable, array, value in zip(variables, arrays, values, strict=True):
+        variable.assign(value.view(array.dtype))
 
 
 def broadcast_global_variables(root_rank: int) -> NoReturn:

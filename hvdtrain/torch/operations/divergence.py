@@ -60,7 +60,7 @@ class _DivergenceMonitor:
         if progress is None:
             progress = self._progress[optimizer] = self._begin(optimizer)
         progress.steps += 1
-        if progress.steps != _STEPS or _in_torch_distributed():
+        if progress.steps != _STEPS or in_torch_distributed():
             return
         if self.exchanged - progress.exchanged < progress.elements:
             self._addresses.clear()  # warn only once
@@ -88,7 +88,7 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     }
 
 
-def _in_torch_distributed() -> bool:
+def in_torch_distributed() -> bool:
     # torch may be built without it.
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 

@@ -45,7 +45,10 @@ class TorchLoop(TrainingLoop):
         self._step_plan, self._device, self._recipe = step_plan, device, recipe
         dtype = getattr(torch, options.dtype)
         self._move = partial(move_to, device=device, dtype=dtype)
-        self._model = recipe.model.to(device, dtype)
+        # Module.to() would make real numbers of complex ones, and others of float8 buffers.
+        self._model = recipe.model.to(device)._apply(
+            lambda each: each.to(dtype) if each.is_floating_point() and each.itemsize > 1 else each
+        )
         precision = Precision(options.amp, device)
         self._forward = ForwardPass(self._model, recipe.loss, precision, options.compile)
         self._optimizer = self._make_optimizer()

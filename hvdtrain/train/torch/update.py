@@ -35,6 +35,20 @@ def plain_optimizer(
     return own
 
 
+def _require_dense_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what the first step would, or the first checkpoint."""
+    fails = [g["params"] for g in optimizer.param_groups if g.get("fused") or g.get("momentum")]
+    of_those = {id(parameter) for parameters in fails for parameter in parameters}
+    for name, module in model.named_modules():
+        own = {id(p) for p in module.parameters(recurse=False) if p.requires_grad}
+        if getattr(module, "sparse", False) is True and own & of_those:
+            raise UsageError(
+                f"gradients of layer {name!r} are sparse: a fused {type(optimizer).__name__} does "
+                "not take them, and a checkpoint holds no sparse momenta: give the recipe an "
+                "optimizer such as SparseAdam or SGD(parameters, lr), or the layer sparse=False"
+            )
+
+
 @collective
 def distributed_optimizer(
     recipe: Recipe, model: torch.nn.Module, options: TrainOptions
@@ -45,6 +59,8 @@ def distributed_optimizer(
     exchange, sharded = options.make_exchange(), options.shard_optimizer
     if sharded is None:
         sharded = _may_share(options) and shares_exactly(own, "sharing the optimizer's work")
+    if not sharded:  # which makes gradients dense
+        _require_dense_state(model, own)
     try:
         return hvd.DistributedOptimizer(
             own,
@@ -221,7 +237,8 @@ class Updater:
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
     """Return the memory of a tensor's elements, which a sparse one may have more than once."""
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
+    elements = tensor._values() if tensor.layout is torch.sparse_coo else tensor
+    return torch.view_as_real(elements) if elements.is_complex() else elements
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -221,6 +221,39 @@ class OwnSGD(keras.optimizers.SGD):
     """As users register theirs."""
 
 
+def one_rank_evaluates_alone() -> None:
+    """In fit and after it, as Keras does."""
+    normalization = keras.layers.BatchNormalization
+    if keras.backend.backend() == "tensorflow":
+        normalization = importlib.import_module("hvdtrain.tensorflow").SyncBatchNormalization
+
+    def make(kind: Any, optimizer: Any) -> Any:
+        layers = [keras.Input([3]), kind(), keras.layers.Dropout(0.5), keras.layers.Dense(2)]
+        model = keras.Sequential(layers)
+        model.compile(optimizer, loss="mse", metrics=["mae"], run_eagerly=EAGERLY)
+        return model
+
+    model = make(normalization, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    plain = make(keras.layers.BatchNormalization, "sgd")
+    x, y = (array[0, hvd.rank()] for array in data())
+
+    def evaluate(*_: Any) -> None:
+        if hasattr(model, "jax_state_sync"):  # within fit, variables are not current
+            model.jax_state_sync()
+        plain.set_weights(model.get_weights())
+        results = ([m.evaluate(x, y, verbose=0), m.predict(x, verbose=0)] for m in (model, plain))
+        for own, theirs in zip(*results, strict=True):
+            np.testing.assert_allclose(own, theirs, rtol=1e-5)
+
+    callbacks = [*start(), hvd.callbacks.MetricAverageCallback()]
+    if hvd.rank() == 0:
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=evaluate))
+    model.fit(x, y, epochs=2, verbose=0, callbacks=callbacks)
+    if hvd.rank() == 0:
+        evaluate()
+    hvd.allreduce(np.zeros(1))  # which the others wait in
+
+
 def saved_models() -> str:
     model = dense_model(seed=5)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")

@@ -259,9 +259,13 @@ def values() -> None:
     np.testing.assert_array_equal(part, [rank * total])
     with raising(RuntimeError, text="BroadcastGlobalVariablesCallback"):
         hvd.broadcast_global_variables(0)
-    variable = keras.Variable([float(rank)])
-    hvd.broadcast_variables([variable], root_rank=1)
-    assert keras.ops.convert_to_numpy(variable)[0] == 1.0
+    kinds = [np.dtype("float32"), np.dtype("bool")]
+    if keras.backend.backend() != "torch":  # where Keras has no such variables
+        kinds.append(np.dtype(importlib.import_module("ml_dtypes").float8_e4m3fn))
+    for kind in kinds:
+        variable = keras.Variable(np.full(1, rank, kind), dtype=kind.name, trainable=False)
+        hvd.broadcast_variables([variable], root_rank=1)
+        assert keras.ops.convert_to_numpy(variable)[0] == 1
     wrong = keras.Variable(np.zeros([2 + min(rank, 1)]), name="wrong")
     with raising(hvd.HorovodInternalError, text=f"[rank 1/{size}] broadcast_variables: wrong"):
         hvd.broadcast_variables([wrong], root_rank=0)

@@ -59,9 +59,10 @@ def warnings_of(
 
 
 def weights_that_differ_are_told() -> None:
-    """Once, on rank 0, for a model of shapes of its own."""
+    """Once, on rank 0, for each model, also of equal shapes."""
     x, y = np.ones([8, 3], np.float32), np.ones([8, 5], np.float32)
-    for seed, expected in ((0, 0), (hvd.rank(), hvd.size() > 1 and hvd.rank() == 0)):
+    told = hvd.size() > 1 and hvd.rank() == 0
+    for seed, expected in ((0, 0), (hvd.rank(), told), (hvd.rank() + 2, told)):
         keras.utils.set_random_seed(seed)
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(5)])
         model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")

@@ -52,7 +52,7 @@ def test_training_on_horovod(backend: str, size: int) -> None:
 
 
 def test_training_with_jax() -> None:
-    done = run("jax", 2, [TRAINING, WARNING], {})
+    done = run("jax", 2, [TRAINING, WARNING, "one_rank_evaluates_alone"], {})
     assert (done["engine"], len(done["digests"])) == ("mpi", 1)
 
 

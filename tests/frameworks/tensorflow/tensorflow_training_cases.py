@@ -130,11 +130,12 @@ def keras_optimizers_give_what_one_rank_gives() -> str:
 
 
 def weights_that_differ_are_told() -> None:
+    """Once for each variable, also of equal shapes."""
     others = hvd.size() > 1 and hvd.rank() == 0
-    for columns, (compiled, seed) in enumerate(itertools.product((True, False), (0, hvd.rank()))):
-        values = np.random.default_rng(seed).normal(size=(5, 1 + columns))
+    for number, (compiled, seed) in enumerate(itertools.product((True, False), (0, hvd.rank()))):
+        values = np.random.default_rng(seed).normal(size=(5, 9))
         said = logged(partial(steps_of_a_tape, tf.Variable(values), compiled))
-        assert len(said) == (others and columns % 2), said
+        assert len(said) == (others and number % 2), said
         assert all(f"{WEIGHTS_DIFFER} at step 2" in line for line in said), said
 
 

@@ -107,3 +107,20 @@ def _train_two() -> None:
 def weights_that_differ_in_optimizers_of_another_order() -> None:
     said = logged(_train_two)
     assert len(said) == (2 if hvd.size() > 1 and hvd.rank() == 0 else 0), said
+
+
+def _train_normalized(make: type[torch.nn.modules.batchnorm._BatchNorm]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), make(2))
+    if make is torch.nn.BatchNorm1d:
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for _ in range(2):
+        hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def layers_of_another_distribution() -> None:
+    """Once, on rank 0, where there are others."""
+    for make in (torch.nn.SyncBatchNorm, hvd.SyncBatchNorm, torch.nn.BatchNorm1d):
+        said = logged(partial(_train_normalized, make))
+        expected = make is not hvd.SyncBatchNorm and hvd.size() > 1 and hvd.rank() == 0
+        assert len(said) == expected, said
+        assert all("use hvd.SyncBatchNorm" in line for line in said), said

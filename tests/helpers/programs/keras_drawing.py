@@ -160,6 +160,8 @@ def _settle(program: Spec, backend: str) -> None:
             program["steps"] = [rows[:1] for rows in steps]
     if "members" in program:  # whose ranks have equal numbers of batches
         drop("short")
+        if "broadcast" in callbacks:  # of what rank 0 has learned, to those that it is not with
+            drop("fits")
     if get("data") == "generator":
         drop("epochs")
         if backend == "tensorflow":  # where Keras takes a step more than there are batches

@@ -31,6 +31,10 @@ _PASSING = {"int", "float", "round", "max", "abs"}
 _SIGNS: dict[type[ast.operator], int] = {ast.Mult: 1, ast.Div: -1, ast.FloorDiv: -1}
 _DEEPEST = 8
 _OWN_OPTIMIZER = re.compile(r"torch\.optim\.(?!.*lr_scheduler)")
+_OTHER_NORM = re.compile(
+    r"torch\.nn\.(.*\.)?SyncBatchNorm(\.convert_sync_batchnorm)?"
+    r"|(tensorflow|tf_keras|keras)\.(.*\.)?(Sync)?BatchNormalization"
+)
 _COUNTS = ("world_size", "num_replicas")
 _WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape")
 # With these all ranks may read the same weights, or the library takes care of it.
@@ -218,6 +222,15 @@ def hvd505(script: Script) -> Places:
         return
     if not any(_EXCHANGING.search(word) for word in script.words - _NOT_EXCHANGING):
         yield from _own_step(script, "the model is not wrapped in DistributedDataParallel")
+
+
+def hvd506(script: Script) -> Places:
+    if not script.uses_hvd or script.has_trainer or script.named("init_process_group"):
+        return
+    for call in script.calls:
+        full, asked = script.full(call), script.option(call, "synchronized") is True
+        if _OTHER_NORM.fullmatch(full) and (asked or "Sync" in full):
+            yield call, f"{script.last(call)}() normalizes without the other ranks"
 
 
 def _own_step(script: Script, what: str) -> Places:
