@@ -65,6 +65,49 @@ def learning_rates_follow_the_formulas() -> None:
     np.testing.assert_allclose(got, falling + falling[-1:] * STEPS, rtol=1e-6)
 
 
+class Follow(keras.callbacks.Callback):
+    """Sets the learning rate of each step."""
+
+    def __init__(self, rates: list[float]) -> None:
+        super().__init__()
+        self._rates = iter(rates)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        optimizer: Any = self.model.optimizer
+        optimizer.learning_rate = next(self._rates)
+
+
+def scaled_rates_and_averaged_metrics_are_those_of_one_process() -> None:
+    """Bit by bit, of numbers that no sum or mean rounds if the ranks are 1, 2 or 4."""
+    size, steps = hvd.size(), 4
+    if size not in (1, 2, 4):
+        return
+    x = np.random.default_rng(0).integers(-8, 9, (steps, size, 4, 1)).astype(np.float32)
+
+    def seen(y: Any, out: Any) -> Any:
+        return keras.ops.mean(y, axis=-1)
+
+    def fitted(optimizer: Any, mine: Any, *callbacks: Any) -> tuple[Any, Any]:
+        kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input([1]), kernel])
+        model.compile(optimizer, lambda y, out: keras.ops.mean(out, axis=-1), metrics=[seen])
+        rows = mine.reshape(-1, 1)
+        how = {"batch_size": len(rows) // steps, "epochs": 3, "verbose": 0, "shuffle": False}
+        history = model.fit(rows, 3 * rows, callbacks=[*callbacks], **how).history
+        return model.get_weights()[0], history
+
+    rate = 0.5 * size
+    warmup = hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=2)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate))
+    averaged = hvd.callbacks.MetricAverageCallback()
+    weight, history = fitted(optimizer, x[:, hvd.rank()], averaged, warmup)
+    rates = [0.5 + 0.5 * (size - 1) * min(n / (2 * steps), 1) for n in range(1, 3 * steps + 1)]
+    alone, expected = fitted(keras.optimizers.SGD(rate), x, Follow(rates))
+    assert alone.tolist() == weight.tolist() != [[1.0]]
+    assert history["lr"] == rates[steps - 1 :: steps]
+    assert history["seen"] == expected["seen"]
+
+
 class Slope(keras.layers.Layer):
     """Returns its only weight, of which the loss makes a gradient of 1."""
 

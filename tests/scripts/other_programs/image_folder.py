@@ -1,0 +1,44 @@
+"""EfficientNet on a folder of images: on ranks, or in one process with MirroredStrategy."""
+
+import contextlib
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvdtrain.keras as hvd
+
+BATCH, SIZE = 4, 32
+folder, out, *mirrored = sys.argv[1:]
+hvd.init()
+scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+optimizer = keras.optimizers.SGD(0.05)
+if mirrored:
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+
+keras.utils.set_random_seed(0)
+images = keras.utils.image_dataset_from_directory(
+    folder, image_size=(SIZE, SIZE), batch_size=None, shuffle=False, verbose=False
+)
+images = images.shard(hvd.size(), hvd.rank()).batch(BATCH // hvd.size())
+with scope:
+    network = keras.applications.EfficientNetB0(
+        include_top=False, weights=None, input_shape=(SIZE, SIZE, 3), pooling="avg"
+    )
+    for layer in network.layers:  # what depends on how many ranks divide a batch
+        layer.trainable = not isinstance(layer, keras.layers.BatchNormalization)
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    model = keras.Sequential([network, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        optimizer if mirrored else hvd.DistributedOptimizer(optimizer), loss, metrics=["accuracy"]
+    )
+weights = [np.concatenate([array.ravel() for array in model.get_weights()])]
+callbacks = [] if mirrored else [hvd.callbacks.MetricAverageCallback()]
+history = model.fit(images, epochs=2, verbose=0, callbacks=callbacks).history
+weights.append(np.concatenate([array.ravel() for array in model.get_weights()]))
+np.savez(f"{out}-{hvd.rank()}.npz", *weights, **history)

@@ -1,0 +1,41 @@
+"""A loop of ParameterServerStrategy: a coordinator, a worker, a server, and an evaluator."""
+
+import sys
+
+import tensorflow as tf
+
+folder = sys.argv[1]
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+task = resolver.task_type
+if task in ("worker", "ps"):
+    server = tf.distribute.Server(
+        resolver.cluster_spec(), job_name=task, task_index=resolver.task_id, protocol="grpc"
+    )
+    server.join()
+elif task == "evaluator":
+    weight = tf.Variable(0.0)
+    checkpoint = tf.train.Checkpoint(weight=weight)
+    path = next(iter(tf.train.checkpoints_iterator(folder, timeout=300)))
+    checkpoint.restore(path)
+    print(f"evaluator: loss {float((weight - 3.0) ** 2)}", flush=True)
+else:
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+
+    @tf.function
+    def step() -> None:
+        def replica() -> None:
+            with tf.GradientTape() as tape:
+                loss = (weight - 3.0) ** 2
+            weight.assign_sub(0.25 * tape.gradient(loss, weight))
+
+        strategy.run(replica)
+
+    for _ in range(3):
+        coordinator.schedule(step)
+    coordinator.join()
+    place = "the server" if "/job:ps/" in weight.device else weight.device
+    print(f"chief: weight {float(weight)} on {place}", flush=True)
+    tf.train.Checkpoint(weight=weight).save(f"{folder}/done")
