@@ -32,7 +32,7 @@ def train(rate):
     return hvd.rank(), rate * hvd.size()
 
 import hvdtrain
-hvdtrain.run(train, args=(0.5,), np=2)
+print(hvdtrain.run(train, args=(0.5,), np=2))
 """
 
 
@@ -64,6 +64,7 @@ def test_efficientnet_on_ranks_and_on_mirrored_devices(tmp_path: Path) -> None:
             args=words,
             python=tensorflow_python(),
             env=keras_variables(),
+            timeout_seconds=900,
         )
     first, second, mirrored = (
         _saved(tmp_path / f"{name}.npz") for name in ("ranks-0", "ranks-1", "mirrored-0")
@@ -86,7 +87,7 @@ def test_models_that_a_rank_logs(tmp_path: Path) -> None:
     done = start([sys.executable, PROGRAMS / "logged_models.py", tmp_path], cwd=tmp_path).end(
         code=0
     )
-    assert done.stdout.splitlines() == ["Sequential", "RecursiveScriptModule"]
+    assert done.stdout.splitlines()[-2:] == ["Sequential", "RecursiveScriptModule"]
 
 
 def test_a_launcher_on_each_of_two_hosts(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_ranks_from_ipython(tmp_path: Path) -> None:
     cells.write_text(CELLS)
     script.write_text(SUM)
     done = start([sys.executable, *ipython, cells], env=env).end(code=0)
-    assert done.stdout.endswith("[(0, 1.0), (1, 1.0)]\n")
+    assert done.stdout == "[(0, 1.0), (1, 1.0)]\n"
     done = run_ranks([*ipython, str(script)], 2, env=env)
     assert done.stdout == "3.0 on none of 2\n" * 2
     failed = launch([*ipython, str(script), "--", "fail"], 2, env=env).end(code=1)

@@ -11,14 +11,13 @@ import hvdtrain.keras as hvd
 
 BATCH, SIZE = 4, 32
 folder, out, *mirrored = sys.argv[1:]
-hvd.init()
 scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-optimizer = keras.optimizers.SGD(0.05)
 if mirrored:
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
 
+hvd.init()
 keras.utils.set_random_seed(0)
 images = keras.utils.image_dataset_from_directory(
     folder, image_size=(SIZE, SIZE), batch_size=None, shuffle=False, verbose=False
@@ -33,6 +32,7 @@ with scope:
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
     model = keras.Sequential([network, keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.05)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
         optimizer if mirrored else hvd.DistributedOptimizer(optimizer), loss, metrics=["accuracy"]
