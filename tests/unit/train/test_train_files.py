@@ -30,7 +30,13 @@ from hvdtrain.train.records import (
     prepare_directory,
 )
 from hvdtrain.train.setup import choose_framework
-from hvdtrain.train.terminal import Terminal, decay_text, failure_tags, on_terminal
+from hvdtrain.train.terminal import (
+    Terminal,
+    decay_text,
+    exchange_text,
+    failure_tags,
+    on_terminal,
+)
 
 
 def test_a_file_system_that_does_not_sync_directories(tmp_path: Path) -> None:
@@ -204,3 +210,17 @@ def test_losses_and_joins_of_ranks_are_tags() -> None:
         "lost_at_step_12": "rank 1 ended, 2 ranks left; rank 0 left, 1 rank left",
         "joined_at_step_20": "rank 2, 3 ranks then",
     }
+
+
+@pytest.mark.parametrize(
+    ("exchange", "hosts", "text"),
+    [
+        ("nbit", 1, "nbit"),  # which compresses nothing there, as the exchange says itself
+        ("nbit", 2, "nbit. Between nodes 1 bit per element; what is"),
+        ("nbit:per_rank=true", 1, "nbit:per_rank=true. Between ranks 1 bit per element; what is"),
+        ("average", 1, ""),
+    ],
+)
+def test_what_an_exchange_does_on_so_many_hosts(exchange: str, hosts: int, text: str) -> None:
+    said = exchange_text(TrainOptions(exchange=exchange), hosts)
+    assert said.partition(" lost ")[0] == text
