@@ -9,36 +9,31 @@ import tensorflow as tf
 
 import hvdtrain.keras as hvd
 
-BATCH, SIZE = 4, 32
 folder, out, *mirrored = sys.argv[1:]
 scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 if mirrored:
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
-
 hvd.init()
 keras.utils.set_random_seed(0)
 images = keras.utils.image_dataset_from_directory(
-    folder, image_size=(SIZE, SIZE), batch_size=None, shuffle=False, verbose=False
+    folder, image_size=(32, 32), batch_size=None, shuffle=False, verbose=False
 )
-images = images.shard(hvd.size(), hvd.rank()).batch(BATCH // hvd.size())
+images = images.shard(hvd.size(), hvd.rank()).batch(4 // hvd.size())
 with scope:
-    network = keras.applications.EfficientNetB0(
-        include_top=False, weights=None, input_shape=(SIZE, SIZE, 3), pooling="avg"
-    )
+    shape = (32, 32, 3)
+    network = keras.applications.EfficientNetB0(False, None, input_shape=shape, pooling="avg")
     for layer in network.layers:  # what depends on how many ranks divide a batch
         layer.trainable = not isinstance(layer, keras.layers.BatchNormalization)
         if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
     model = keras.Sequential([network, keras.layers.Dense(3)])
-    optimizer = keras.optimizers.SGD(0.05)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        optimizer if mirrored else hvd.DistributedOptimizer(optimizer), loss, metrics=["accuracy"]
-    )
-weights = [np.concatenate([array.ravel() for array in model.get_weights()])]
+    plain = keras.optimizers.SGD(0.05)
+    optimizer = plain if mirrored else hvd.DistributedOptimizer(plain)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+before = model.get_weights()
 callbacks = [] if mirrored else [hvd.callbacks.MetricAverageCallback()]
-history = model.fit(images, epochs=2, verbose=0, callbacks=callbacks).history
-weights.append(np.concatenate([array.ravel() for array in model.get_weights()]))
-np.savez(f"{out}-{hvd.rank()}.npz", *weights, **history)
+losses = model.fit(images, epochs=2, verbose=0, callbacks=callbacks).history["loss"]
+found = [np.concatenate([each.ravel() for each in all]) for all in (before, model.get_weights())]
+np.savez(f"{out}-{hvd.rank()}.npz", *found, losses=losses)
