@@ -11,6 +11,7 @@ __all__ = [
     "EXIT_REQUEUE",
     "EXIT_TERMINATED",
     "EXIT_USAGE",
+    "STOPPING",
     "ConnectionLostError",
     "EngineUnavailableError",
     "ExcludedError",
@@ -41,6 +42,9 @@ EXIT_REQUEUE = 75
 EXIT_MISMATCH = 78  # EX_CONFIG
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+
+# The answer of `run` and `train` to the first Ctrl-C.
+STOPPING = "hvdtrain: stopping after this step; Ctrl-C again ends the job at once"
 
 
 class HvdtrainError(RuntimeError):

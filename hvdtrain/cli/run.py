@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from hvdtrain.cli.train import refuse_wrong_options
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import NAMES, choose_launcher
@@ -85,6 +87,9 @@ def command(
         raise UsageError(f"there is no file {arguments[0]}: name an existing script")
     if as_horovod and not is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
+    trains = not arguments or arguments[0] == "train" or arguments[0].startswith("-")
+    if trains:
+        refuse_wrong_options(arguments[1:] if arguments[:1] == ("train",) else arguments)
     library = loaded_library()
     chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:
@@ -96,9 +101,18 @@ def command(
         return 0
     if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
+    interrupts = _interrupts(trains, chosen.title)
     if not elastic:
-        return _run(line, lambda launches, environ, _: launches.run(line.argv, environ))
-    return _run(line, ElasticJob(chosen, request, min_np or 1).run)
+        return _run(line, interrupts, lambda launches, environ, _: launches.run(line.argv, environ))
+    return _run(line, interrupts, ElasticJob(chosen, request, min_np or 1).run)
+
+
+def _interrupts(trains: bool, launcher: str) -> list[signal.Signals]:
+    """Return what the launcher gets for Ctrl-C in place of SIGINT, if anything."""
+    if trains:
+        return [signal.SIGUSR1, signal.SIGTERM]  # for the first one, ranks save and stop
+    # Open MPI's mpirun ends its ranks in the same way for both, but prints lines about SIGINT.
+    return [signal.SIGTERM] if launcher == "Open MPI" else []
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -118,7 +132,11 @@ def _require_sense(request: LaunchRequest) -> None:
     check_interface(request.interface)
 
 
-def _run(line: LaunchCommand, run: Callable[[Launches, Mapping[str, str], Path], int]) -> int:
+def _run(
+    line: LaunchCommand,
+    interrupts: list[signal.Signals],
+    run: Callable[[Launches, Mapping[str, str], Path], int],
+) -> int:
     try:
         if line.folder is not None:
             os.makedirs(line.folder, exist_ok=True)
@@ -127,7 +145,7 @@ def _run(line: LaunchCommand, run: Callable[[Launches, Mapping[str, str], Path],
     with session_folder(os.environ) as session:
         environ = {SESSION: session.folder, **os.environ, **line.variables}
         try:
-            code = run(Launches([session.lifeline]), environ, Path(session.folder))
+            code = run(Launches([session.lifeline], interrupts), environ, Path(session.folder))
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:

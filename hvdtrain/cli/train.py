@@ -25,8 +25,27 @@ OF_CONFIGURATION = {
 }
 
 
+# What options are called elsewhere, by the name to type here.
+_NAMES_ELSEWHERE = {
+    "--lr": ("--learning-rate", "--learning_rate", "--base-lr"),
+    "--epochs": ("--epoch", "--num-epochs", "--num_epochs", "--max-epochs", "--max_epochs"),
+    "--batch-size": ("--batch", "--bs", "--batch_size", "--batchsize"),
+    "--out": ("--output", "--output-dir", "--output_dir", "--checkpoint-dir", "--checkpoint_dir"),
+    "--workers": ("--num-workers", "--num_workers"),
+}
+
+
 class _GroupedCommand(click.Command):
     """A command that lists its options by topic."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and name the option that is meant by a name from elsewhere."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = [own for own, names in _NAMES_ELSEWHERE.items() if error.option_name in names]
+            error.possibilities = meant or error.possibilities
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of a run by group, then those of the command line alone."""
@@ -88,6 +107,12 @@ def command(print_config: bool, **given: Any) -> None:
     from hvdtrain.train.session import train
 
     train(asked)
+
+
+def refuse_wrong_options(words: Sequence[str]) -> None:
+    """Raise as `train` does for words that it refuses, without starting it; answer --help."""
+    parent = click.get_current_context().parent
+    read_options(command.make_context("train", list(words), parent).params)
 
 
 def read_options(given: dict[str, Any]) -> TrainOptions:

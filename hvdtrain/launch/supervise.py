@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import STOPPING, UsageError
 
 # Where Open MPI 5 keeps the files of its jobs, and those of one on this host.
 _SESSIONS, SESSION = "PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_local_tmpdir_base"
@@ -118,17 +119,24 @@ class Launches:
 
     Signals stay blocked from the first run on: this process is about to end with the code that
     run() returns, and a late signal must not interrupt its cleanup.
+
+    Args:
+        interrupts: what the launcher gets for the first, second ... Ctrl-C in place of SIGINT.
     """
 
-    def __init__(self, descriptors: Sequence[int] = ()) -> None:
+    def __init__(
+        self, descriptors: Sequence[int] = (), interrupts: Sequence[signal.Signals] = ()
+    ) -> None:
         self.asked: int | None = None
-        self._descriptors = descriptors
+        self._descriptors, self._interrupts = descriptors, list(interrupts)
         # Signals that are ignored here, as under nohup, stay ignored.
         self._passed_on = {n for n in _PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
         # If the parent had it ignored, none would be sent, and the wait would never end.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         blocked = self._passed_on | {signal.SIGCHLD}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        if interrupts:
+            self._mask.add(signal.SIGINT)  # the terminal sends Ctrl-C to the launcher, too
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._others = _children()  # of the shell that this process has replaced
 
@@ -140,15 +148,15 @@ class Launches:
     ) -> int:
         """Run a launcher and return its exit code as a shell does: 128 + N for signal N.
 
-        If a signal asked the job to end and it did not end well, the code is that of the signal,
-        whatever the launcher returns.
+        If a signal asked the job to end and it did not end well, or was interrupted, the code is
+        that of the signal, whatever the launcher returns.
         """
         process = self.start(argv, environ)
-        self.asked = _wait(process, self._passed_on, is_lost)
+        self.asked = _wait(process, self._passed_on, self._interrupts, is_lost)
         code = process.returncode
         if code != 0:
             self.end_orphans()
-        if code != 0 and self.asked is not None:
+        if self.asked is not None and (code != 0 or self.asked == signal.SIGINT):
             return 128 + self.asked
         return code if code >= 0 else 128 - code
 
@@ -192,6 +200,7 @@ class Launches:
 def _wait(
     process: subprocess.Popen[bytes],
     passed_on: set[signal.Signals],
+    interrupts: list[signal.Signals],
     is_lost: Callable[[], bool] | None,
 ) -> int | None:
     """Wait for the end; return the last signal that asked for it, or None."""
@@ -207,6 +216,12 @@ def _wait(
             continue
         if found.si_signo in _ENDING:
             asked = found.si_signo
+        if found.si_signo == signal.SIGINT and interrupts:
+            sent = interrupts.pop(0) if len(interrupts) > 1 else interrupts[0]
+            if sent == signal.SIGUSR1:
+                print(STOPPING, file=sys.stderr, flush=True)
+            process.send_signal(sent)
+            continue
         # The terminal sends Ctrl-C to both processes, so only signals from processes are passed on.
         if found.si_code <= 0:
             process.send_signal(found.si_signo)

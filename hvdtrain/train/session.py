@@ -38,7 +38,10 @@ def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Su
     """Train a recipe and write its results (collective; initializes hvdtrain)."""
     options = announced(options)
     with StopSignals() as signals:
-        return _Session(options, make_recipe, signals).train()
+        summary = _Session(options, make_recipe, signals).train()
+    if signals.interrupted and summary is None:  # the run is saved, and has stopped
+        raise KeyboardInterrupt
+    return summary
 
 
 class _Session:

@@ -14,6 +14,7 @@ from paths import TESTS
 from ranks import launch, run_ranks, start
 from run_files import both_splits, epochs_of, metrics_of, summary_of
 
+from hvdtrain.errors import STOPPING
 from hvdtrain.train.checkpoint.file import position_of
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.records import MARKER
@@ -79,6 +80,40 @@ def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:
     assert epochs_of(tmp_path) == both_splits(epochs)
     part = f" and {samples} samples" if samples else ""
     assert told.endswith(f": {epochs} epochs{part} are done and saved\n")
+
+
+RUN = [sys.executable, "-m", "hvdtrain", "run", "-np", 2, "--", "train", "digits"]
+
+
+def test_ctrl_c_saves_and_another_ends_the_job_at_once(tmp_path: Path) -> None:
+    words = [*RUN, *OPTIONS, "--out", tmp_path, "--resume", "auto", "--epochs", 500]
+    with start(words) as job:
+        job.wait_for_output("epoch   2/500")
+        job.interrupt()  # as the terminal does, run and mpirun
+        done = job.ended(code=128 + signal.SIGINT)
+    told = (tmp_path / MARKER).read_text()
+    assert f"\n{told}to continue, give the same command --out {tmp_path}" in done.stdout
+    assert done.stderr == f"{STOPPING}\n"
+    (tmp_path / MARKER).unlink()
+    with start(words) as job:
+        job.wait_for_output("samples/s\n")
+        os.kill(job.rank_pids(2)[1], signal.SIGSTOP)  # no step ends
+        job.interrupt()
+        job.wait_for_output(STOPPING)
+        job.interrupt()
+        done = job.ended(code=128 + signal.SIGINT)
+    assert done.stderr == f"{STOPPING}\n"
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_ctrl_c_without_a_launcher_saves(tmp_path: Path) -> None:
+    words = [sys.executable, *JOB, "--out", tmp_path, "--epochs", 500]
+    with start(words) as job:
+        job.wait_for_output("epoch   2/500")
+        os.kill(job.process.pid, signal.SIGINT)
+        done = job.ended(code=128 + signal.SIGINT)
+    assert (tmp_path / MARKER).read_text() in done.stdout
+    assert done.stderr.split("\n") == ["", STOPPING, "", "[rank 0/1] interrupted", ""]
 
 
 # 100 samples in steps of 12, the last of four: nine an epoch.

@@ -21,6 +21,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import operations
 from hvdtrain.core.context import newcomer_waits
 from hvdtrain.core.membership.world import Context
+from hvdtrain.errors import STOPPING
 from hvdtrain.types import ReduceOp
 from hvdtrain.world import OPEN_MPI, promised_world
 
@@ -61,26 +62,28 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 def stop_signals(environ: Mapping[str, str]) -> tuple[signal.Signals, ...]:
-    """Return the signals that ask a rank to stop: SIGUSR1, and SIGTERM if there is time.
+    """Return the signals that ask a rank to stop: SIGUSR1, SIGINT, and SIGTERM if there is time.
 
     Open MPI's mpirun leaves its ranks a second, or a quarter of one, between SIGTERM and SIGKILL.
     """
     promised = promised_world(environ)
     if promised is not None and promised.launcher == OPEN_MPI:
-        return (signal.SIGUSR1,)
-    return (signal.SIGUSR1, signal.SIGTERM)
+        return (signal.SIGUSR1, signal.SIGINT)
+    return (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
     """Records signals to this process during a `with` block; does nothing in other threads."""
 
     def __init__(self) -> None:
-        self.asked = self.leaves = False
+        self.asked = self.interrupted = self.leaves = False
         self._before: dict[int, _Handler] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals(os.environ):
+                if number == signal.SIGINT and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # as for commands in the background of a shell
                 self._before[number] = signal.signal(number, self._note)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         return self
@@ -100,7 +103,11 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        if number == signal.SIGTERM:
+        if number == signal.SIGINT:
+            self.interrupted = True
+            if promised_world(os.environ) is None:
+                os.write(2, f"\n{STOPPING}\n".encode())
+        if number != signal.SIGUSR1:
             self._restore(number)  # a second one ends the process at once
 
     def _restore(self, number: int) -> None:
