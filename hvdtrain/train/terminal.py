@@ -43,7 +43,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 else "",
-        "exchange": _exchange_text(options, hosts),
+        "exchange": exchange_text(options, hosts),
         "resume": setup.state.origin,
         "results": str(setup.state.directory),
     }
@@ -51,7 +51,8 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
 
 
-def _exchange_text(options: TrainOptions, hosts: int) -> str:
+def exchange_text(options: TrainOptions, hosts: int) -> str:
+    """Describe the exchange, and what it sends if there is a network; "" for the average."""
     exchange = options.make_exchange()
     if exchange is None:
         return ""

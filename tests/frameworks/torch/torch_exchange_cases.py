@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from exchange_formulas import Flat
+from logged import logged
+from nodes import nodes_of_their_own
 from one_bit import OneBit
 from torch.nn import functional as F
 from torch_training import (
@@ -187,3 +189,27 @@ def codes_of_weights_keep_what_they_lose() -> None:
         optimizer.step()
     kept = [array for name, array in exchange.state().own.items() if "residual" in name]
     assert any(array.any() for array in kept) == (hvd.size() > 1), kept
+
+
+def trained(exchange: str) -> torch.Tensor:
+    model = dense()
+    optimizer = wrapped(model, exchange)
+    for step in range(3):
+        backward(model, step, hvd.rank())
+        optimizer.step()
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def ranks_of_a_node_compress_if_told_to() -> None:
+    """As ranks on nodes of their own do, bit by bit; else they average, and it is said."""
+    one_node, plain = hvd.local_size() == hvd.size(), trained("average")
+    for text in ("nbit:bits=1,block=16", "powersgd:rank=1,min_rate=0.1", "topk:ratio=0.25"):
+        ends: list[torch.Tensor] = []
+        told = logged(lambda text=text, ends=ends: ends.append(trained(text)))  # type: ignore[misc]
+        assert len(told) == (one_node and hvd.rank() == 0 < hvd.size() - 1), told
+        assert all("compresses nothing on one node; with per_rank=true" in line for line in told)
+        assert torch.allclose(ends[0], plain, rtol=0, atol=1e-12) == one_node
+        compressed = trained(f"{text},per_rank=true")
+        assert torch.equal(compressed, plain) == (hvd.size() == 1)
+        with nodes_of_their_own():
+            assert torch.equal(compressed, trained(text))

@@ -30,7 +30,13 @@ from hvdtrain.train.records import (
     prepare_directory,
 )
 from hvdtrain.train.setup import choose_framework
-from hvdtrain.train.terminal import Terminal, decay_text, failure_tags, on_terminal
+from hvdtrain.train.terminal import (
+    Terminal,
+    decay_text,
+    exchange_text,
+    failure_tags,
+    on_terminal,
+)
 
 
 def test_a_file_system_that_does_not_sync_directories(tmp_path: Path) -> None:
@@ -204,3 +210,13 @@ def test_losses_and_joins_of_ranks_are_tags() -> None:
         "lost_at_step_12": "rank 1 ended, 2 ranks left; rank 0 left, 1 rank left",
         "joined_at_step_20": "rank 2, 3 ranks then",
     }
+
+
+def test_an_exchange_that_compresses_nothing_on_one_host() -> None:
+    said = [
+        exchange_text(TrainOptions(exchange=name), hosts).partition(" per ")[0]
+        for name in ("nbit", "nbit:per_rank=true")
+        for hosts in (1, 2)
+    ]
+    each = "nbit:per_rank=true. Between ranks 1 bit"
+    assert said == ["nbit", "nbit. Between nodes 1 bit", each, each]

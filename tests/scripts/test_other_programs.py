@@ -1,0 +1,132 @@
+"""Programs of other libraries, as tutorials have them, with what they must give."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from ranks import launch, run_ranks, start
+from tensorflow_environment import keras_variables, tensorflow_python
+
+from hvdtrain.launch.cluster_environment import free_port
+
+PROGRAMS = Path(__file__).parent / "other_programs"
+SUM = """
+import os, sys
+import torch
+import hvdtrain.torch as hvd
+
+hvd.init()
+total = float(hvd.allreduce(torch.tensor(hvd.rank() + 1.0), op=hvd.Sum))
+print(f"{total} on {os.environ.get('GROUP_RANK', 'none')} of {hvd.size()}\\n", end="", flush=True)
+if sys.argv[1:] == ["fail"] and hvd.rank() == 1:
+    raise ValueError("told to")
+hvd.barrier()
+"""
+SCRIPTED = """
+import hvdtrain, mlflow, torch
+import hvdtrain.torch as hvd
+
+def train(run_id):
+    hvd.init()
+    model = torch.nn.Linear(2, 1)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    if hvd.rank() == 0:
+        how = {"serialization_format": "pickle", "pip_requirements": ["torch"]}
+        with mlflow.start_run(run_id):
+            mlflow.pytorch.log_model(torch.jit.script(model), name="model", **how)
+    return model(INPUTS).tolist()
+
+INPUTS = torch.arange(4.0).reshape(2, 2)
+with mlflow.start_run() as run:
+    first, second = hvdtrain.run(train, args=(run.info.run_id,), np=2)
+(logged,) = mlflow.MlflowClient().get_run(run.info.run_id).outputs.model_outputs
+model = mlflow.pytorch.load_model(f"models:/{logged.model_id}")
+assert first == second == model(INPUTS).tolist()
+assert isinstance(model, torch.jit.ScriptModule)
+"""
+# As cells of a notebook.
+CELLS = """
+def train(rate):
+    import hvdtrain.torch as hvd
+    hvd.init()
+    return hvd.rank(), rate * hvd.size()
+
+import hvdtrain
+print(hvdtrain.run(train, args=(0.5,), np=2))
+"""
+
+
+def test_a_coordinator_a_worker_a_parameter_server_and_an_evaluator(tmp_path: Path) -> None:
+    """Three steps towards 3, each of half the way; the evaluator reads the last checkpoint."""
+    words = ["--roles", "chief:1,worker:1,ps:1,evaluator:1", str(PROGRAMS / "parameter_server.py")]
+    done = run_ranks(
+        ["-m", "hvdtrain", "exec", *words, str(tmp_path)],
+        4,
+        python=tensorflow_python(),
+        env=keras_variables(),
+    )
+    lines = {line for line in done.stdout.splitlines() if line.startswith(("chief", "evaluator"))}
+    assert lines == {"chief: weight 2.625 on the server", "evaluator: loss 0.140625"}
+
+
+def test_efficientnet_on_ranks_and_on_mirrored_devices(tmp_path: Path) -> None:
+    """On two devices of one process, MirroredStrategy, and on two ranks: the same training."""
+    for number in range(12):
+        folder = tmp_path / "images" / f"class{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 36, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    found: list[list[Any]] = []
+    for ranks, words in ((2, []), (1, ["mirrored"])):
+        run_ranks(
+            [str(PROGRAMS / "image_folder.py"), str(tmp_path / "images"), str(tmp_path / "out")],
+            ranks,
+            args=words,
+            python=tensorflow_python(),
+            env=keras_variables(),
+            timeout_seconds=900,
+        )
+        for rank in range(ranks):
+            with np.load(tmp_path / f"out-{rank}.npz") as arrays:
+                found.append([arrays[name] for name in ("arr_0", "arr_1", "losses")])
+    first, second, mirrored = found
+    start, end, losses = first
+    assert (end == second[1]).all()
+    assert (mirrored[0] == start).all()
+    assert np.abs(end - start).max() > 1e-3
+    np.testing.assert_allclose(mirrored[1], end, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(mirrored[2], losses, rtol=1e-5)
+
+
+def test_a_model_that_a_rank_logs_as_a_script(tmp_path: Path) -> None:
+    """To the caller's run; the caller loads it."""
+    env = {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    start([sys.executable, "-c", SCRIPTED], env=env, cwd=tmp_path).end(code=0)
+
+
+def test_a_launcher_on_each_of_two_hosts(tmp_path: Path) -> None:
+    """torchrun --nnodes 2, here on one machine."""
+    script, port = tmp_path / "sum.py", free_port("127.0.0.1")
+    script.write_text(SUM)
+    words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
+    words += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    with start([*words, "--node-rank=1", script]) as second:
+        first = start([*words, "--node-rank=0", script]).end(code=0)
+        assert second.ended(code=0).stdout == "10.0 on 1 of 4\n" * 2
+    assert first.stdout == "10.0 on 0 of 4\n" * 2
+
+
+def test_ranks_from_ipython(tmp_path: Path) -> None:
+    """Called in a session, and as CNTK's tutorial starts them: mpiexec ipython SCRIPT."""
+    ipython, env = ["-m", "IPython", "--no-banner"], {"IPYTHONDIR": tmp_path}
+    cells, script = tmp_path / "cells.ipy", tmp_path / "sum.py"
+    cells.write_text(CELLS)
+    script.write_text(SUM)
+    done = start([sys.executable, *ipython, cells], env=env).end(code=0)
+    assert done.stdout == "[(0, 1.0), (1, 1.0)]\n"
+    done = run_ranks([*ipython, str(script)], 2, env=env)
+    assert done.stdout == "3.0 on none of 2\n" * 2
+    failed = launch([*ipython, str(script), "--", "fail"], 2, env=env).end(code=1)
+    assert "ValueError" in failed.stdout + failed.stderr
