@@ -44,8 +44,8 @@ class _GroupedCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             meant = [own for own, names in _NAMES_ELSEWHERE.items() if error.option_name in names]
-            error.possibilities = meant or error.possibilities
-            raise
+            known = meant or error.possibilities
+            raise click.NoSuchOption(error.option_name, possibilities=known, ctx=ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of a run by group, then those of the command line alone."""
