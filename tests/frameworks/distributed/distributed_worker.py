@@ -1,7 +1,5 @@
 """The backend "hvdtrain" of torch.distributed, on each rank: distributed_worker.py CASES."""
 
-from __future__ import annotations
-
 import os
 import sys
 

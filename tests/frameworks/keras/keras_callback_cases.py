@@ -1,7 +1,5 @@
 """Callbacks of hvdtrain.keras, against formulas."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """horovod.keras.elastic on ranks that stay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

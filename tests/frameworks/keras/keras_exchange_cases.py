@@ -1,7 +1,5 @@
 """Exchanges of hvdtrain.keras on gradients that depend on the rank, against formulas."""
 
-from __future__ import annotations
-
 import importlib
 from functools import partial
 from typing import Any

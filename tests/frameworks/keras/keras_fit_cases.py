@@ -1,7 +1,5 @@
 """`fit` with hvdtrain.keras: N ranks against one with the whole batch, traces and files."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Optimizers of hvdtrain.keras on gradients that depend on the rank, against plain ones."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """Samples that hvdtrain.keras counts, in loops of one's own and in fit."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

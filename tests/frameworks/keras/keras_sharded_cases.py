@@ -1,7 +1,5 @@
 """Optimizers of Keras whose work the ranks of a node share, against those of each rank alone."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`fit` on ranks whose data, callbacks or decisions differ."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

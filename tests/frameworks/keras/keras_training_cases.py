@@ -1,7 +1,5 @@
 """What the main job adds to Keras: optimizers by name, metrics of all ranks, samplers, recipes."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass

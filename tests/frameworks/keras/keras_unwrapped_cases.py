@@ -1,7 +1,5 @@
 """A fit of several ranks with a plain optimizer is warned of, and no other."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Exchanges of weights after local steps in hvdtrain.keras, and models saved between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run the cases of all files named keras_*_cases.py on each rank, on the backend of the test."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """hvdtrain.keras: one launch for each of Keras's backends, which runs all cases."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Random Keras programs give on 1, 2 and 3 ranks what one process gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

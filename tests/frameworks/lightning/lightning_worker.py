@@ -1,7 +1,5 @@
 """Lightning's Trainer on small models in float64, on each rank: lightning_worker.py CASES."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Gradients that ranks read where TensorFlow has allocated them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """hvdtrain.tensorflow in graphs and sessions of TensorFlow 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Training with hvdtrain.tensorflow: N ranks against one with the whole batch."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Runs what pages show of a script: with names that such a script has, and a step after it."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

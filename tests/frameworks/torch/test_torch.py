@@ -1,7 +1,5 @@
 """hvdtrain.torch at 1 to 4 ranks: operations, SyncBatchNorm and DistributedOptimizer."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

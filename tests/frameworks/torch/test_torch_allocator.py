@@ -1,7 +1,5 @@
 """The allocator of PyTorch's gradients in one process: what it serves, and for how long."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os

@@ -1,7 +1,5 @@
 """hvdtrain.torch on a GPU, which several ranks may share: over NCCL, and through host memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs go on, and end well, though operations were left unfinished."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Random training programs give on 1, 2 and 3 ranks what one process gives."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from typing import Any

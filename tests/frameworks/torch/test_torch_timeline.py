@@ -1,7 +1,5 @@
 """The timeline of 2 to 4 ranks is in the trace event format, and tells what happened when."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

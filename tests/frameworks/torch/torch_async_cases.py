@@ -1,7 +1,5 @@
 """Operations in different orders, process sets, join, and what Horovod has beside the basics."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

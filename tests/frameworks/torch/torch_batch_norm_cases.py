@@ -1,7 +1,5 @@
 """SyncBatchNorm on each rank, against torch's BatchNorm on the whole batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch_training import grad_of

@@ -1,7 +1,5 @@
 """Loops, steps and operations that torch.compile compiles, and backward passes that it compiles."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Optimizers that exchange otherwise than by the plain average, against formulas for all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

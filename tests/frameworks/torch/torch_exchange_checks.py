@@ -1,7 +1,5 @@
 """An optimizer of which each step is compared with what its exchange makes of the ranks' own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

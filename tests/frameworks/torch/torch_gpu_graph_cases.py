@@ -1,7 +1,5 @@
 """Models and steps that torch.compile compiles, and steps in a CUDA graph, which are refused."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import partial

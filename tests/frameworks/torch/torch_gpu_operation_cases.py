@@ -1,7 +1,5 @@
 """Named operations on tensors of a device, against formulas of the rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 

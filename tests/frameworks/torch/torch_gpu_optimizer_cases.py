@@ -1,7 +1,5 @@
 """DistributedOptimizer on a device, against one rank with the whole batch on that device."""
 
-from __future__ import annotations
-
 import gc
 import math
 from functools import partial

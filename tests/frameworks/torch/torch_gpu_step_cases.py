@@ -1,7 +1,5 @@
 """What a step does on a GPU besides the arithmetic, as torch's profiler saw it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

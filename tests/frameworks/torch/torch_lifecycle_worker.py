@@ -1,7 +1,5 @@
 """What is left unfinished on each rank, of steps and operations, at the end of the job, too."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

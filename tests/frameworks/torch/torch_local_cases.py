@@ -1,7 +1,5 @@
 """Optimizers that average weights, at once or after gradients, against ranks on one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from itertools import product

@@ -1,7 +1,5 @@
 """Operations of hvdtrain.torch on each rank, against formulas of the rank."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Where gradients lie and how they travel: buckets, types, engine memory, sparse ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What a program does with gradients beside reducing them: hooks, other types, early changes."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable

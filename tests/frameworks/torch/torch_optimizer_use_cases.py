@@ -1,7 +1,5 @@
 """How people use DistributedOptimizer: loops, closures, schedulers, parameters that come and go."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import replace

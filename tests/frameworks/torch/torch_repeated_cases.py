@@ -1,7 +1,5 @@
 """All-reduces of hvdtrain.torch that a program calls again and again, against formulas."""
 
-from __future__ import annotations
-
 import torch
 from torch_operation_cases import mine
 from torch_training import ranks_sum

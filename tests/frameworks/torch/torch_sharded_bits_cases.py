@@ -1,7 +1,5 @@
 """Optimizer steps whose work the ranks of a node share: bits of those that each takes in full."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Optimizer steps whose work the ranks of a node share, against steps that each takes in full."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """What modules and optimizers may hold, sent from one rank to all."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 FOUND has what was found, by feature and exchange, as the table in docs/exchanges.md says it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial

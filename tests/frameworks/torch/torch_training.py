@@ -1,7 +1,5 @@
 """A small model for optimizers, trained by all ranks together and by one process alone."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loops in which each rank trains a model of its own are warned of, and no others."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

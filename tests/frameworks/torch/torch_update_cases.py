@@ -1,7 +1,5 @@
 """Steps of the training loop, and what watches them, against one process with all samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

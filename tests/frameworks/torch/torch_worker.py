@@ -4,8 +4,6 @@ A job is a table of cases, with settings: "optimizers", or "operations ENGINE=gl
 place" gradients of all sizes are reduced where autograd makes them, where that can be done.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """When benchmarks call a difference a difference, and what they say of measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Scaling on paper: known limits, predicted intervals, and how they are checked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

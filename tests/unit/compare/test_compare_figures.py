@@ -1,7 +1,5 @@
 """Contenders, their times and when they differ, rows and the page."""
 
-from __future__ import annotations
-
 import ast
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the product puts on streams, recorded, as it is and with a wait missing; see the test."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Parts of compressed exchanges: largest elements, sides of matrices, coded rows, half types."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The bucket plan, the size of its buckets, and the segments of owners."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Predicted steps and the choice among exchanges, by formula; rehearsals by what they send."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from math import ceil

@@ -1,7 +1,5 @@
 """What is freed stays for the next tensors."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

@@ -1,7 +1,5 @@
 """Who waits for whom, from what is pending on each rank."""
 
-from __future__ import annotations
-
 import pytest
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request

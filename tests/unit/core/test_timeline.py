@@ -1,7 +1,5 @@
 """A timeline: its rows, the file that grows, and the pieces of ranks."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Iterator

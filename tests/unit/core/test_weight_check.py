@@ -1,7 +1,5 @@
 """Which weights of ranks count as different."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

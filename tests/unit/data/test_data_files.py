@@ -1,7 +1,5 @@
 """Data in files: all ways in which they may be named and packed, and be wrong."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import struct

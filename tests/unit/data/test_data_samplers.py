@@ -1,7 +1,5 @@
 """Samplers: together the ranks follow the permutation, across stops and other numbers of ranks."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Data from tables, texts and packages."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Reduction in shared memory, by processes that need no MPI to meet."""
 
-from __future__ import annotations
-
 import ctypes.util
 import logging
 import multiprocessing

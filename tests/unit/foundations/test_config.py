@@ -1,7 +1,5 @@
 """Variables that make no sense are refused by name."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

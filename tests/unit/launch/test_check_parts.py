@@ -1,7 +1,5 @@
 """The parts of `hvdtrain check` that are pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

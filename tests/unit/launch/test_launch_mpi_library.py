@@ -1,7 +1,5 @@
 """Finding the mpirun that belongs to an MPI library, among launchers that only say a version."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

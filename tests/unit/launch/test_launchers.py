@@ -1,7 +1,5 @@
 """The command line for each launcher, from what a person asks for."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What `run --elastic` hears of its ranks, and the hosts on which it starts them again."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

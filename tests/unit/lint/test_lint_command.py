@@ -1,7 +1,5 @@
 """`python -m hvdtrain lint`: its lines, its exit codes, and comments that silence it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

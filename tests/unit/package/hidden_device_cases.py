@@ -1,7 +1,5 @@
 """What the tests' device promises: an accelerator's behaviour, and closed memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

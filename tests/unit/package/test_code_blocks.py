@@ -1,7 +1,5 @@
 """Code on pages is run by a test, and commands on pages have the options that there are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages of the documentation name what there is."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """What is installed and released: the whole package, pinned, as changelog and workflows say."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Checkpoint files open anywhere, run no code, and are never taken for whole when they are not."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Saving in the background: it waits, fails and is stopped; nothing half done is ever used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Checksums of tensors, and what is said about a difference between ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of options: what they say counts, and what is wrong in them is said with its line."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

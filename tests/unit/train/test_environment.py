@@ -1,7 +1,5 @@
 """What the directory of a run says about where and from what it ran."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

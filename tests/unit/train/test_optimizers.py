@@ -1,7 +1,5 @@
 """LARS and LAMB against their formulas in numpy, and the choice of an optimizer by its name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

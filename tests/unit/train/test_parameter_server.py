@@ -1,7 +1,5 @@
 """Shards cover all parameters, and the protocol of a server keeps its promises in any order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import fsum
 

@@ -1,7 +1,5 @@
 """Trackers: metrics.csv, TensorBoard's files, wandb's own file, and all of them together."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """MLflow for real: a database, files and a server."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Files appear whole or not at all, and bad directories are refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Checkpoints: whole, the newest good one, of this model, and never silently none."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

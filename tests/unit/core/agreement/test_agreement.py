@@ -1,7 +1,5 @@
 """What ranks decide after they have told one another what they ask for."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

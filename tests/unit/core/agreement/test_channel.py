@@ -1,7 +1,5 @@
 """Channels: in several threads, interrupted, and the reports of ranks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """The life of channels in every order of events, deaths too: nothing hangs or is lost."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement, product
