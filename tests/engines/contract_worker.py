@@ -128,10 +128,7 @@ def _wrong_root(communicator: Communicator) -> None:
 # Where an engine's table has its operands, if not in host memory.
 DEVICES = {"nccl": "cuda", "hidden": "hidden", "mpi-hidden": "hidden"}
 
-FAULTS = {
-    "forgets a rank": _forgets_a_rank,
-    "wrong root": _wrong_root,
-}
+FAULTS = {"forgets a rank": _forgets_a_rank, "wrong root": _wrong_root}
 
 if __name__ == "__main__":
     run_each(_Cases(), sys.argv[1:])

@@ -8,10 +8,7 @@ from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("nccl_worker.py")
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
 def test_the_host_does_not_wait_for_the_gpu() -> None:

@@ -12,10 +12,7 @@ from job import Job, is_stopped
 from ranks import launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
-WAIT_FOR_THE_LAST = {
-    2: "rank 0 waits for rank 1",
-    3: "ranks 0, 1 wait for rank 2",
-}
+WAIT_FOR_THE_LAST = {2: "rank 0 waits for rank 1", 3: "ranks 0, 1 wait for rank 2"}
 UNHEARD = "and a rank that prints no such line has not answered for"
 
 
@@ -39,10 +36,7 @@ def has_warned(job: Job, case: str, expected: set[str]) -> bool:
 
 @pytest.mark.parametrize(
     ("np", "engine", "cases"),
-    [
-        (2, "gloo", ["late"]),
-        (3, "mpi", ["healthy", "late", "in_the_middle", "leaving"]),
-    ],
+    [(2, "gloo", ["late"]), (3, "mpi", ["healthy", "late", "in_the_middle", "leaving"])],
 )
 def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: Path) -> None:
     last, waits = np - 1, WAIT_FOR_THE_LAST[np]

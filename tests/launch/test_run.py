@@ -158,10 +158,7 @@ def test_dry_run_prints_a_line_that_can_be_pasted(mpi: str, tmp_path: Path) -> N
     [
         ("openmpi", ["run", "-np", 2, WORKER], "'run' starts ranks itself"),
         pytest.param(
-            "mpich",
-            ["run", "-np", 2, WORKER],
-            "'run' starts ranks itself",
-            marks=pytest.mark.mpich,
+            "mpich", ["run", "-np", 2, WORKER], "'run' starts ranks itself", marks=pytest.mark.mpich
         ),
         ("openmpi", ["check"], "'check' starts ranks itself"),
         ("openmpi", ["bench", "--quick"], "'bench' starts ranks itself"),

@@ -51,10 +51,7 @@ def serial(size: int, epochs: int) -> tuple[dict[str, torch.Tensor], float]:
 
 @pytest.mark.parametrize(
     ("size", "arguments", "env"),
-    [
-        (2, ["--start-method", "spawn", "--epochs", "1"], {}),
-        (3, [], SETTINGS),
-    ],
+    [(2, ["--start-method", "spawn", "--epochs", "1"], {}), (3, [], SETTINGS)],
 )
 def test_the_usual_training_script(
     size: int, arguments: list[str], env: dict[str, str], tmp_path: Path

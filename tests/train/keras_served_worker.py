@@ -16,13 +16,7 @@ from stopping import stop_in_step
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.data.sampling import (
-    epoch_permutation,
-    global_batch,
-    seed_generators,
-    step_seed,
-    steps_per_epoch,
-)
+from hvdtrain.data import sampling
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
@@ -82,12 +76,12 @@ def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dic
     made = build_recipe(make, options, context.current().topology)
     model, samples = made.model, made.train
     model.compile(optimizer, sum_over_samples(made.loss))
-    steps = steps_per_epoch(len(samples), BATCH)
+    steps = sampling.steps_per_epoch(len(samples), BATCH)
     for number in range(EPOCHS * steps):
-        order = epoch_permutation(len(samples), SEED, number // steps)
-        rows, counted = padded(global_batch(order, number % steps, BATCH), BATCH)
+        order = sampling.epoch_permutation(len(samples), SEED, number // steps)
+        rows, counted = padded(sampling.global_batch(order, number % steps, BATCH), BATCH)
         weights = (counted / counted.sum()).astype(dtype)
-        seed_generators(step_seed(SEED, number, 0))
+        sampling.seed_generators(sampling.step_seed(SEED, number, 0))
         inputs = samples.inputs[rows]
         inputs = inputs.astype(dtype) if inputs.dtype.kind == "f" else inputs
         model.train_on_batch(inputs, samples.labels[rows], weights)

@@ -9,14 +9,7 @@ import numpy as np
 from exchange_formulas import mean
 from keras_fit_cases import Interrupt, Interrupted
 from keras_formula import Batch, Simulated
-from keras_optimizer_cases import (
-    SHAPES,
-    assert_close,
-    digest,
-    gradients,
-    own,
-    stepped,
-)
+from keras_optimizer_cases import SHAPES, assert_close, digest, gradients, own, stepped
 from raising import raising
 
 import hvdtrain.keras as hvd

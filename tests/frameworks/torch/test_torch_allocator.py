@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.core.allocators import (
-    LEAST_BYTES,
-    AllocatorError,
-    GradientArena,
-    blocks_for,
-    build,
-)
+from hvdtrain.core.allocators import LEAST_BYTES, AllocatorError, GradientArena, blocks_for, build
 from hvdtrain.torch.allocator import Allocator, find_allocator, recipe, why_no_allocator
 
 COUNT = LEAST_BYTES // 4

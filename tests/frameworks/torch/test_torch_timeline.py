@@ -36,12 +36,7 @@ Calls = dict[str, dict[str, Any]]
 )
 def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_path: Path) -> None:
     calls: list[Calls] = run_ranks(
-        WORKER,
-        np,
-        args=[tmp_path, ahead, faster],
-        env=BUCKETS,
-        timeout_seconds=300,
-        warm="torch",
+        WORKER, np, args=[tmp_path, ahead, faster], env=BUCKETS, timeout_seconds=300, warm="torch"
     ).results
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "second.json"]
     first, second = (Trace(tmp_path / f"{name}.json", np) for name in ("first", "second"))

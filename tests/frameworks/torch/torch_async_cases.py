@@ -14,14 +14,7 @@ from unittest.mock import patch
 
 import torch
 from job import RESULTS
-from torch_training import (
-    grad_of,
-    gradients_of,
-    ranks_sum,
-    refused,
-    wrapped_sgd,
-    zeros,
-)
+from torch_training import grad_of, gradients_of, ranks_sum, refused, wrapped_sgd, zeros
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context

@@ -208,7 +208,7 @@ def rows_of(rank: int) -> slice:
 def a_closure_gives_its_own_loss_where_nothing_depends_on_it() -> None:
     (weight,) = zeros(1, 1)
     every_loss: list[Any] = [
-        *(lambda r: torch.tensor(r + 1.0), lambda r: r + 1.0, lambda r: 3.0 if r == 0 else None),
+        *(lambda r: torch.tensor(r + 1.0), lambda r: r + 1.0, lambda r: 3.0 if r == 0 else None)
     ]
     for kind_of, losses in product((torch.optim.SGD, Halving), every_loss):
         optimizer = hvd.DistributedOptimizer(kind_of([weight], lr=0.1))
@@ -315,7 +315,7 @@ def two_optimizers_in_another_order_on_each_rank() -> None:
 def a_later_optimizer_takes_parameters_over() -> None:
     """While it exists; the program may still have the one before, whose steps are refused."""
     every_option: list[dict[str, Any]] = [
-        *({"op": hvd.Sum}, {"op": hvd.Sum, "sharded": True}, {"exchange": "local:steps=2"}),
+        *({"op": hvd.Sum}, {"op": hvd.Sum, "sharded": True}, {"exchange": "local:steps=2"})
     ]
     for options in every_option:
         named = dict(zip("abc", zeros(3, 3), strict=True))

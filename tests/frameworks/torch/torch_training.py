@@ -124,11 +124,7 @@ def zeros(count: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[t
 
 
 def check_equals_alone(
-    model: Model,
-    make: Make,
-    steps: int,
-    bound: float = 1e-13,
-    clip: float | None = None,
+    model: Model, make: Make, steps: int, bound: float = 1e-13, clip: float | None = None
 ) -> None:
     alone = build()
     train_alone(alone, make(list(alone.parameters())), steps, clip)

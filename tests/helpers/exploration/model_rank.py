@@ -16,17 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.core.agreement import votes
-from hvdtrain.core.agreement.decision import (
-    Action,
-    ChannelState,
-    Fail,
-    Leave,
-    Report,
-    ReportsExchanged,
-    Vote,
-    Voted,
-)
+from hvdtrain.core.agreement import decision, votes
 from hvdtrain.core.agreement.operation import Marker
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.core.gradients.step import BucketProgress
@@ -157,18 +147,18 @@ class Heard(NamedTuple):
 
 
 # What an engine call has ended with, that the driver takes next.
-Outcome = Voted | ReportsExchanged | Ran | Heard
+Outcome = decision.Voted | decision.ReportsExchanged | Ran | Heard
 
 # An engine call.
-Call = Vote | Report | Request | BucketVote
+Call = decision.Vote | decision.Report | Request | BucketVote
 
 # What a driver does next.
-Step = Action | Call | Outcome | Bucket
+Step = decision.Action | Call | Outcome | Bucket
 
 
 class Rank(NamedTuple):
     place: int = 0
-    life: ChannelState = ChannelState(0)
+    life: decision.ChannelState = decision.ChannelState(0)
     pending: tuple[Request, ...] = ()
     steps: tuple[tuple[str, BucketProgress], ...] = ()
     actions: tuple[Step, ...] = ()
@@ -290,12 +280,12 @@ class Reasons(dict[str, str]):
         return hash(tuple(self))
 
 
-def hashable(action: Action) -> Action:
+def hashable(action: decision.Action) -> decision.Action:
     match action:
-        case Fail(reasons):
-            return Fail(Reasons(reasons))
-        case Leave(unmet):
-            return Leave(Reasons(unmet))
+        case decision.Fail(reasons):
+            return decision.Fail(Reasons(reasons))
+        case decision.Leave(unmet):
+            return decision.Leave(Reasons(unmet))
     return action
 
 

@@ -3,13 +3,7 @@
 import pytest
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
-from hvdtrain.core.stall import (
-    StallSettings,
-    StallWarnings,
-    Wait,
-    describe,
-    find_stalls,
-)
+from hvdtrain.core.stall import StallSettings, StallWarnings, Wait, describe, find_stalls
 from hvdtrain.topology import Topology
 
 SUM = Request("allreduce", "a")
