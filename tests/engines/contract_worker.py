@@ -26,8 +26,6 @@ from hvdtrain.world import promised_world
 
 
 class _Cases(dict[str, Callable[[], object]]):
-    """All that can be asked for, by name."""
-
     def __missing__(self, case: str) -> Callable[[], object]:
         return lambda: _run(case)
 

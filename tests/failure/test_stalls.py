@@ -17,7 +17,6 @@ UNHEARD = "and a rank that prints no such line has not answered for"
 
 
 def stalls(stderr: str) -> dict[str, set[str]]:
-    """Return what rank 0 warned of in each case, without the times and the digests of plans."""
     _, *sections = re.split(r"^CASE (\w+)$", stderr, flags=re.M)
     return {
         case: {

@@ -80,7 +80,6 @@ print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_syn
 
 
 def place(rank: int) -> cluster_environment.ClusterRank:
-    """Return the place of a rank of three, two of them on the first node."""
     addresses = ("a:1", "a:2", "b:3")
     return cluster_environment.ClusterRank(
         rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses

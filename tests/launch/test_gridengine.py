@@ -102,7 +102,6 @@ class GridEngine(Scheduler):
         return super().ask(_PROGRAMS / str(words[0]), *words[1:], check=check)
 
     def exits(self, job: str) -> list[int]:
-        """Return with which exit code each start of a job has ended."""
         found = re.findall(r"^exit_status +(\d+)", self.ask("qacct", "-j", job), re.MULTILINE)
         return [int(code) for code in found]
 

@@ -25,7 +25,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs, of which the third lacks files, and the reports of the first and of all."""
     folder = tmp_path_factory.mktemp("runs")
     make_run(
         folder / "one",

@@ -26,12 +26,10 @@ SETTINGS = {
 
 
 def complaints(done: Completed) -> list[str]:
-    """Return what ranks wrote on stderr, but for the word that they are more than the cores."""
     return [line for line in done.stderr.splitlines() if "start fewer ranks there" not in line]
 
 
 def serial(size: int, epochs: int) -> tuple[dict[str, torch.Tensor], float]:
-    """Return the weights and the test loss that one process gets from the same global batches."""
     points = runpy.run_path(str(SCRIPTS / "points.py"))
     data, test = points["Points"](48, seed=1), points["Points"](24, seed=2)
     torch.manual_seed(0)

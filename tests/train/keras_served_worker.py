@@ -44,7 +44,6 @@ COMMON: dict[str, Any] = {
 
 
 def recipe(*extra: Any, **parts: Any) -> Recipe:
-    """Return two hidden layers, with more layers between them; two servers cut the second."""
     layers = keras.layers
     hidden = [layers.Dense(32, "relu", name="first"), *[make() for make in extra]]
     hidden += [layers.Dense(32, "tanh", name="second"), layers.Dense(CLASSES, name="scores")]
@@ -71,7 +70,6 @@ def decayed(rate: Any) -> Any:
 
 
 def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dict[str, Any]:
-    """Return the weights that plain Keras has by path after the same steps on one rank."""
     options = TrainOptions(recipe="served.py:recipe", **COMMON, dtype=dtype)
     made = build_recipe(make, options, context.current().topology)
     model, samples = made.model, made.train
@@ -89,7 +87,6 @@ def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dic
 
 
 def distance(directory: Path, expected: dict[str, Any]) -> float:
-    """Return the largest difference of a weight, relative to the largest weight of its array."""
     (newest, *_) = checkpoint_files(directory)
     found = load_checkpoint(newest, "np")["model"]
     assert found.keys() == expected.keys()
@@ -107,7 +104,6 @@ def run(
     optimizer: Callable[[], Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train, and return the summary; with an optimizer also how far plain Keras is from it."""
     out = directory / name
     asked = TrainOptions(recipe="served.py:recipe", out=out, **{**COMMON, **strategy, **options})
     try:

@@ -51,7 +51,6 @@ class Ranks:
 
 
 def info_of(steps: int, given: Sequence[float] | None, flush: bool = False) -> StepInfo:
-    """Return the info of an exchange after as many steps of each rank."""
     info = replace(weighed(0, given), local_steps=steps * hvd.size(), flush=flush)
     if given is None:
         return replace(info, weight=float(steps), total=float(steps * hvd.size()), weighted=True)

@@ -19,7 +19,6 @@ def lowest(setup_py_text: str) -> dict[str, str]:
 
 
 def _texts(tree: ast.AST) -> list[str]:
-    """Return all constant texts but those of developers' extras and python_requires."""
     if isinstance(tree, ast.Constant):
         return [tree.value] if isinstance(tree.value, str) else []
     children = list(ast.iter_child_nodes(tree))

@@ -28,7 +28,6 @@ class Rates(keras.callbacks.Callback):
 
 
 def rates_of(*callbacks: Any, epochs: int = 4) -> tuple[list[float], Any]:
-    """Return the learning rates of all steps of a fit, and what it put into its logs."""
     model, recorder = shared_model(), Rates()
     model.optimizer.learning_rate = RATE
     history = fit(model, hvd.rank(), epochs=epochs, callbacks=[*callbacks, recorder])

@@ -57,15 +57,12 @@ class Interrupted(Exception):
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Ends the training of all ranks after two epochs."""
-
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 2:
             raise Interrupted
 
 
 def data(seed: int = 0) -> tuple[Any, Any]:
-    """Return inputs and targets, [steps, ranks, rows, ...]."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(STEPS, hvd.size(), ROWS, 3)).astype(np.float32)
     return x, np.tanh(x @ random.normal(size=(3, 2))).astype(np.float32)
@@ -86,7 +83,6 @@ def _shared() -> tuple[Any, list[Any]]:
 
 
 def shared_model() -> Any:
-    """Return a model as it was at first, but for its traces, which many cases share."""
     model, state = _shared()
     for variable, value in zip(training_state(model), state, strict=True):
         variable.assign(value)
@@ -95,7 +91,6 @@ def shared_model() -> Any:
 
 
 def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:
-    """Fit on a rank's part of each batch, or on all of it."""
     parts = data() if arrays is None else arrays
     if rank is not None:
         parts = [array[:, rank] for array in parts]

@@ -78,7 +78,6 @@ def own(step: int) -> list[Array]:
 
 
 def agree(make: Make, **options: Any) -> list[Any]:
-    """Return the end of a distributed optimizer, and fail if a plain one's is another."""
     got = stepped(hvd.DistributedOptimizer(make(), **options), own)
     assert_close(got, stepped(make(), mean_gradients))
     return got

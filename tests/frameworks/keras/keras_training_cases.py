@@ -59,8 +59,6 @@ class Largest(keras.metrics.Metric):
 
 
 class Counted(keras.metrics.Metric):
-    """Says that it adds up."""
-
     adds_up = True
 
 

@@ -58,7 +58,6 @@ def a_rank_leaves_out_an_update_that_is_not_finite() -> str:
 
 
 def line_model(exchange: str) -> Any:
-    """Return the model of Simulated with a plain SGD."""
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=exchange)
     model.compile(optimizer, loss="mse")
@@ -66,7 +65,6 @@ def line_model(exchange: str) -> Any:
 
 
 def line_batches(counts: list[int]) -> list[list[Batch]]:
-    """Return as many batches for each rank, of which the last one is smaller."""
     random = np.random.default_rng(7)
     return [
         [

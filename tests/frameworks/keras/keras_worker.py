@@ -49,7 +49,6 @@ NOT_ON = {
 
 
 def hooked() -> list[bool]:
-    """Return for compile and fit of Keras's models whether they are hvdtrain's."""
     methods: list[Any] = [keras.Model.compile, keras.Model.fit]
     return [method.__globals__["__name__"].startswith("hvdtrain.") for method in methods]
 

@@ -51,7 +51,6 @@ def weights(model: torch.nn.Module) -> list[float]:
 
 
 def shared_folder() -> Path:
-    """Return a new folder, the same on all ranks."""
     return Path(hvd.broadcast_object(mkdtemp() if hvd.rank() == 0 else None))
 
 

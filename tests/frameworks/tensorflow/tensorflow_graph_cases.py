@@ -93,7 +93,6 @@ def gradients_evaluated_alone() -> None:
 
 
 def operations_on(process_set: Any, count: int) -> list[tuple[Callable[[Any], Any], Any]]:
-    """Return operations, and the gradients where rank r sends back ones times r + 1."""
     rank, on = hvd.rank(), {"process_set": process_set}
     numbers = [float(r + 1) for r in process_set.ranks]
     mine, mean = np.array(numbers)[:, None], np.mean(numbers)

@@ -30,7 +30,6 @@ def digest(variables: Any) -> str:
 
 
 def data() -> tuple[Any, Any]:
-    """Return the inputs and targets of all ranks and steps."""
     random = np.random.default_rng(1)
     rows = STEPS * hvd.size() * ROWS
     x = random.normal(size=(rows, 3)).astype(np.float32)
@@ -38,7 +37,6 @@ def data() -> tuple[Any, Any]:
 
 
 def batch(step: int, rank: int | None) -> tuple[Any, Any]:
-    """Return a rank's part of a step, or all of it."""
     x, y = data()
     start = step * hvd.size() * ROWS + (rank or 0) * ROWS
     count = ROWS if rank is not None else ROWS * hvd.size()
@@ -81,7 +79,6 @@ def train(
 
 @functools.cache
 def of_one_rank(make: Callable[[], Any]) -> list[Any]:
-    """Return the weights that one rank gets with the whole batches and a plain optimizer."""
     return [variable.numpy() for variable in train(make(), None, compiled=False)]
 
 

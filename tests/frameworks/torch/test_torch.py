@@ -55,7 +55,6 @@ def test_the_page_says_what_goes_with_each_exchange() -> None:
 
 
 def table_of_page() -> dict[str, dict[str, str]]:
-    """Return what docs/exchanges.md says, by feature and exchange."""
     lines = (DOCS / "exchanges.md").read_text().splitlines()
     start = lines.index("<!-- checked by tests/frameworks/torch/test_torch.py -->") + 2
     rows = []

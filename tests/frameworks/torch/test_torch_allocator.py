@@ -24,7 +24,6 @@ def allocator() -> Allocator:
 
 
 def open_arena(allocator: Allocator) -> GradientArena:
-    """Return an arena of two blocks."""
     blocks = blocks_for([LEAST_BYTES])
     assert blocks is not None
     memory = np.frombuffer(mmap.mmap(-1, blocks.nbytes), np.uint8)

@@ -59,7 +59,6 @@ _FOUND: dict[int, list[dict[str, Any]]] = {
 
 
 def drawn(count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield seeds and programs without features of known faults."""
     seed = 0
     while count:
         program = draw(seed)

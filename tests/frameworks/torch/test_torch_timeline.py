@@ -60,7 +60,6 @@ def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_pat
 
 
 def check_phases(trace: Trace, np: int) -> None:
-    """Check that each operation is there on each rank, and how it ended."""
     for rank in range(np):
         for subject in KINDS:
             assert trace.phases(rank, subject) == ["negotiation", "moving"], (rank, subject)
@@ -137,14 +136,12 @@ def check_clocks(trace: Trace, calls: list[Calls], ahead: float) -> None:
 
 
 def check_process_set(trace: Trace, ranks: list[int]) -> None:
-    """Check that only members of a process set have its row."""
     rows = {(s.rank, s.row) for s in trace.slices if s.args.get("process set") == "process set 1"}
     assert rows == {(rank, "process set 1") for rank in ranks}
     assert set(trace.of("allreduce 'of a set'", "moving")) == set(ranks)
 
 
 def check_buckets(trace: Trace, np: int) -> None:
-    """Check the two optimizer steps of three buckets."""
     for rank in range(np):
         steps = [s for s in trace.slices if s.rank == rank and s.row == "bucket plan of world"]
         steps = [s for s in steps if s.args["operation"] == "optimizer step"]

@@ -55,7 +55,6 @@ def waiting_in_different_orders() -> None:
 
 
 def new_file(name: str) -> Path:
-    """Return a file that the ranks of this job see; a case may be run again."""
     return Path(os.environ[RESULTS]) / f"{name} {next(TIMES)}"
 
 
@@ -324,7 +323,6 @@ def reduced_buckets(optimizer: hvd.DistributedOptimizer) -> int:
 
 
 def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], Any]:
-    """Return two weights, and an optimizer with a bucket for each."""
     weights = zeros(2, 2, dtype=torch.float32)
     return weights, wrapped_sgd(*weights, groups=2, process_set=process_set)
 

@@ -8,7 +8,6 @@ import hvdtrain.torch as hvd
 
 
 def check(rows: list[int], *shape: int, momentum: float | None, affine: bool) -> None:
-    """Compare output, gradients and running statistics for `rows[r]` samples on rank r."""
     torch.manual_seed(5)
     whole = torch.randn(sum(rows), *shape).double() * 3 + 1e3
     factor = torch.randn(sum(rows), *shape).double()

@@ -47,7 +47,6 @@ def wrapped(model: Model, exchange: Exchange | str) -> hvd.DistributedOptimizer:
 
 
 def one_bit(hierarchical: bool) -> OneBit:
-    """Return one that does not ask a device whether a step was finite."""
     exchange = OneBit(hierarchical)
     exchange.checks_finite = False
     return exchange

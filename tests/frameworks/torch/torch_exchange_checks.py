@@ -39,7 +39,6 @@ Rule = Callable[[list[Flat], Sequence[float], bool], Flat]
 
 
 def exchange_of(name: str, parameters: int, ranks: int) -> Exchange:
-    """Return a new exchange of the catalog; `auto` has chosen for the first parameter."""
     if name != "auto":
         return make_exchange(TEXTS[name])
     codes = NBitExchange(block=8)
@@ -66,7 +65,6 @@ def new_optimizer(
 
 
 def check_replicas(model: torch.nn.Module, members: ProcessSet = global_process_set) -> None:
-    """Check that all ranks have the same weights, bit for bit."""
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).reshape(1, -1)
     gathered = hvd.allgather(weights, name="replicas", process_set=members)
     assert all(torch.equal(gathered[0], other) for other in gathered)
@@ -135,7 +133,6 @@ class Checked:
             self._check_exchange(flush=False)
 
     def flush(self) -> None:
-        """Make weights equal, and check all that has not been."""
         drifted = not self.optimizer.synchronized
         self.optimizer.flush()
         if drifted:
@@ -189,7 +186,6 @@ class Checked:
             assert float((found - whole).abs().max()) < tolerance, (self.name, name)
 
     def _residuals(self) -> Mapping[str, torch.Tensor]:
-        """Return what all ranks keep of gradients, by name of the parameter."""
         own = self.optimizer.exchange_state()["own"]
         of_ranks = hvd.allgather_object(own, name="residuals", process_set=self._members)
         names = self.optimizer._parameter_names

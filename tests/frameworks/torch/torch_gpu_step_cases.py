@@ -29,7 +29,6 @@ class Seen:
 
 
 def events_of(work: Callable[[], None]) -> list[Seen]:
-    """Return what is seen on the host while work() runs, and on the device because of it."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities) as profile:
@@ -74,7 +73,6 @@ def deep_model(width: int) -> torch.nn.Module:
 
 
 def is_nccl() -> bool:
-    """Return whether the device's memory is reduced on the device here."""
     return device().type == "cuda" and context.current().engine_name == "nccl"
 
 

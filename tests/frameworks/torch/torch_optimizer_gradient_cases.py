@@ -147,7 +147,6 @@ def gradients_of_equal_size_stay_with_their_optimizers() -> None:
 
 
 def checkpointed(model: training.Model, inputs: torch.Tensor, reentrant: bool) -> torch.Tensor:
-    """Compute without keeping what lies between the layers."""
     inputs.requires_grad_()  # without it the older form has nothing to differentiate
     result: torch.Tensor = checkpoint(model, inputs, use_reentrant=reentrant)
     return result

@@ -172,7 +172,6 @@ def closures_on_data_that_differ_between_ranks() -> None:
     targets[rows_of(n - 1)] *= 50  # so that a rank alone would search elsewhere
 
     def trained(make: Any, op: Any, rows: slice) -> list[Any]:
-        """Return weights and losses after three steps; of one process for all rows."""
         layer = torch.nn.Linear(3, 1, dtype=torch.float64)
         for parameter in layer.parameters():
             torch.nn.init.zeros_(parameter)

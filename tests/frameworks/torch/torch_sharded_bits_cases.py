@@ -27,7 +27,6 @@ Step = Callable[[hvd.DistributedOptimizer, list[torch.nn.Parameter], int], None]
 
 
 def build_odd(dtype: torch.dtype) -> Model:
-    """Return a network whose parameters have odd sizes, and end in the middle of vectors."""
     torch.manual_seed(5)
     layers = [torch.nn.Linear(7, 131), torch.nn.Tanh(), torch.nn.Linear(131, 33)]
     spare = torch.nn.Linear(5, 3)  # which no rank uses

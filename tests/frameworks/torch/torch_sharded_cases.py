@@ -54,7 +54,6 @@ def wrapped(make: Make, model: Model, **settings: Any) -> hvd.DistributedOptimiz
 
 
 def pair(make: Make, dtype: torch.dtype = torch.float64) -> list[tuple[Model, Any]]:
-    """Return a model and its optimizer, whose work is shared, and the same where it is not."""
     models = [build().to(dtype) for _ in range(2)]
     return [(m, wrapped(make, m, sharded=s)) for m, s in zip(models, (True, False), strict=True)]
 

@@ -57,7 +57,6 @@ TABLES: dict[str, Sequence[Callable[[], object]]] = {
 
 
 def run(job: str) -> dict[str, object]:
-    """Run a table in a job of its own, and return what the tests look at."""
     table, *settings = job.split(", ")
     in_place = table.endswith(" in place")
     table = table.removesuffix(" in place")

@@ -167,7 +167,6 @@ class Actor:
             pass  # the main thread will meet an error of its own
 
     def _wait_for_buckets(self, made: Made) -> None:
-        """Wait as an optimizer does, for the buckets themselves."""
         assert made.step is not None
         with self._channel.waiting(made.operation):
             for reduced in made.step.reduced:

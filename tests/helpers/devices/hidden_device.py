@@ -201,7 +201,6 @@ class _Call:
                 set_storage(tensor, storage, *place_of(elements))
 
     def shown(self, elements: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on the device that these elements lie behind."""
         if id(elements) in self._arguments:
             return self._arguments[id(elements)][0]
         # A view of what is no inference tensor is none either.

@@ -19,7 +19,6 @@ def is_hidden(tensor: torch.Tensor) -> bool:
 
 
 def elements_behind(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor over the elements of a tensor on the device: for a test's engine."""
     storage: Any = tensor.untyped_storage()
     elements = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
         storage.behind, tensor.storage_offset(), tensor.size(), tensor.stride()

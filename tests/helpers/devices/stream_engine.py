@@ -17,8 +17,6 @@ from hvdtrain.engines.local import LocalCommunicator
 
 
 def _recorded(name: str) -> Any:
-    """Return a method that does what a world of one does, and records it."""
-
     def call(self: "RecordingCommunicator", send: Buffer, receive: Buffer, *how: Any) -> None:
         getattr(LocalCommunicator, name)(self, send, receive, *how)
         _record(name, reads=send, writes=receive)

@@ -187,7 +187,6 @@ class LossModel:
                 yield move, process._replace(rank=rank)
 
     def _all_are_through(self, state: Processes, process: Process) -> bool:
-        """Return whether all members that are left have left, or go on without this one."""
         others = [state.all[number] for number in process.group if is_left(state.all[number])]
         return all(
             dict(other.rank.ended).get("leave") == DONE or other.stage is Stage.WAITING
@@ -270,7 +269,6 @@ class LossModel:
                 yield "the world opens", self._open(state, opening)
 
     def _goes_on(self, state: Processes, members: Sequence[int]) -> Sequence[int]:
-        """Return the members that go on together in the next world now, or none."""
         left = [number for number in members if is_left(state.all[number])]
         ready = all(state.all[number].stage is Stage.WAITING for number in left)
         return left if ready else ()

@@ -51,7 +51,6 @@ def is_call(step: Step | None) -> TypeGuard[Call]:
 def outcomes_of(
     ranks: Sequence[Rank], calls: Sequence[Call], members: Sequence[int]
 ) -> Sequence[Outcome] | None:
-    """Return what a call of all members ends with on each; None if it cannot end yet."""
     first = calls[0]
     if any(_kind(call) != _kind(first) for call in calls):
         raise Fault(f"members are in different primitives: {calls}")
@@ -100,7 +99,6 @@ class RankModel:
         self._threads, self._rules = threads, rules
 
     def follow(self, rank: Rank, event: decision.Event) -> Rank:
-        """Return the rank after an event, with what its driver is to do."""
         life, actions = self._rules(rank.life, event)
         return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
 
@@ -159,7 +157,6 @@ class RankModel:
             yield word, self._submit(after, request_of(word), word.rstrip("(~"))
 
     def submit(self, rank: Rank, request: Request) -> tuple[Rank, decision.Refuse | None]:
-        """Return the rank after a request, and the refusal if it is refused."""
         life, actions = self._rules(rank.life, decision.Submitted(request))
         refusals = [action for action in actions if isinstance(action, decision.Refuse)]
         return rank._replace(life=life), refusals[0] if refusals else None

@@ -172,7 +172,6 @@ class Rank(NamedTuple):
 
 
 def repeats(ranks: Iterable[Rank], request: Request) -> bool | None:
-    """Return whether an operation has another bucket after this one; None if it cannot run."""
     own = [progress for rank in ranks if (progress := progress_of(rank, request)) is not None]
     if not all(progress.ready for progress in own):
         return None

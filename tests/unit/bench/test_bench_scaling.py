@@ -108,7 +108,6 @@ WORK = Work("made", 0.03, 0.06, 0.01, BUCKETS, jitter_seconds=0.0, copy_seconds=
 def profile(
     ranks: int, nodes: int, seconds: list[float], links: list[list[Any]], **extra: float
 ) -> Result:
-    """Return a profile of WORK on a cluster of NODE and NETWORK, each repeat a little slower."""
     names = ("forward", "backward", "optimizer", "copy", "jitter")
     phases = {f"{name}_seconds": getattr(WORK, f"{name}_seconds") for name in names}
     work = {"name": WORK.name, "buckets": BUCKETS, "repeats": [phases] * len(seconds)}

@@ -210,7 +210,6 @@ CASES: list[Case] = [
 
 
 def races(engine: str, cases: list[Case]) -> list[str]:
-    """Run cases, and return what may happen too early."""
     found = []
     hvd.init(engine=engine)
     for case in cases:
@@ -391,7 +390,6 @@ def refusal(call: Callable[..., object], *arguments: object) -> str:
 
 
 def main() -> None:
-    """Print what was found wrong, and how many mutations were tried."""
     stream_record.install()
     stream_engine.install()
     # The host waits where it looks at weights, which orders what comes after.

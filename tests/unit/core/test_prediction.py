@@ -46,7 +46,6 @@ def plan_of(counts: Sequence[int], bucket_bytes: int) -> BucketPlan:
 
 
 def compressing(name: str, plan: BucketPlan, rate: float, start: float, speed: float) -> Method:
-    """Return a method that sends `rate` of the bytes, and compresses some bytes per second."""
     costs = [GradientCost(spec.nbytes / speed, rate * spec.nbytes) for spec in plan.specs]
     return Method(name, 2, start, tuple(costs))
 

@@ -20,7 +20,6 @@ FILES = {"part-1": 7, "part-0": 0, "part-2": 12}
 
 
 def write(folder: Path) -> int:
-    """Write tables with the columns number and square, and return the number of rows."""
     first = 0
     for name, rows in sorted(FILES.items()):
         numbers = range(first, first + rows)

@@ -58,7 +58,6 @@ class Meeting:
 
 
 def in_processes(size: int, work: Callable[[NodeGroup, int], None]) -> list[int | None]:
-    """Run `work` in forked processes that form a team; return their exit codes."""
     meeting = Meeting(size)
 
     def run(rank: int) -> None:

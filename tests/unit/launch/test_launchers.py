@@ -39,7 +39,6 @@ QUICK = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
 
 
 def build(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) -> LaunchCommand:
-    """Build a command line for a program called PROGRAM."""
     request = LaunchRequest(("PROGRAM",), **wanted)
     vendor = VENDORS.get(name, "openmpi")
     launcher = replace(LAUNCHERS[KINDS.get(name, name)], path="L", vendor=vendor)
@@ -98,7 +97,6 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def mpirun(hostfile: str | None = None, environ: dict[str, str] | None = None) -> LaunchCommand:
-    """Build a command line with these and otherwise plain arguments."""
     launcher = own_launcher(MpiLibrary("openmpi", "5.0.11", None), "/bin/mpirun")
     return launcher.command(LaunchRequest(PROGRAM, ranks=4, hostfile=hostfile), environ or {})
 

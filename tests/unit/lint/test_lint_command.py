@@ -16,13 +16,11 @@ LINE = MISTAKE.count("\n")
 
 
 def lint(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
     command = [sys.executable, "-m", "hvdtrain", "lint", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> Path:
-    """Write a script."""
     path = folder / name
     path.write_text(text)
     return path

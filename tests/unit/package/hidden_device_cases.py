@@ -44,7 +44,6 @@ def the_host_reads_nothing() -> None:
 
 
 def raises(kind: type[Exception], call: Callable[[], object]) -> None:
-    """Fail unless `call` raises such an error."""
     try:
         call()
     except kind:

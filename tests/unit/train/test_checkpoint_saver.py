@@ -32,8 +32,6 @@ class Snapshot:
 
 @dataclass
 class State:
-    """A state of one array."""
-
     value: Any
     ready: threading.Event = field(default_factory=threading.Event)
     tensor_library: TensorLibrary = "np"

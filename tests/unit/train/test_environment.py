@@ -28,7 +28,6 @@ def run_git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of a repository with one commit of one file, recipe.py."""
     # Git has as much time as it needs, however slow the machine is.
     monkeypatch.setattr(records, "_TIMEOUT_SECONDS", 300.0)
     folder = tmp_path / "a repository"

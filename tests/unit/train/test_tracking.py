@@ -182,7 +182,6 @@ trackers.end("stopped" if resumed is None else "finished")
 
 
 def run(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the program above."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     # How long wandb waits for its own process, however slow the machine is.
     environment |= {"WANDB__SERVICE_WAIT": "300", "WANDB_INIT_TIMEOUT": "300"}

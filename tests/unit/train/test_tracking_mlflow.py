@@ -174,7 +174,6 @@ def log_until_told(trackers: Trackers, step: int, said: list[str]) -> None:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something holds."""
     deadline = time.monotonic() + START_SECONDS
     while not condition():
         assert time.monotonic() < deadline

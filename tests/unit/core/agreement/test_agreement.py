@@ -25,7 +25,6 @@ def report(*requests: Request, awaited: tuple[Request, ...] = ()) -> decision.Re
 
 
 def both(*requests: list[Request], awaited: tuple[Request, ...] = ()) -> decision.Decision:
-    """Decide; each rank waits for those of its requests that are awaited."""
     reports = [report(*own, awaited=tuple(r for r in awaited if r in own)) for own in requests]
     return decision.decide(reports, range(len(requests)))
 

@@ -172,15 +172,12 @@ def report(numbers: Iterable[int], prefix: str = "x", joined_seconds: float = 0.
 
 
 class Ranks:
-    """Ranks that exchange reports."""
-
     def __init__(self, size: int) -> None:
         self._referee = Referee()
         group = Group(self._referee, size, "world")
         self._ways = [ReportExchange(MeetingCommunicator(group, r, True)) for r in range(size)]
 
     def exchange(self, own: list[Report]) -> list[tuple[Report, ...]]:
-        """Exchange a report of each rank; return what each rank received."""
         received: dict[int, tuple[Report, ...]] = {}
 
         def run(rank: int) -> None:

@@ -20,7 +20,6 @@ EXHAUSTIVE = os.environ.get("HVDTRAIN_TEST_EXHAUSTIVE") == "1"
 
 
 def explored(*ranks: str, **how: object) -> Explored:
-    """Explore these programs, and fail on a fault."""
     seen = explore(ChannelModel(*ranks, deserts=may_desert(ranks), **how))  # type: ignore[arg-type]
     assert not seen.fault, f"{ranks} {how}: {seen.fault}"
     return seen
