@@ -131,8 +131,7 @@ def alltoall() -> None:
 
 
 def process_set() -> None:
-    made = process_sets.add_process_set([0])
-    process_sets.remove_process_set(made)
+    process_sets.remove_process_set(process_sets.add_process_set([0]))
 
 
 def step() -> None:

@@ -129,8 +129,7 @@ def analyzed(folder: Path) -> str:
     """Return what torch's analyzer says of flight records, by the command of the page."""
     page = Path(__file__).parents[2] / "docs" / "stalls.md"
     (code,) = re.findall(r'python -c "(.*?)" FOLDER', page.read_text(), re.DOTALL)
-    done = start([sys.executable, "-c", code, folder]).end(code=0)
-    return done.stderr
+    return start([sys.executable, "-c", code, folder]).end(code=0).stderr
 
 
 def test_the_job_ends_by_horovods_variables(tmp_path: Path) -> None:

@@ -80,9 +80,8 @@ print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_syn
 
 
 def place(rank: int) -> cluster_environment.ClusterRank:
-    addresses = ("a:1", "a:2", "b:3")
     return cluster_environment.ClusterRank(
-        rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses
+        rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], ("a:1", "a:2", "b:3")
     )
 
 
@@ -203,8 +202,7 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
-    line = [sys.executable, *EXEC, *words]
-    done = start(line).end()
+    done = start([sys.executable, *EXEC, *words]).end()
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert reason in done.stderr
 
@@ -456,8 +454,7 @@ def test_a_rank_that_leads_and_fails_ends_the_job(
     script = tmp_path / "fails.py"
     script.write_text(WAITING)
     words = [*EXEC, "--roles", roles, str(script), ends, others, "7"]
-    done = launch(words, roles.count(":")).end(code=7)
-    assert "hvdtrain:" not in done.stderr
+    assert "hvdtrain:" not in launch(words, roles.count(":")).end(code=7).stderr
 
 
 def test_which_ranks_end_a_job() -> None:

@@ -119,9 +119,8 @@ class GridEngine(Scheduler):
         # A name that this machine gives to 127.0.0.1 must be that which it gives to itself.
         (self._common / "host_aliases").write_text(f"localhost {socket.gethostname()}\n")
         self.ask("spoolinit", "classic", "libspoolc", spool, "init", check=True)
-        text = (_SHARED / "default-configuration").read_text()
         changed = _changed(
-            text,
+            (_SHARED / "default-configuration").read_text(),
             administrator_mail="none",
             execd_spool_dir=self._directory / "execd",
             min_uid=0,

@@ -71,16 +71,14 @@ def test_a_script_that_starts_its_own_ranks() -> None:
         done = job.ended()
     assert (done.returncode, done.stdout, done.stderr) == (0, "(0, 6, 11) (1, 6, 11)\n", "")
     require_hosts()
-    agent = {"PRTE_MCA_plm_ssh_agent": AGENT}
-    done = start([*words, "node1:1,node2:1"], env=agent).end()
+    done = start([*words, "node1:1,node2:1"], env={"PRTE_MCA_plm_ssh_agent": AGENT}).end()
     # Open MPI 5 warns if what it starts is faster than its own setpgid().
     lines = [line for line in done.stdout.splitlines() if "setpgid(" not in line]
     assert (done.returncode, lines, done.stderr) == (0, ["(0, 6, 11) (1, 6, 11)"], "")
 
 
 def test_an_elastic_script() -> None:
-    elastic = SCRIPTS / "elastic.py"
-    done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True)
+    done = run_ranks(SCRIPT, 3, args=[SCRIPTS / "elastic.py"], cases_expected=True)
     assert complaints(done) == []
 
 

@@ -37,10 +37,9 @@ class Ranks:
         self.agree([w.astype(np.float64) for w in start])
 
     def step(self, step: int) -> None:
-        changes = of_ranks(step, self._dtype)
         self.weights = [
             [w + 0.25 * d for w, d in zip(ws, ds, strict=True)]
-            for ws, ds in zip(self.weights, changes, strict=True)
+            for ws, ds in zip(self.weights, of_ranks(step, self._dtype), strict=True)
         ]
 
     def agree(self, weights: Sequence[Flat]) -> None:

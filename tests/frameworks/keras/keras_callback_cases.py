@@ -138,8 +138,7 @@ def metrics_of_every_form_are_averaged() -> None:
     ).history
     metric = keras.metrics.F1Score()
     metric.update_state(targets, keras.ops.softmax(x))
-    own = keras.ops.convert_to_numpy(metric.result())
-    every = np.stack(allgather_object(own))
+    every = np.stack(allgather_object(keras.ops.convert_to_numpy(metric.result())))
     weights = np.arange(size) + 1
     assert history["f1_score"][0].shape == (3,)
     want = np.average(every, axis=0, weights=weights)

@@ -18,8 +18,7 @@ from hvdtrain.types import DType
 
 def rounded(values: cases.Array) -> cases.Array:
     single: Any = values.astype(np.float32)
-    bits = round_to_half(single, DType.BFLOAT16)
-    return np.asarray(widen_half(bits, DType.BFLOAT16))
+    return np.asarray(widen_half(round_to_half(single, DType.BFLOAT16), DType.BFLOAT16))
 
 
 def a_rank_begins_without_dense_gradients() -> None:

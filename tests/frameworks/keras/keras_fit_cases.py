@@ -77,8 +77,7 @@ def dense_model(seed: int) -> Any:
 @functools.cache
 def _shared() -> tuple[Any, list[Any]]:
     model = dense_model(seed=5)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
     return model, [keras.ops.convert_to_numpy(variable) for variable in training_state(model)]
 
 
@@ -176,8 +175,7 @@ def ranks_agree_on_what_is_finite() -> str:
         assert is_distributed(scaling)
         assert not is_distributed(scaling.inner_optimizer)
         fit(model, hvd.rank(), (x * 10, y), epochs=1)
-        scale = float(keras.ops.convert_to_numpy(scaling.dynamic_scale))
-        assert scale < scaling.initial_scale
+        assert float(keras.ops.convert_to_numpy(scaling.dynamic_scale)) < scaling.initial_scale
         assert 0 < int(scaling.iterations) < STEPS
         ends += [*model.weights, *scaling.variables]
         assert all(np.isfinite(keras.ops.convert_to_numpy(w)).all() for w in model.weights)
@@ -205,8 +203,7 @@ def models_that_fit_builds() -> str:
     assert not unbuilt.optimizer.built
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
     fit(model, hvd.rank(), epochs=1, callbacks=start())
     return digest([*model.weights, *model.optimizer.variables])
 
@@ -270,8 +267,7 @@ def the_documented_fit() -> str | None:
 
 
 def horovods_names() -> None:
-    horovod = importlib.import_module("horovod.keras")
-    assert horovod is hvd
+    assert importlib.import_module("horovod.keras") is hvd
     assert importlib.import_module("horovod.keras.callbacks") is hvd.callbacks
     if keras.backend.backend() == "tensorflow":
         assert importlib.import_module("horovod.tensorflow.keras") is hvd

@@ -27,8 +27,7 @@ class Options:
 
 
 def optimizers_by_their_names() -> None:
-    kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
-    for name, kind in kinds.items():
+    for name, kind in {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}.items():
         made = fit.keras_optimizer(Options(name, clip_norm=2.0), 0.25)
         assert (type(made).__name__, made.name, made.global_clipnorm) == (kind, "optimizer", 2.0)
         assert made.weight_decay == (0.01 if name == "adamw" else None)

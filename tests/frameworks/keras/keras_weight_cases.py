@@ -22,8 +22,7 @@ def averaged_local_steps(of: Callable[[int, int], list[Any]]) -> list[Any]:
     ranks = [list(start) for _ in range(hvd.size())]
     for step in range(5):
         for rank, weights in enumerate(ranks):
-            moved = zip(weights, of(step, rank), strict=True)
-            ranks[rank] = [w - 0.1 * g for w, g in moved]
+            ranks[rank] = [w - 0.1 * g for w, g in zip(weights, of(step, rank), strict=True)]
         if step % 2 or step == 4:
             together = mean(ranks, [1.0] * hvd.size())
             ranks = [list(together) for _ in ranks]

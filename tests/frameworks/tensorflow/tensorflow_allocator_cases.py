@@ -124,8 +124,7 @@ def gradients_are_lent_while_a_rank_has_joined() -> None:
     for number in range(3):
         reduced(variables, factors(hvd.rank(), number))
     if hvd.rank() == 0:
-        results = reduced(variables, factors(0, 3))
-        check(results, average(3, ranks=1))
+        check(reduced(variables, factors(0, 3)), average(3, ranks=1))
     hvd.join()
     check(reduced(variables, factors(hvd.rank(), 4)), average(4))
 

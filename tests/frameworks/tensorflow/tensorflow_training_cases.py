@@ -317,8 +317,7 @@ def local_layers_stay_local() -> None:
         tape = hvd.PartialDistributedGradientTape(
             tape, local_layers=layers[0], scale_local_gradients=scaled
         )
-        sources = [layer.trainable_weights[0] for layer in layers]
-        local, shared = tape.gradient(loss, sources)
+        local, shared = tape.gradient(loss, [layer.trainable_weights[0] for layer in layers])
         assert float(local[0, 0]) == np.float32((rank + 1) / (size if scaled else 1))
         assert float(shared[0, 0]) == (size + 1) / 2
     with raising(ValueError, text="layers"):

@@ -123,6 +123,5 @@ def test_without_a_launcher() -> None:
 
 
 def test_before_init() -> None:
-    code = "import hvdtrain.torch as hvd; hvd.rank()"
-    done = start([sys.executable, "-c", code]).end(code=1)
+    done = start([sys.executable, "-c", "import hvdtrain.torch as hvd; hvd.rank()"]).end(code=1)
     assert "NotInitializedError: hvdtrain is not initialized: call init() first" in done.stderr

@@ -54,8 +54,7 @@ def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_pat
     sent = {s.subject for s in second.slices if "cast" in s.subject or "gather" in s.subject}
     agreed = "allgather 'broadcast_parameters'"  # all that ranks exchange beside the tensors
     assert sent == {agreed, "broadcast 'weight 0'", "broadcast 'bias 0'"}
-    subjects = {s.subject for s in first.slices + second.slices}
-    assert "allreduce 'in between'" not in subjects
+    assert "allreduce 'in between'" not in {s.subject for s in first.slices + second.slices}
     assert not {s.subject for s in first.slices} & {"allreduce 'again'"}
 
 

@@ -153,8 +153,7 @@ def what_does_not_go_together_is_refused() -> None:
     assert "call flush()" in refused(RuntimeError, partial(local.add_param_group, group))
     assert "call flush()" in refused(RuntimeError, local.exchange_state)
     local.flush()
-    complex_weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    other = torch.optim.SGD([complex_weight], lr=1.0)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=1.0)
     make = partial(hvd.DistributedOptimizer, other, exchange=OneBit())
     assert "is complex64" in refused(ValueError, make)
 

@@ -154,8 +154,7 @@ class Checked:
             return
         of_ranks = hvd.allgather_object(self._own, name="weights", process_set=self._members)
         for name, parameter in self.model.named_parameters():
-            before = [own[name] for own in of_ranks]
-            expected = self._rules[name](before, self._counts, flush)
+            expected = self._rules[name]([own[name] for own in of_ranks], self._counts, flush)
             np.testing.assert_allclose(_flat(parameter), expected, rtol=0, atol=1e-11, err_msg=name)
         self._counts = [0.0] * self._size
 

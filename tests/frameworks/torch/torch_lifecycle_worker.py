@@ -66,8 +66,7 @@ def operations_that_are_pending_at_shutdown() -> None:
     weight, optimizer = wrapped()
     train(weight, optimizer, 3)
     assert weight.tolist() == [-mean_of_ranks() * 3] * 3
-    total = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="of rank 0")
-    assert total.item() == size
+    assert hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="of rank 0").item() == size
 
 
 def a_call_that_is_planned_while_the_job_ends() -> None:

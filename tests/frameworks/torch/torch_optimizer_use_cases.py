@@ -262,8 +262,7 @@ def operations_between_backward_and_step_where_ranks_use_different_parameters() 
         for weight in used:
             (weight.sum() * (hvd.rank() + 1)).backward()
         # Before others are through their backward passes, they have to hear that it is here.
-        steps = hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum)
-        assert float(steps) == step * size
+        assert float(hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum)) == step * size
         optimizer.step()
     for weight, total in zip(
         weights, (3 * ranks_sum() - size, 3 * ranks_sum() - 3 * size), strict=True
@@ -376,8 +375,7 @@ def bad_arguments() -> None:
     for wrong in (0, -1, "ab", ([weight],), [["weight"]], [[weight], [weight]]):
         assert "groups" in refused(ValueError, partial(wrap, sgd, groups=wrong))
     assert "use groups" in warned(DeprecationWarning, partial(wrap, sgd, num_groups=1))
-    adasum = wrap(sgd, op=hvd.Adasum)
-    refused(AssertionError, adasum.skip_synchronize().__enter__)
+    refused(AssertionError, wrap(sgd, op=hvd.Adasum).skip_synchronize().__enter__)
     optimizer = wrap(sgd)
     for weight_of_rank in (-1.0, float("nan"), float("inf")):
         message = refused(ValueError, partial(setattr, optimizer, "sample_weight", weight_of_rank))

@@ -128,8 +128,7 @@ def shared_steps_go_on_from_any_state() -> None:
         train_together(first, before, 4)
         train_together(model, optimizer, 2)
         assert difference(model, last) < 1e-13
-    empty = wrapped(momentum, build()).state_dict()
-    optimizer.load_state_dict(empty)
+    optimizer.load_state_dict(wrapped(momentum, build()).state_dict())
     assert optimizer.state_dict()["state"] == {}
 
 
@@ -286,16 +285,14 @@ def what_cannot_be_shared() -> None:
     for kind in (Lars, Lamb, torch.optim.LBFGS):
         wrap = partial(wrapped, partial(kind, lr=0.1), model)
         assert kind.__name__ in refused(ValueError, wrap)
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    muon = torch.optim.Muon([weight], lr=0.1)
+    muon = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1)
     assert "Muon" in refused(ValueError, partial(hvd.DistributedOptimizer, muon, sharded=True))
     wrap = partial(wrapped, momentum, model)
     assert "sharded=True works" in refused(ValueError, partial(wrap, op=hvd.Adasum))
     assert "sharded=True works" in refused(ValueError, partial(wrap, exchange="local_sgd"))
     optimizer = wrapped(momentum, model)
     if hvd.size() > 1 and in_node_memory(optimizer):
-        both = torch.zeros(4)
-        halves = [torch.nn.Parameter(part) for part in both.split(2)]
+        halves = [torch.nn.Parameter(part) for part in torch.zeros(4).split(2)]
         sgd = torch.optim.SGD(halves, lr=0.1)
         wrap_halves = partial(hvd.DistributedOptimizer, sgd, sharded=True)
         assert "shares its memory with a larger tensor" in refused(ValueError, wrap_halves)
@@ -332,8 +329,7 @@ def an_optimizer_of_ones_own() -> None:
 
 def backward(model: Model, step: int) -> None:
     inputs, labels = map(own, batch(step))
-    dtype = next(model.parameters()).dtype
-    F.cross_entropy(model(inputs.to(dtype)), labels).backward()
+    F.cross_entropy(model(inputs.to(next(model.parameters()).dtype)), labels).backward()
 
 
 def a_shared_norm_where_types_have_other_owners() -> None:

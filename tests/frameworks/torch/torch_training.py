@@ -47,8 +47,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(*shape, generator=generator, device="cpu")
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return numbers.double().to(torch.get_default_device())
 
 

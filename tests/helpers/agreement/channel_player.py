@@ -177,8 +177,7 @@ class Actor:
         try:
             value = self._made[planned.number].read(wait())
         except BaseException as error:
-            made = self._made[planned.number]
-            refused = not made.operation.done
+            refused = not self._made[planned.number].operation.done
             if refused:
                 self._record.submitted.discard(planned.number)
             self._note(planned, Outcome(error=error, refused=refused))

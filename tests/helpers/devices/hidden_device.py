@@ -121,8 +121,7 @@ def _nothing(*_: object) -> None:
 
 
 def _convolution_backward(grad: torch.Tensor, *args: Any) -> Any:
-    weight = args[1]
-    return torch.ops.aten.convolution_backward(grad, *args[:2], [weight.shape[0]], *args[2:])
+    return torch.ops.aten.convolution_backward(grad, *args[:2], [args[1].shape[0]], *args[2:])
 
 
 _CONVOLUTIONS: dict[Any, Callable[..., object]] = {

@@ -57,8 +57,7 @@ def _record(text: str, reads: Buffer, writes: Buffer) -> None:
         (buffer.pointer, buffer.pointer + buffer.nbytes, written)
         for buffer, written in ((reads, False), (writes, True))
     ]
-    on_host = reads.device == writes.device == "cpu"
-    stream_record.note(text, spans, on_host)
+    stream_record.note(text, spans, reads.device == writes.device == "cpu")
 
 
 def install() -> None:

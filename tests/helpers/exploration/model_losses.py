@@ -234,8 +234,7 @@ class LossModel:
         }
         if any(state.all[number].rank.freed for number in calls):
             raise Fault("an engine call after the communicator was given back")
-        worlds = {state.all[number].world for number in calls}
-        if len(worlds) > 1:
+        if len({state.all[number].world for number in calls}) > 1:
             raise Fault(f"ranks call the engine in different worlds: {calls}")
         if not calls:
             return
@@ -270,8 +269,7 @@ class LossModel:
 
     def _goes_on(self, state: Processes, members: Sequence[int]) -> Sequence[int]:
         left = [number for number in members if is_left(state.all[number])]
-        ready = all(state.all[number].stage is Stage.WAITING for number in left)
-        return left if ready else ()
+        return left if all(state.all[number].stage is Stage.WAITING for number in left) else ()
 
     def _shrink(self, state: Processes, going: Sequence[int]) -> Processes:
         for number in going:
@@ -315,10 +313,9 @@ def _fills_nothing(self: LossModel, process: Process) -> Process:
 
 
 def _leaves_with_all_only(self: LossModel, state: Processes, process: Process) -> bool:
-    members = [state.all[number] for number in process.group]
     return all(
         member.stage is Stage.OVER or dict(member.rank.ended).get("leave") == DONE
-        for member in members
+        for member in [state.all[number] for number in process.group]
     )
 
 

@@ -24,8 +24,7 @@ TOLERATE = ["--with-ft", "ulfm"]
 
 
 def words(out: Path, *more: object, recipe: object = RECIPE) -> list[str]:
-    asked = f"-m hvdtrain train {recipe} --out {out} {OPTIONS}".split()
-    return [*asked, *map(str, more)]
+    return [*f"-m hvdtrain train {recipe} --out {out} {OPTIONS}".split(), *map(str, more)]
 
 
 def train(

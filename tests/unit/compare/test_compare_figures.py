@@ -140,8 +140,7 @@ def test_divisions(samples: int, size: int, each: int, kind: type) -> None:
     alone = ExactDivision(protocol.ProcessPlace(0, 1), size * each).train_shares(order)
     assert {len(share) for share in shares} == {len(alone)}
     for step, whole in enumerate(alone[:-1]):
-        together = np.concatenate([share[step] for share in shares])
-        assert sorted(together) == sorted(whole)
+        assert sorted(np.concatenate([share[step] for share in shares])) == sorted(whole)
     seen = count_samples([np.concatenate(share) for share in shares], samples)
     tested = count_samples([rank.test_share(samples) for rank in ranks], samples)
     padding = 0 if kind is ExactDivision else -samples % size
@@ -200,10 +199,9 @@ def outcomes() -> list[Outcome]:
 def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None:
     """The second ddp takes 1.25 of the time of the first, in each repeat."""
     contenders = parse_contenders(["hvdtrain,fsdp2,ddp,ddp"], {}, "torch")
-    seconds = [1.0, 1.2, 2.0, 2.5]
     found = [
         Outcome(one, (Turn((result(0, each),)),) * 3)
-        for one, each in zip(contenders, seconds, strict=True)
+        for one, each in zip(contenders, [1.0, 1.2, 2.0, 2.5], strict=True)
     ]
     assert [row.verdict for row in make_rows(found[:3], 2)] == ["", "slower", "slower"]
     rows = make_rows(found, 2)

@@ -71,8 +71,7 @@ def operations_beside_others() -> None:
 
 def operations_done_together() -> None:
     """Small reductions that come at once."""
-    channel = context.current().world
-    with channel.turn:  # which no round can begin without
+    with context.current().world.turn:  # which no round can begin without
         handles = [hvd.allreduce_async(filled(), name=f"small {i}", op=hvd.Sum) for i in range(3)]
     for handle in handles:
         used(hvd.synchronize(handle))
@@ -91,8 +90,7 @@ def buckets() -> None:
         marks = [_fill(streams, memory, sources, step) for memory in memories]
         finished = []
         for memory, mark in zip(memories, marks, strict=True):
-            reduce = _Reduce(Buffer.of(memory))
-            finished.append(streams.run_after(mark, reduce)[1])
+            finished.append(streams.run_after(mark, _Reduce(Buffer.of(memory)))[1])
         for memory, mark in zip(memories, finished, strict=True):
             streams.wait(mark)
             gradient = torch.empty(8, device=DEVICE)
@@ -122,8 +120,7 @@ class _Reduce:
         self._buffer = buffer
 
     def __call__(self) -> None:
-        communicator = context.current().world.communicator
-        communicator.allreduce(self._buffer, hvd.Sum)
+        context.current().world.communicator.allreduce(self._buffer, hvd.Sum)
 
 
 def _fill(streams: Streams, memory: torch.Tensor, sources: list[object], step: int) -> Mark:

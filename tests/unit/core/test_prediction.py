@@ -64,8 +64,7 @@ def test_owners_and_the_node_have_their_share() -> None:
     plan = plan_of([1000, 1000], 1 << 20)
     method = compressing("half", plan, 0.5, start=0.003, speed=1e6)
     link, node = AllreduceCost(0.01, 1e6), AllreduceCost(0.1, 1e5)
-    measured = Measured(3, 2, link, node, (0.5,), (average(plan), method))
-    found = predict(measured, plan, [0, 1])
+    found = predict(Measured(3, 2, link, node, (0.5,), (average(plan), method)), plan, [0, 1])
     parts = (0.1 + 8000 / 1e5, 0.01 + 4000 / 1e6 / 2, 2 * 0.01 + 0.003 + (4000 + 2000) / 1e6 / 2)
     assert found.seconds == pytest.approx(0.5 + sum(parts))
     assert found.sent_bytes == pytest.approx((4000 + 2000) * 2 * 2 / 3)
@@ -105,10 +104,9 @@ def test_no_other_choice_is_shorter() -> None:
     plan = plan_of([10, 5000, 20, 8000, 3000, 40], 45_000)
     assert len(plan.buckets) == 2
     for _ in range(20):
-        drawn = generator.uniform(0, 0.002, (3, 6, 2))
         methods = [
             Method(str(n), n, 1e-4 * n, tuple(GradientCost(c, 1e6 * w) for c, w in of_method))
-            for n, of_method in enumerate(drawn.tolist())
+            for n, of_method in enumerate(generator.uniform(0, 0.002, (3, 6, 2)).tolist())
         ]
         link = AllreduceCost(generator.uniform(0, 0.001), 1e6)
         measured = Measured(2, 1, link, FREE, (0.0, 0.0), tuple(methods))

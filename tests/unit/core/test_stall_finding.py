@@ -64,8 +64,7 @@ def test_a_stall_is_reported_once_in_a_period(capfd: pytest.CaptureFixture[str])
     warnings = StallWarnings(settings, topology, codes.append, lambda: saved.append(seconds))
     told = []
     for seconds in (61, 62, 119, 121, 180, 201):
-        stalls = find_stalls([[wait(SUM, seconds, "01")], []], 60)
-        warnings.update(stalls, dict)
+        warnings.update(find_stalls([[wait(SUM, seconds, "01")], []], 60), dict)
         told.append(capfd.readouterr().err.count(f"stalled: allreduce 'a' for {seconds} s"))
         assert bool(codes) == (seconds > 200)
     assert told == [1, 0, 0, 1, 1, 1]

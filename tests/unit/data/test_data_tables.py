@@ -124,8 +124,7 @@ def test_images_are_scikit_learns() -> None:
 
     data, raw = load_digits(), reference()
     ours = np.concatenate([data.train.inputs, data.test.inputs]).reshape(-1, 64) * 16
-    labels = np.concatenate([data.train.labels, data.test.labels])
-    rows = np.column_stack([ours, labels])
+    rows = np.column_stack([ours, np.concatenate([data.train.labels, data.test.labels])])
     expected = np.column_stack([raw.data, raw.target])
     assert sorted(map(tuple, rows)) == sorted(map(tuple, expected))
 

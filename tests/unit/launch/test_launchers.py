@@ -160,8 +160,7 @@ def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
     for environ in jobs:
         assert with_hosts(two, OWN, environ).hosts == TWO
         assert with_hosts(two, OF_MPICH, environ).hosts == ()
-        named = replace(two, hosts=TWO[:1], ranks=2)
-        assert with_hosts(named, OWN, environ).hosts == TWO[:1]
+        assert with_hosts(replace(two, hosts=TWO[:1], ranks=2), OWN, environ).hosts == TWO[:1]
     with pytest.raises(UsageError, match="this is not a job of lsf"):
         with_hosts(two, OWN, {"LSB_JOBID": "7"})
 

@@ -223,8 +223,7 @@ def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    best = saver.mark_best(save(tmp_path, 1))
-    assert load_checkpoint(best, "np")["epoch"] == 1
+    assert load_checkpoint(saver.mark_best(save(tmp_path, 1)), "np")["epoch"] == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 

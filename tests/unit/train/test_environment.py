@@ -88,7 +88,5 @@ def test_what_is_written(repository: Path, tmp_path: Path, monkeypatch: pytest.M
         "hosts": ["node1", "node1", "node2"],
         "git": {"recipe": {"commit": commit, "dirty": False}, "working_directory": None},
     }
-    text = (folder / CONFIG).read_text()
-    assert "secret" not in text
-    again = resolve({"tracking_uri": options.tracking_uri}, folder / CONFIG)
-    assert again == options
+    assert "secret" not in (folder / CONFIG).read_text()
+    assert resolve({"tracking_uri": options.tracking_uri}, folder / CONFIG) == options

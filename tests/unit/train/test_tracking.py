@@ -154,8 +154,7 @@ def test_figures() -> None:
         "system/gpu/rank_1": 8.0,
     }
     seventeen = [float(rank) for rank in range(17)]
-    many = rank_values({"step": 3, "waiting": seventeen, "gpu": [None] * 17})
-    assert many == {
+    assert rank_values({"step": 3, "waiting": seventeen, "gpu": [None] * 17}) == {
         "system/waiting/mean": 8.0,
         "system/waiting/min": 0.0,
         "system/waiting/max": 16.0,

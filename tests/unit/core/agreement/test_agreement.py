@@ -103,8 +103,7 @@ def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
     assert both([a, JOIN], [b]).behind == {0}  # b does, with zeros of rank 0
     assert both([a, JOIN], [JOIN]).behind == {1}
     assert both([JOIN], [replace(a, zeros=None)]).behind == {0}  # what fails counts, too
-    other = reduce("a", "(4,)")
-    assert both([a, JOIN], [other, JOIN], [JOIN]).behind == {2}  # two tried it
+    assert both([a, JOIN], [reduce("a", "(4,)"), JOIN], [JOIN]).behind == {2}  # two tried it
 
 
 @pytest.mark.parametrize(

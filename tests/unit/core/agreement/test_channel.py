@@ -24,8 +24,7 @@ HANGS_AFTER_SECONDS = 300
 
 
 def summed(name: str, count: int = 1) -> Allreduce:
-    buffer = Buffer.from_array(np.ones(count))
-    return Allreduce([buffer], [(count,)], ReduceOp.SUM, name)
+    return Allreduce([Buffer.from_array(np.ones(count))], [(count,)], ReduceOp.SUM, name)
 
 
 def two_ranks(has_threads: bool = True) -> tuple[Referee, list[Channel]]:

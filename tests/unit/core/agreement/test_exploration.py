@@ -185,10 +185,9 @@ def test_what_can_happen_does() -> None:
 
 
 def is_found_by_deaths(rules: Transition = transition) -> bool:
-    programs = *ASKED, (END,) * 3, *SURVIVED
     return any(
         explore(LossModel(*ranks, deaths=deaths, rules=rules)).fault
-        for ranks in programs
+        for ranks in (*ASKED, (END,) * 3, *SURVIVED)
         for deaths in range(len(ranks))
     )
 
