@@ -28,8 +28,10 @@ from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.measured_costs import StepTimes, rehearse
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 
 FREE = AllreduceCost(0.0, float("inf"))
@@ -203,3 +205,26 @@ def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
     specs = make_exchange("auto:allow=nbit:bits=2/block=64+average+topk,steps=3").spec
     assert specs.startswith("auto:steps=3 of allreduce:op=average")
     assert "or nbit:bits=2,block=64 or topk:ratio=0.01" in specs
+
+
+class Planned(HalfExchange):
+    """Half types, which note the plan."""
+
+    plan = BucketPlan((), (), 0, 0)
+
+    def prepare(self, plan: BucketPlan) -> None:
+        self.plan = plan
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        assert bucket.specs is self.plan.specs
+
+
+def test_what_was_chosen_is_prepared_for_later_plans() -> None:
+    auto = AutoExchange([Planned()])
+    auto.load(ExchangeState({"auto choice": np.array([1, 1])}))
+    for count in (4, 8):
+        plan = plan_of([count], 1 << 10)
+        auto.prepare(plan)
+        buffer = Buffer.from_array(np.ones(count, np.float32))
+        bucket = FilledBucket(0, buffer, plan.buckets[0], plan.specs)
+        auto.reduce(bucket, StepInfo(0, 1), Communicators.flat(LocalCommunicator()))
