@@ -202,6 +202,8 @@ def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
     names: Any = ["half"]
     with pytest.raises(TypeError, match="allow must hold exchanges, or be text, got 'half'"):
         AutoExchange(names)
+    with pytest.raises(ValueError, match="must have the methods average, half"):
+        AutoExchange("half", measured=on_link(FREE, plan_of([8], 1 << 10)))
     specs = make_exchange("auto:allow=nbit:bits=2/block=64+average+topk,steps=3").spec
     assert specs.startswith("auto:steps=3 of allreduce:op=average")
     assert "or nbit:bits=2,block=64 or topk:ratio=0.01" in specs
