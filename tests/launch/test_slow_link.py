@@ -38,7 +38,8 @@ def test_two_hosts_and_a_slow_link() -> None:
     before = namespaces()
     python = Path(sys.executable)
     words = [python.with_name("mpirun"), "--bind-to", "none", "-np", 4, "-hostfile", "HOSTS"]
-    hosts, seconds = start([SCRIPT, *words, python, "-c", SEND]).end(code=0).stdout.split()
+    done = start([SCRIPT, *words, python, "-c", SEND]).end(code=0)
+    hosts, seconds = done.stdout.split()
     assert hosts == "nodea,nodea,nodeb,nodeb"
     assert float(seconds) > 0.02
     assert namespaces() == before

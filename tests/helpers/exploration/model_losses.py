@@ -5,10 +5,24 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-import model_program
+from model_program import (
+    RankModel,
+    Transition,
+    Words,
+    compare_ends,
+    is_call,
+    is_stalled,
+    late_names,
+    outcomes_of,
+)
 from model_rank import DONE, FAILED, REFUSED, Call, Fault, Heard, Ran, Rank, names_of, progress_of
 
-from hvdtrain.core.agreement.decision import ChannelState, Failed, ReportsExchanged, Voted
+from hvdtrain.core.agreement.decision import (
+    ChannelState,
+    Failed,
+    ReportsExchanged,
+    Voted,
+)
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import Request
 
@@ -58,7 +72,7 @@ def call_of(process: Process) -> Call | None:
         progress = progress_of(process.rank, head)
         # Otherwise it waits for the program to fill a bucket.
         return head if progress is None or progress.ready else None
-    return head if model_program.is_call(head) else None
+    return head if is_call(head) else None
 
 
 def has_outcome(process: Process) -> bool:
@@ -100,15 +114,11 @@ _IN_WORLD = (Stage.RUNNING, Stage.ABANDONING)
 
 class LossModel:
     def __init__(
-        self,
-        *programs: str,
-        deaths: int = 1,
-        threads: bool = True,
-        rules: model_program.Transition = transition,
+        self, *programs: str, deaths: int = 1, threads: bool = True, rules: Transition = transition
     ) -> None:
         self._programs = [[part.split() for part in program.split("|")] for program in programs]
-        self._deaths, self._one = deaths, model_program.RankModel(threads, rules)
-        self._late = model_program.late_names(part for parts in self._programs for part in parts)
+        self._deaths, self._one = deaths, RankModel(threads, rules)
+        self._late = late_names(part for parts in self._programs for part in parts)
 
     def first(self) -> Processes:
         group = tuple(range(len(self._programs)))
@@ -121,7 +131,7 @@ class LossModel:
         for world in {process.world for process in state.all}:
             members = [process for process in state.all if process.world == world]
             if all(process.stage is Stage.OVER for process in members):
-                model_program.compare_ends([process.rank for process in members], self._late)
+                compare_ends([process.rank for process in members], self._late)
         return True
 
     def _is_stalled(self, state: Processes) -> bool:
@@ -130,7 +140,7 @@ class LossModel:
         if any(process.stage is not Stage.RUNNING or process.broken for process in running):
             return False
         words = [self._words(number, state.all[number]) for number in left]
-        return model_program.is_stalled(words, [process.rank for process in running])
+        return is_stalled(words, [process.rank for process in running])
 
     def moves(self, state: Processes) -> Iterator[tuple[str, Processes]]:
         for number, process in enumerate(state.all):
@@ -147,7 +157,7 @@ class LossModel:
 
     # What a process does by itself.
 
-    def _words(self, number: int, process: Process) -> model_program.Words:
+    def _words(self, number: int, process: Process) -> Words:
         return self._programs[number][process.part]
 
     def _own(
@@ -187,6 +197,7 @@ class LossModel:
                 yield move, process._replace(rank=rank)
 
     def _all_are_through(self, state: Processes, process: Process) -> bool:
+        """Return whether all members that are left have left, or go on without this one."""
         others = [state.all[number] for number in process.group if is_left(state.all[number])]
         return all(
             dict(other.rank.ended).get("leave") == DONE or other.stage is Stage.WAITING
@@ -194,7 +205,7 @@ class LossModel:
             if other.world == process.world
         )
 
-    def _fail(self, words: model_program.Words, process: Process) -> Process:
+    def _fail(self, words: Words, process: Process) -> Process:
         """Have an engine call fail, as Driving does."""
         if process.stage is Stage.ABANDONING:  # what is pending fails when the driver is at rest
             return process._replace(rank=process.rank._replace(actions=()))
@@ -212,7 +223,7 @@ class LossModel:
     def _is_at_rest(self, process: Process) -> bool:
         return not process.rank.actions
 
-    def _close(self, words: model_program.Words, process: Process) -> Process:
+    def _close(self, words: Words, process: Process) -> Process:
         rank = self._end_pending(process.rank)
         if rank.pending:
             raise Fault(f"{names_of(rank.pending)} outlives a channel that was abandoned")
@@ -234,13 +245,14 @@ class LossModel:
         }
         if any(state.all[number].rank.freed for number in calls):
             raise Fault("an engine call after the communicator was given back")
-        if len({state.all[number].world for number in calls}) > 1:
+        worlds = {state.all[number].world for number in calls}
+        if len(worlds) > 1:
             raise Fault(f"ranks call the engine in different worlds: {calls}")
         if not calls:
             return
         process = state.all[min(calls)]
         ranks = [state.all[number].rank for number in process.group]
-        outcomes = model_program.outcomes_of(ranks, list(calls.values()), range(len(ranks)))
+        outcomes = outcomes_of(ranks, list(calls.values()), range(len(ranks)))
         if outcomes is None or process.broken:
             return
         for number, rank, outcome in zip(process.group, ranks, outcomes, strict=True):
@@ -268,8 +280,10 @@ class LossModel:
                 yield "the world opens", self._open(state, opening)
 
     def _goes_on(self, state: Processes, members: Sequence[int]) -> Sequence[int]:
+        """Return the members that go on together in the next world now, or none."""
         left = [number for number in members if is_left(state.all[number])]
-        return left if all(state.all[number].stage is Stage.WAITING for number in left) else ()
+        ready = all(state.all[number].stage is Stage.WAITING for number in left)
+        return left if ready else ()
 
     def _shrink(self, state: Processes, going: Sequence[int]) -> Processes:
         for number in going:
@@ -313,9 +327,10 @@ def _fills_nothing(self: LossModel, process: Process) -> Process:
 
 
 def _leaves_with_all_only(self: LossModel, state: Processes, process: Process) -> bool:
+    members = [state.all[number] for number in process.group]
     return all(
         member.stage is Stage.OVER or dict(member.rank.ended).get("leave") == DONE
-        for member in [state.all[number] for number in process.group]
+        for member in members
     )
 
 

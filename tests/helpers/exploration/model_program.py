@@ -38,19 +38,42 @@ from model_rank import (
     vote,
 )
 
-from hvdtrain.core.agreement import decision
+from hvdtrain.core.agreement.decision import (
+    Action,
+    ChannelState,
+    Closed,
+    EndJoin,
+    Event,
+    ExchangeReports,
+    Fail,
+    FailAll,
+    Leave,
+    Left,
+    Notify,
+    Phase,
+    Refuse,
+    Report,
+    ReportsExchanged,
+    RoundBegan,
+    RunRequests,
+    Submitted,
+    Vote,
+    Voted,
+    last_to_join,
+)
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
 from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
 
 
 def is_call(step: Step | None) -> TypeGuard[Call]:
-    return isinstance(step, decision.Vote | decision.Report | Request | BucketVote)
+    return isinstance(step, Vote | Report | Request | BucketVote)
 
 
 def outcomes_of(
     ranks: Sequence[Rank], calls: Sequence[Call], members: Sequence[int]
 ) -> Sequence[Outcome] | None:
+    """Return what a call of all members ends with on each; None if it cannot end yet."""
     first = calls[0]
     if any(_kind(call) != _kind(first) for call in calls):
         raise Fault(f"members are in different primitives: {calls}")
@@ -63,11 +86,11 @@ def outcomes_of(
         votes = [call.votes for call in calls if isinstance(call, BucketVote)]
         highest = (max(v[0] for v in votes), max(v[1] for v in votes), max(v[2] for v in votes))
         return [Heard(first.request, highest)] * len(ranks)
-    if isinstance(first, decision.Vote):
-        proposed = tuple(call.requests for call in calls if isinstance(call, decision.Vote))
-        return [decision.Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
-    reports = tuple(call for call in calls if isinstance(call, decision.Report))
-    return [decision.ReportsExchanged(reports, tuple(members), own) for own in reports]
+    if isinstance(first, Vote):
+        proposed = tuple(call.requests for call in calls if isinstance(call, Vote))
+        return [Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
+    reports = tuple(call for call in calls if isinstance(call, Report))
+    return [ReportsExchanged(reports, tuple(members), own) for own in reports]
 
 
 def _kind(call: Call) -> object:
@@ -87,10 +110,7 @@ def compare_ends(ranks: Iterable[Rank], late: Collection[str]) -> None:
         raise Fault("a join ended without the rank that was the last")
 
 
-Transition = Callable[
-    [decision.ChannelState, decision.Event],
-    tuple[decision.ChannelState, tuple[decision.Action, ...]],
-]
+Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, ...]]]
 Words = Sequence[str]
 
 
@@ -98,7 +118,8 @@ class RankModel:
     def __init__(self, threads: bool = True, rules: Transition = transition) -> None:
         self._threads, self._rules = threads, rules
 
-    def follow(self, rank: Rank, event: decision.Event) -> Rank:
+    def follow(self, rank: Rank, event: Event) -> Rank:
+        """Return the rank after an event, with what its driver is to do."""
         life, actions = self._rules(rank.life, event)
         return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
 
@@ -109,9 +130,9 @@ class RankModel:
             return run_here(rank, head.request, head.again)
         if isinstance(head, Heard):
             return hear(rank, head)
-        assert isinstance(head, decision.Voted | decision.ReportsExchanged)
+        assert isinstance(head, Voted | ReportsExchanged)
         after = self.follow(rank, head)
-        if rank.life.phase is decision.Phase.CLOSED and after.actions != rank.actions:
+        if rank.life.phase is Phase.CLOSED and after.actions != rank.actions:
             raise Fault(f"a channel that is closed goes on with {after.actions}")
         return after
 
@@ -156,9 +177,10 @@ class RankModel:
         elif word not in WORDS:
             yield word, self._submit(after, request_of(word), word.rstrip("(~"))
 
-    def submit(self, rank: Rank, request: Request) -> tuple[Rank, decision.Refuse | None]:
-        life, actions = self._rules(rank.life, decision.Submitted(request))
-        refusals = [action for action in actions if isinstance(action, decision.Refuse)]
+    def submit(self, rank: Rank, request: Request) -> tuple[Rank, Refuse | None]:
+        """Return the rank after a request, and the refusal if it is refused."""
+        life, actions = self._rules(rank.life, Submitted(request))
+        refusals = [action for action in actions if isinstance(action, Refuse)]
         return rank._replace(life=life), refusals[0] if refusals else None
 
     def _submit(self, rank: Rank, request: Request, name: str) -> Rank:
@@ -169,14 +191,14 @@ class RankModel:
         return rank._replace(pending=(*rank.pending, request), steps=(*rank.steps, *step))
 
     def close(self, rank: Rank) -> Rank:
-        rank = self.follow(rank, decision.Closed())
-        while rank.actions and isinstance(rank.actions[0], decision.FailAll):
+        rank = self.follow(rank, Closed())
+        while rank.actions and isinstance(rank.actions[0], FailAll):
             rank = self._act(rank._replace(actions=rank.actions[1:]), rank.actions[0])
         if rank.pending:
             raise Fault(f"{names_of(rank.pending)} outlives its channel")
         return rank._replace(freed=True)
 
-    def fail(self, words: Words, rank: Rank, event: decision.Event) -> Rank:
+    def fail(self, words: Words, rank: Rank, event: Event) -> Rank:
         failed = self.follow(rank._replace(actions=()), event)
         while failed.actions:
             failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
@@ -186,7 +208,7 @@ class RankModel:
             raise Fault("a driver goes on after a failed engine call")
         return failed
 
-    def abandon(self, rank: Rank, event: decision.Event) -> Rank:
+    def abandon(self, rank: Rank, event: Event) -> Rank:
         """Close the channel while its driver may be in an engine call, as Queue.abandon does."""
         life, _ = self._rules(rank.life, event)
         return abandon(rank)._replace(life=life)
@@ -205,9 +227,9 @@ class RankModel:
 
     def driver(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
         if not rank.actions:
-            busy = rank.life.phase is not decision.Phase.CLOSED and (rank.pending or rank.listening)
+            busy = rank.life.phase is not Phase.CLOSED and (rank.pending or rank.listening)
             if busy and (self._threads or awaited(words, rank)):
-                event = decision.RoundBegan(rank.pending, bool(rank.listening))
+                event = RoundBegan(rank.pending, bool(rank.listening))
                 yield "round", self.follow(rank._replace(told=rank.pending), event)
             return
         head, *rest = rank.actions
@@ -221,7 +243,7 @@ class RankModel:
                 yield "votes on a bucket", rank._replace(actions=(vote, *rest))
             return
         rank = rank._replace(actions=tuple(rest))
-        if isinstance(head, decision.ExchangeReports):
+        if isinstance(head, ExchangeReports):
             report = _report(words, rank)
             yield "tells", rank._replace(actions=(report, *rest), told=report.requests)
         else:
@@ -246,29 +268,25 @@ class RankModel:
 
     def _act(self, rank: Rank, action: Step) -> Rank:
         match action:
-            case decision.RunRequests(requests):
+            case RunRequests(requests):
                 return rank._replace(actions=(*requests, *rank.actions))
-            case decision.Fail(reasons):
+            case Fail(reasons):
                 return finish_all(rank, reasons, DIFFERS)
-            case decision.Leave(unmet):
-                return self.follow(
-                    finish(finish_all(rank, unmet, UNMET), "leave", DONE), decision.Left()
-                )
-            case decision.FailAll():
-                if rank.life.phase is not decision.Phase.CLOSED:
+            case Leave(unmet):
+                return self.follow(finish(finish_all(rank, unmet, UNMET), "leave", DONE), Left())
+            case FailAll():
+                if rank.life.phase is not Phase.CLOSED:
                     return finish_all(rank, [own.key for own in rank.told], DESERTED)
                 while rank.pending:
                     rank = finish(rank, name_of(rank.pending[0]), FAILED)
-            case decision.Notify(blocked):
+            case Notify(blocked):
                 concerned = not set(rank.listening).isdisjoint(blocked)
                 return rank._replace(called=rank.called or concerned)
-            case decision.EndJoin(order):
+            case EndJoin(order):
                 before = rank.pending[: rank.pending.index(JOIN)]
                 if before:
                     raise Fault(f"join ends with {names_of(before)} pending")
-                return finish(
-                    rank, "join", f"{DONE}: rank {decision.last_to_join([order])} was the last"
-                )
+                return finish(rank, "join", f"{DONE}: rank {last_to_join([order])} was the last")
         return rank
 
 
@@ -303,11 +321,9 @@ def late_names(programs: Iterable[Words]) -> set[str]:
     }
 
 
-def _report(words: Words, rank: Rank) -> decision.Report:
+def _report(words: Words, rank: Rank) -> Report:
     name = awaited(words, rank)
-    return decision.Report(
-        rank.pending, frozenset(own.key for own in rank.pending if name_of(own) == name)
-    )
+    return Report(rank.pending, frozenset(own.key for own in rank.pending if name_of(own) == name))
 
 
 def is_stalled(programs: Sequence[Words], ranks: Sequence[Rank]) -> bool:

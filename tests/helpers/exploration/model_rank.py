@@ -16,7 +16,17 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.core.agreement import decision, votes
+from hvdtrain.core.agreement import votes
+from hvdtrain.core.agreement.decision import (
+    Action,
+    ChannelState,
+    Fail,
+    Leave,
+    Report,
+    ReportsExchanged,
+    Vote,
+    Voted,
+)
 from hvdtrain.core.agreement.operation import Marker
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.core.gradients.step import BucketProgress
@@ -147,18 +157,18 @@ class Heard(NamedTuple):
 
 
 # What an engine call has ended with, that the driver takes next.
-Outcome = decision.Voted | decision.ReportsExchanged | Ran | Heard
+Outcome = Voted | ReportsExchanged | Ran | Heard
 
 # An engine call.
-Call = decision.Vote | decision.Report | Request | BucketVote
+Call = Vote | Report | Request | BucketVote
 
 # What a driver does next.
-Step = decision.Action | Call | Outcome | Bucket
+Step = Action | Call | Outcome | Bucket
 
 
 class Rank(NamedTuple):
     place: int = 0
-    life: decision.ChannelState = decision.ChannelState(0)
+    life: ChannelState = ChannelState(0)
     pending: tuple[Request, ...] = ()
     steps: tuple[tuple[str, BucketProgress], ...] = ()
     actions: tuple[Step, ...] = ()
@@ -172,6 +182,7 @@ class Rank(NamedTuple):
 
 
 def repeats(ranks: Iterable[Rank], request: Request) -> bool | None:
+    """Return whether an operation has another bucket after this one; None if it cannot run."""
     own = [progress for rank in ranks if (progress := progress_of(rank, request)) is not None]
     if not all(progress.ready for progress in own):
         return None
@@ -279,12 +290,12 @@ class Reasons(dict[str, str]):
         return hash(tuple(self))
 
 
-def hashable(action: decision.Action) -> decision.Action:
+def hashable(action: Action) -> Action:
     match action:
-        case decision.Fail(reasons):
-            return decision.Fail(Reasons(reasons))
-        case decision.Leave(unmet):
-            return decision.Leave(Reasons(unmet))
+        case Fail(reasons):
+            return Fail(Reasons(reasons))
+        case Leave(unmet):
+            return Leave(Reasons(unmet))
     return action
 
 

@@ -1,9 +1,17 @@
 """Who waits for whom, from what is pending on each rank."""
 
+from __future__ import annotations
+
 import pytest
 
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request
-from hvdtrain.core.stall import StallSettings, StallWarnings, Wait, describe, find_stalls
+from hvdtrain.core.stall import (
+    StallSettings,
+    StallWarnings,
+    Wait,
+    describe,
+    find_stalls,
+)
 from hvdtrain.topology import Topology
 
 SUM = Request("allreduce", "a")
@@ -64,7 +72,8 @@ def test_a_stall_is_reported_once_in_a_period(capfd: pytest.CaptureFixture[str])
     warnings = StallWarnings(settings, topology, codes.append, lambda: saved.append(seconds))
     told = []
     for seconds in (61, 62, 119, 121, 180, 201):
-        warnings.update(find_stalls([[wait(SUM, seconds, "01")], []], 60), dict)
+        stalls = find_stalls([[wait(SUM, seconds, "01")], []], 60)
+        warnings.update(stalls, dict)
         told.append(capfd.readouterr().err.count(f"stalled: allreduce 'a' for {seconds} s"))
         assert bool(codes) == (seconds > 200)
     assert told == [1, 0, 0, 1, 1, 1]

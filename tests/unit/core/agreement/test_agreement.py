@@ -1,5 +1,7 @@
 """What ranks decide after they have told one another what they ask for."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,8 +9,23 @@ from typing import Any, cast
 
 import pytest
 
-from hvdtrain.core.agreement import decision
 from hvdtrain.core.agreement.channel import Channel, FirstUse
+from hvdtrain.core.agreement.decision import (
+    ChannelState,
+    Decision,
+    EndJoin,
+    FailAll,
+    JoinOrder,
+    Notify,
+    Phase,
+    Refuse,
+    Report,
+    ReportsExchanged,
+    RunRequests,
+    Submitted,
+    decide,
+    last_to_join,
+)
 from hvdtrain.core.agreement.lifecycle import transition
 from hvdtrain.core.agreement.request import JOIN, LEAVE, Request, Zeros
 from hvdtrain.types import DType, ReduceOp
@@ -20,18 +37,19 @@ def reduce(name: str, shape: str = "(3,)") -> Request:
     return Request("allreduce", name, (("shape", shape),), SUM)
 
 
-def report(*requests: Request, awaited: tuple[Request, ...] = ()) -> decision.Report:
-    return decision.Report(requests, frozenset(request.key for request in awaited))
+def report(*requests: Request, awaited: tuple[Request, ...] = ()) -> Report:
+    return Report(requests, frozenset(request.key for request in awaited))
 
 
-def both(*requests: list[Request], awaited: tuple[Request, ...] = ()) -> decision.Decision:
+def both(*requests: list[Request], awaited: tuple[Request, ...] = ()) -> Decision:
+    """Decide; each rank waits for those of its requests that are awaited."""
     reports = [report(*own, awaited=tuple(r for r in awaited if r in own)) for own in requests]
-    return decision.decide(reports, range(len(requests)))
+    return decide(reports, range(len(requests)))
 
 
 def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
     a, b = reduce("a"), reduce("b")
-    assert both([LEAVE], [a]) == decision.Decision()  # which may leave as well
+    assert both([LEAVE], [a]) == Decision()  # which may leave as well
     assert both([LEAVE], [a, b], awaited=(b,)).deserted.count("allreduce") == 1
     assert not both([a, LEAVE], [a], [b], awaited=(a,)).deserted  # rank 2 may come to it
     assert both([LEAVE], [JOIN], awaited=(JOIN,)).deserted
@@ -41,10 +59,7 @@ def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
 @pytest.mark.parametrize(
     ("reports", "blocked"),
     [
-        (
-            [report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"))],
-            [decision.Notify((3,))],
-        ),
+        ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"))], [Notify((3,))]),
         # Operations that all have run first: a rank that waits for one is not blocked after it.
         ([report(reduce("a"), awaited=(reduce("a"),)), report(reduce("b"), reduce("a"))], []),
         # One that has joined serves the others, even if it waits to see all of them join.
@@ -52,12 +67,12 @@ def test_a_rank_is_deserted_only_in_what_it_waits_for() -> None:
     ],
 )
 def test_others_are_told_of_ranks_that_are_blocked(
-    reports: list[decision.Report], blocked: list[decision.Notify]
+    reports: list[Report], blocked: list[Notify]
 ) -> None:
     """Else backward() returns early, with gradients that are not reduced."""
-    event = decision.ReportsExchanged(tuple(reports), (3, 4, 5)[: len(reports)], reports[0])
-    _, actions = transition(decision.ChannelState(len(reports)), event)
-    assert [action for action in actions if isinstance(action, decision.Notify)] == blocked
+    event = ReportsExchanged(tuple(reports), (3, 4, 5)[: len(reports)], reports[0])
+    _, actions = transition(ChannelState(len(reports)), event)
+    assert [action for action in actions if isinstance(action, Notify)] == blocked
 
 
 def test_what_failed_on_others_because_a_rank_left_fails_when_it_comes() -> None:
@@ -65,34 +80,34 @@ def test_what_failed_on_others_because_a_rank_left_fails_when_it_comes() -> None
     reports = report(LEAVE), report(a, awaited=(a,)), report()
     states = []
     for own in reports:
-        event = decision.ReportsExchanged(reports, (0, 1, 2), own)
-        phase = decision.Phase.LEAVING if own is reports[0] else decision.Phase.OPEN
-        state, actions = transition(decision.ChannelState(3, phase), event)
-        assert [type(action) for action in actions] == [decision.FailAll]
+        event = ReportsExchanged(reports, (0, 1, 2), own)
+        phase = Phase.LEAVING if own is reports[0] else Phase.OPEN
+        state, actions = transition(ChannelState(3, phase), event)
+        assert [type(action) for action in actions] == [FailAll]
         states.append(state)
     for state in states[:2]:
-        assert transition(state, decision.Submitted(a)) == (state, ())
+        assert transition(state, Submitted(a)) == (state, ())
     late = states[2]
-    assert transition(late, decision.Submitted(b)) == (late, ())
-    told, (refusal,) = transition(late, decision.Submitted(a))
-    assert isinstance(refusal, decision.Refuse)
+    assert transition(late, Submitted(b)) == (late, ())
+    told, (refusal,) = transition(late, Submitted(a))
+    assert isinstance(refusal, Refuse)
     assert refusal.deserted
     assert refusal.reason.startswith("rank 0 left the job while others were in")
-    assert transition(told, decision.Submitted(a)) == (told, ())
+    assert transition(told, Submitted(a)) == (told, ())
 
 
 def test_the_rank_that_joined_last_is_known() -> None:
     a = reduce("a")
-    state = decision.ChannelState(size=3, phase=decision.Phase.JOINING)
+    state = ChannelState(size=3, phase=Phase.JOINING)
     ranks, first = (4, 5, 6), (report(JOIN), report(a), report(a))
-    state, actions = transition(state, decision.ReportsExchanged(first, ranks, first[0]))
+    state, actions = transition(state, ReportsExchanged(first, ranks, first[0]))
     assert state.behind == {0}
-    assert actions == (decision.RunRequests((a,)),)
-    second = tuple(decision.Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
-    after, actions = transition(state, decision.ReportsExchanged(second, ranks, second[0]))
-    order = decision.JoinOrder(ranks, (1.0, 3.0, 2.0), frozenset({4}))
-    assert (after, actions[-1]) == (decision.ChannelState(3), decision.EndJoin(order))
-    assert decision.last_to_join([order]) == 6
+    assert actions == (RunRequests((a,)),)
+    second = tuple(Report((JOIN,), joined_seconds=seconds) for seconds in (1.0, 3.0, 2.0))
+    after, actions = transition(state, ReportsExchanged(second, ranks, second[0]))
+    order = JoinOrder(ranks, (1.0, 3.0, 2.0), frozenset({4}))
+    assert (after, actions[-1]) == (ChannelState(3), EndJoin(order))
+    assert last_to_join([order]) == 6
 
 
 def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
@@ -103,7 +118,8 @@ def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
     assert both([a, JOIN], [b]).behind == {0}  # b does, with zeros of rank 0
     assert both([a, JOIN], [JOIN]).behind == {1}
     assert both([JOIN], [replace(a, zeros=None)]).behind == {0}  # what fails counts, too
-    assert both([a, JOIN], [reduce("a", "(4,)"), JOIN], [JOIN]).behind == {2}  # two tried it
+    other = reduce("a", "(4,)")
+    assert both([a, JOIN], [other, JOIN], [JOIN]).behind == {2}  # two tried it
 
 
 @pytest.mark.parametrize(
@@ -117,10 +133,8 @@ def test_a_rank_that_missed_an_operation_is_not_the_last() -> None:
     ],
 )
 def test_what_one_channel_knows_counts_for_all(missed: list[list[int]], expected: int) -> None:
-    orders = [
-        decision.JoinOrder((1, 2, 3), (3.0, 1.0, 2.0), frozenset(behind)) for behind in missed
-    ]
-    assert decision.last_to_join(orders) == expected
+    orders = [JoinOrder((1, 2, 3), (3.0, 1.0, 2.0), frozenset(behind)) for behind in missed]
+    assert last_to_join(orders) == expected
 
 
 THREADS = 8
