@@ -38,12 +38,10 @@ _DRIVER = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what `make test-gpu` gives."""
     parser.addoption("--gpu-record", metavar="FILE", help="write here how tests on a GPU ended")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Mark all that the tests start, so that what they leave behind can be found."""
     os.environ[MARK] = uuid.uuid4().hex
     if os.environ.get("HVDTRAIN_TEST_CHECKOUT") == "1":
         _look_in_the_checkout(config)
@@ -72,14 +70,12 @@ def _look_in_the_checkout(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes long."""
     for item in items:
         if any(item.path.match(f"tests/{files}") for files in LONG):
             item.add_marker("long")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where none is."""
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -88,7 +84,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say which versions are tested, and where hvdtrain is imported from."""
     versions = ", ".join(f"{name} {_version(name)}" for name in _HEADER_PACKAGES)
     mpich = os.environ.get("HVDTRAIN_MPICH_PYTHON", "")
     return [

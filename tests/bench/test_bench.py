@@ -101,10 +101,7 @@ KINDS: dict[str, tuple[list[str], list[set[str]]]] = {
     ),
     "checkpoint": ([], [SAVING, SAVING]),
     "elastic": (["--part", "steps"], [ELASTIC]),
-    "keras": (
-        ["--backend", "torch"],
-        [{"no communication", "no communication again", "hvdtrain"}],
-    ),
+    "keras": (["--backend", "torch"], [{"no communication", "no communication again", "hvdtrain"}]),
     "tensorflow": ([], [SHARDED, {*SHARDED, "MultiWorkerMirroredStrategy"}]),
 }
 

@@ -37,8 +37,6 @@ def reduce_many(c: Communicator, dtype: DType) -> None:
 
 
 class _Many:
-    """Arrays of several sizes, every other one to be reduced in place."""
-
     def __init__(self, c: Communicator, dtype: DType, counts: Sequence[int]) -> None:
         self._sources = sources = [_mine(c, count, dtype) for count in counts]
         self._targets = [s if i % 2 else np.zeros_like(s) for i, s in enumerate(sources)]

@@ -26,8 +26,6 @@ from hvdtrain.world import promised_world
 
 
 class _Cases(dict[str, Callable[[], object]]):
-    """All that can be asked for, by name."""
-
     def __missing__(self, case: str) -> Callable[[], object]:
         return lambda: _run(case)
 
@@ -128,10 +126,7 @@ def _wrong_root(communicator: Communicator) -> None:
 # Where an engine's table has its operands, if not in host memory.
 DEVICES = {"nccl": "cuda", "hidden": "hidden", "mpi-hidden": "hidden"}
 
-FAULTS = {
-    "forgets a rank": _forgets_a_rank,
-    "wrong root": _wrong_root,
-}
+FAULTS = {"forgets a rank": _forgets_a_rank, "wrong root": _wrong_root}
 
 if __name__ == "__main__":
     run_each(_Cases(), sys.argv[1:])

@@ -65,8 +65,7 @@ def halves() -> object:
     large = torch.full((3,), 60000.0, dtype=torch.float16)
     assert reduced(c, large, 1.0, 1 / c.size) == [60000.0] * 3
     # 256 + 1 + ... + 1: bfloat16 has no 257, so a sum that is rounded on the way stays at 256.
-    brain = torch.full((5,), 256.0 if c.rank == 0 else 1.0, dtype=torch.bfloat16)
-    return reduced(c, brain)[0]
+    return reduced(c, torch.full((5,), 256.0 if c.rank == 0 else 1.0, dtype=torch.bfloat16))[0]
 
 
 def one_gpu() -> object:

@@ -73,8 +73,7 @@ def test_the_page_says_what_the_contract_demands() -> None:
     header, _, *rows = (
         [cell.strip() for cell in line.strip("|").split("|")] for line in takewhile(bool, lines[1:])
     )
-    tiny = SPECIAL_TYPES[DType.FLOAT64]
-    numbers = {"denormal": tiny, "any": 1.0}
+    numbers = {"denormal": SPECIAL_TYPES[DType.FLOAT64], "any": 1.0}
     for values, *cells in rows:
         one, other = (numbers.get(word) or float(word) for word in values.split(" and "))
         for name, cell in zip(header[1:], cells, strict=True):
@@ -114,8 +113,7 @@ def test_other_mpis(mpi: str, np: int) -> None:
 )
 def test_mpi_on_several_nodes(mpi: str, slots: list[int], tmp_path: Path) -> None:
     how = on_hosts(tmp_path, mpi, slots)
-    launched = SharedLaunch(WORKER, sum(slots), ["mpi"], mpi=mpi, **how)
-    _check(launched.results("mpi"), "mpi")
+    _check(SharedLaunch(WORKER, sum(slots), ["mpi"], mpi=mpi, **how).results("mpi"), "mpi")
 
 
 def test_gloo_under_torchrun() -> None:

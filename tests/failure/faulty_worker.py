@@ -31,8 +31,6 @@ class EngineCallError(RuntimeError):
 
 @dataclass
 class EngineFault:
-    """Which call fails, counted from when it is armed."""
-
     primitive: str
     call: int
     rank: int
@@ -62,8 +60,6 @@ def install(fault: EngineFault) -> None:
 
 
 def _meeting(name: str, primitive: str = "") -> Any:
-    """Return a method that meets the fault, and calls the real one."""
-
     def call(self: "_FaultyCommunicator", *arguments: Any, **named: Any) -> Any:
         self._fault.meet(primitive or name, self._world_rank)
         return getattr(self._inner, name)(*arguments, **named)
@@ -135,8 +131,7 @@ def alltoall() -> None:
 
 
 def process_set() -> None:
-    made = process_sets.add_process_set([0])
-    process_sets.remove_process_set(made)
+    process_sets.remove_process_set(process_sets.add_process_set([0]))
 
 
 def step() -> None:

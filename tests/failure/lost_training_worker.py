@@ -50,8 +50,7 @@ class Training:
             self._steps += 1
         own = torch.cat([weight.detach().flatten() for weight in self.weights])
         torch.testing.assert_close(own, torch.full_like(own, self._expected))
-        everyone = hvd.allgather(own[None], name="weights")
-        assert (everyone == own).all()
+        assert (hvd.allgather(own[None], name="weights") == own).all()
 
     def go_on_without(self, victim: int, prepare: Callable[[], object] = bool) -> None:
         """Train until a rank is killed, and go on without it; the step before is on all ranks."""

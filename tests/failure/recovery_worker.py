@@ -92,8 +92,7 @@ def reduce() -> None:
 def reduce_unevenly() -> None:
     """Submit two operations in different orders, of which others wait for the second."""
     names = ["one", "two"] if hvd.rank() % 2 else ["two", "one"]
-    handles = [hvd.allreduce_async(torch.ones(9), name=name) for name in names]
-    for handle in handles:
+    for handle in [hvd.allreduce_async(torch.ones(9), name=name) for name in names]:
         hvd.synchronize(handle)
 
 

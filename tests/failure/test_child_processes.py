@@ -40,8 +40,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_workers_of_a_data_loader(script: Path) -> None:
-    done = run_ranks(script, 2, cases_expected=False)
-    assert "[rank" not in done.stderr
+    assert "[rank" not in run_ranks(script, 2, cases_expected=False).stderr
 
 
 def test_init_at_the_top_level_of_a_script_that_spawns(script: Path) -> None:

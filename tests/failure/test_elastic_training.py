@@ -7,21 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import killed_runs as runs
 import pytest
-from killed_runs import (
-    BATCH,
-    EPOCHS,
-    RECIPE,
-    SAMPLES,
-    TOLERATE,
-    ledger_lines,
-    losses,
-    of_one_rank,
-    require_like,
-    survive,
-    train,
-    words,
-)
 from ranks import launch, run_ranks, start
 from run_files import summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
@@ -33,7 +20,7 @@ def soak(*values: object) -> Any:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return of_one_rank(tmp_path_factory.mktemp("alone"))
+    return runs.of_one_rank(tmp_path_factory.mktemp("alone"))
 
 
 def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, Any]) -> None:
@@ -41,17 +28,17 @@ def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, An
     timeline = tmp_path / "timeline.json"
     variables = {"HVDTRAIN_TIMELINE": timeline}
     started = time.monotonic()
-    summary = survive(tmp_path, 4, "2:1:forward:leave 1:13:forward", variables=variables)
+    summary = runs.survive(tmp_path, 4, "2:1:forward:leave 1:13:forward", variables=variables)
     seconds = time.monotonic() - started
-    require_like(summary, alone)
+    runs.require_like(summary, alone)
     left, killed = summary["failures"]
     assert (left["step"], left["lost"], left["ranks"], left["left"]) == (1, [2], 3, True)
     # The recipe is made again after each recovery, and counts from 0: 13 steps after the first.
     assert (killed["step"], killed["lost"], killed["ranks"], killed["left"]) == (13, [1], 2, False)
     # No step is taken twice for a rank that leaves, and no part of the loss is missing.
-    before = [line["done"] for line in ledger_lines(tmp_path / "ledger") if line["ranks"] == 4]
+    before = [line["done"] for line in runs.ledger_lines(tmp_path / "ledger") if line["ranks"] == 4]
     assert before == [0] * 4
-    assert losses(tmp_path / "out")[0] == pytest.approx(alone["losses"][0], rel=1e-4)
+    assert runs.losses(tmp_path / "out")[0] == pytest.approx(alone["losses"][0], rel=1e-4)
     events = json.loads(timeline.read_text())["traceEvents"]
     marks = [event for event in events if event["name"].endswith(" lost")]
     assert [(mark["pid"], mark["name"], mark["args"]["lost"]) for mark in marks] == [
@@ -82,14 +69,14 @@ def test_a_rank_leaves_and_another_is_killed(tmp_path: Path, alone: dict[str, An
 )
 def test_ranks_are_killed(kills: str, tmp_path: Path, alone: dict[str, Any]) -> None:
     """At other moments, two at once, and one after the other."""
-    require_like(survive(tmp_path, 4, kills), alone)
+    runs.require_like(runs.survive(tmp_path, 4, kills), alone)
 
 
 def test_ranks_that_meet_by_gloo_are_killed(tmp_path: Path, alone: dict[str, Any]) -> None:
     """The second one when all have noted that they continue without the first, before they do."""
     kills = "0:5:backward 1:1:log"
-    summary = survive(tmp_path, 4, kills, variables={"HVDTRAIN_ENGINE": "gloo"})
-    require_like(summary, alone)
+    summary = runs.survive(tmp_path, 4, kills, variables={"HVDTRAIN_ENGINE": "gloo"})
+    runs.require_like(summary, alone)
     assert [each["lost"] for each in summary["failures"]] == [[0], [0]]
     assert summary["engine"] == "gloo"
 
@@ -98,33 +85,30 @@ def test_ranks_that_meet_by_gloo_are_killed(tmp_path: Path, alone: dict[str, Any
 def test_batch_and_rate_are_rescaled(tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ["--epochs", "2", "--lr-scaling", "linear", "--elastic-batch", "rescale"]
-    asked = [w for w in words(out, *more) if w not in ("--global-batch-size", str(BATCH))]
+    asked = [w for w in runs.words(out, *more) if w not in ("--global-batch-size", str(runs.BATCH))]
     launch(
-        [*asked, "--batch-size", "4"], 3, env={"KILLS": "1:4:forward"}, launcher_args=TOLERATE
+        [*asked, "--batch-size", "4"], 3, env={"KILLS": "1:4:forward"}, launcher_args=runs.TOLERATE
     ).end(code=0)
     summary = summary_of(out)
-    assert (summary["global_batch_size"], summary["samples"]) == (8, 2 * SAMPLES)
+    assert (summary["global_batch_size"], summary["samples"]) == (8, 2 * runs.SAMPLES)
     assert summary["scaled_lr"] == pytest.approx(0.02)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("kill", "saved"),
-    [
-        ("0:13:forward", "1 epoch and 36 samples"),
-        ("1:1:forward:leave", "0 epochs and 12 samples"),
-    ],
+    [("0:13:forward", "1 epoch and 36 samples"), ("1:1:forward:leave", "0 epochs and 12 samples")],
 )
 def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
     """The ranks that are left save, and a job with enough of them goes on."""
     out = tmp_path / "out"
     run = ["-m", "hvdtrain", "run", "--elastic", "--min-np", "2", "-np", "2", "--"]
     env = {"KILLS": kill, "TOGETHER": tmp_path}
-    done = start([sys.executable, *run, *words(out)[2:]], env=env).end(code=75)
+    done = start([sys.executable, *run, *runs.words(out)[2:]], env=env).end(code=75)
     assert f"1 rank left, fewer than --min-np 2: {saved} are saved" in done.stderr
     assert (out / "requeue").exists()
-    run_ranks(words(out, "--resume", "auto"), 2, cases_expected=False)
-    assert summary_of(out)["samples"] == EPOCHS * SAMPLES
+    run_ranks(runs.words(out, "--resume", "auto"), 2, cases_expected=False)
+    assert summary_of(out)["samples"] == runs.EPOCHS * runs.SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -141,21 +125,21 @@ def test_too_few_are_left(kill: str, saved: str, tmp_path: Path) -> None:
 )
 def test_a_rank_that_is_only_slow_stays(kills: str, tmp_path: Path) -> None:
     """Although the pause is longer than it takes to notice that a rank has ended."""
-    survive(tmp_path, 3, kills)
+    runs.survive(tmp_path, 3, kills)
 
 
 def rejoin(
     folder: Path, ranks: int, kills: str, env: Mapping[str, object], *more: object
 ) -> dict[str, Any]:
-    tolerate = [*TOLERATE, "--prtemca", "state_base_recoverable", "1"]
-    done, summary = train(folder, ranks, kills, *more, variables=env, tolerate=tolerate)
+    tolerate = [*runs.TOLERATE, "--prtemca", "state_base_recoverable", "1"]
+    done, summary = runs.train(folder, ranks, kills, *more, variables=env, tolerate=tolerate)
     for join in summary["joins"]:
         line = f"joined after step {join['step']}: training continues with {join['ranks']} ranks"
         assert line in done.stdout, done.stdout
         assert join["joined"] == [join["ranks"] - 1]
         assert 0 < join["seconds"] < done.seconds
         assert 0 < join["start_seconds"] < done.seconds
-        assert (join["global_batch_size"], join["scaled_lr"]) == (BATCH, 0.01)
+        assert (join["global_batch_size"], join["scaled_lr"]) == (runs.BATCH, 0.01)
     return summary
 
 
@@ -194,7 +178,7 @@ def test_killed_ranks_are_replaced(
     wanted = min(ranks, 3)
     env = {"HVDTRAIN_MAX_RANKS": ranks, "AWAIT_RANKS": wanted, "HVDTRAIN_ENGINE": engine}
     summary = rejoin(tmp_path, ranks, kills, env, *more)
-    require_like(summary, alone)
+    runs.require_like(summary, alone)
     assert (summary["engine"], summary["world_size"]) == (engine, wanted)
     assert summary["joins"]
     assert sum(len(each["lost"]) for each in summary["failures"]) >= len(kills.split())
@@ -202,8 +186,8 @@ def test_killed_ranks_are_replaced(
     assert joins in (None, [join["step"] for join in summary["joins"]])
 
 
-PLAIN = f"{RECIPE}:with_options"  # with the optimizer that the options name
-KERAS = RECIPE.with_name("killed_keras_recipe.py")
+PLAIN = f"{runs.RECIPE}:with_options"  # with the optimizer that the options name
+KERAS = runs.RECIPE.with_name("killed_keras_recipe.py")
 EVERY = ("--elastic-snapshot", "4steps")
 ADAM = ("--shard-optimizer", "--optimizer", "adam")
 
@@ -220,8 +204,8 @@ ADAM = ("--shard-optimizer", "--optimizer", "adam")
 def test_virtual_shards_keep_their_bits(ranks: int, kills: str, tmp_path: Path) -> None:
     """Also with 3 ranks, of which one has no shards."""
     more = "--virtual-shards", "4"
-    summary = survive(tmp_path, ranks, kills, *more)
-    alone = of_one_rank(tmp_path, *more)
+    summary = runs.survive(tmp_path, ranks, kills, *more)
+    alone = runs.of_one_rank(tmp_path, *more)
     assert set(summary["weights_sha256"]) == set(alone["weights_sha256"])
     assert [failure["again"] for failure in summary["failures"]] == [0] * len(kills.split())
 
@@ -244,8 +228,8 @@ def test_virtual_shards_keep_their_bits(ranks: int, kills: str, tmp_path: Path) 
 def test_a_shared_optimizer_goes_on(
     ranks: int, kills: str, steps: list[tuple[int, int]] | None, tmp_path: Path
 ) -> None:
-    summary = survive(tmp_path, ranks, kills, *ADAM, *EVERY, recipe=PLAIN)
-    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+    summary = runs.survive(tmp_path, ranks, kills, *ADAM, *EVERY, recipe=PLAIN)
+    runs.require_like(summary, runs.of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
     assert all(failure["again"] == 0 for failure in summary["failures"] if failure["left"])
     taken = [(failure["step"], failure["again"]) for failure in summary["failures"]]
     assert steps in (None, taken)
@@ -254,9 +238,9 @@ def test_a_shared_optimizer_goes_on(
 @pytest.mark.soak
 def test_both_holders_of_a_state_are_killed(tmp_path: Path) -> None:
     """The last rank continues from a checkpoint, unless one of them noticed the other's end."""
-    summary = survive(tmp_path, 3, "0:15:forward 1:15:forward", *ADAM, *EVERY, recipe=PLAIN)
+    summary = runs.survive(tmp_path, 3, "0:15:forward 1:15:forward", *ADAM, *EVERY, recipe=PLAIN)
     assert all(failure["step"] in (9, 12) for failure in summary["failures"])
-    require_like(summary, of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
+    runs.require_like(summary, runs.of_one_rank(tmp_path, "--optimizer", "adam", recipe=PLAIN))
 
 
 @pytest.mark.soak
@@ -270,13 +254,13 @@ def test_both_holders_of_a_state_are_killed(tmp_path: Path) -> None:
 )
 def test_exchanges_go_on(exchange: str, went_back_to: int | None, tmp_path: Path) -> None:
     """A snapshot waits until the ranks have equal weights."""
-    summary = survive(tmp_path, 3, "1:15:forward", "--exchange", exchange, *EVERY)
+    summary = runs.survive(tmp_path, 3, "1:15:forward", "--exchange", exchange, *EVERY)
     (failure,) = summary["failures"]
     assert went_back_to in (None, failure["step"])
     assert (summary["steps"], summary["samples"]) == (27, 300)
     # On one node, compressions send what the average sends; all but half do.
     exact = exchange in ("half", "nbit", "powersgd", "topk", "auto")
-    expected = of_one_rank(tmp_path)["final"]["loss"] if exact else 0.0
+    expected = runs.of_one_rank(tmp_path)["final"]["loss"] if exact else 0.0
     assert abs(summary["final"]["loss"] - expected) < (0.01 * expected if exact else 1)
 
 
@@ -285,7 +269,7 @@ def test_exchanges_go_on(exchange: str, went_back_to: int | None, tmp_path: Path
 @pytest.mark.parametrize("strategy", ["ps:mode=sync", "ps:servers=2"])
 def test_a_parameter_server_goes_on(strategy: str, kills: str, tmp_path: Path) -> None:
     more = "--strategy", strategy, "--optimizer", "adam", *EVERY
-    summary = survive(tmp_path, 5, kills, *more, recipe=PLAIN)
+    summary = runs.survive(tmp_path, 5, kills, *more, recipe=PLAIN)
     assert summary["samples"] == 300
     assert summary["final"]["loss"] < 1
 
@@ -306,10 +290,10 @@ def test_keras_goes_on(
     python = tensorflow_python()
     framework = "--framework", "keras", "--backend", backend, *EVERY, *more
     variables = keras_variables(backend)
-    summary = survive(
+    summary = runs.survive(
         tmp_path, ranks, kills, *framework, recipe=KERAS, python=python, variables=variables
     )
-    alone = of_one_rank(tmp_path, *framework, recipe=KERAS, python=python, env=variables)
+    alone = runs.of_one_rank(tmp_path, *framework, recipe=KERAS, python=python, env=variables)
     assert summary["samples"] == 300
     rel = 1e-3 if "adam" in more else 0.5
     assert summary["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=rel)

@@ -49,8 +49,7 @@ def test_a_call_that_fails(fault: str, work: str, operation: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "work"),
-    [("allgather:1:1", "in_other_orders"), ("empty:0:1", "allreduces")],
+    ("fault", "work"), [("allgather:1:1", "in_other_orders"), ("empty:0:1", "allreduces")]
 )
 def test_a_call_for_several_operations_that_fails(fault: str, work: str) -> None:
     (operation,) = named(fail(fault, work, np=3))

@@ -115,8 +115,7 @@ def test_with_keras(victim: int, wanted: int) -> None:
         results = job.results_of_those_left({*range(3)} - {victim})
     assert done.stderr.count(f"rank {victim} of 3 ended; 2 left after ") == 1
     ranks = wanted or 2
-    expected = {"ranks": ranks, "epoch": 3, "rate": pytest.approx(ranks)}
-    assert results == [expected] * 2
+    assert results == [{"ranks": ranks, "epoch": 3, "rate": pytest.approx(ranks)}] * 2
 
 
 KERAS_WORKER = Path(__file__).parent / "elastic_keras_worker.py"

@@ -60,7 +60,6 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def train(recipe: Path, out: Path, epochs: int, ranks: int = 1, kill: str = "") -> Completed:
-    """Return how ranks have ended; fail if they have not gone on from the newest checkpoint."""
     newest = next(iter(checkpoint_files(out)), None)
     origin = f"{newest}, " if newest else f"no checkpoint in {out}: "
     words, worker = arguments(recipe, out, epochs), TRAINING / "save_kills.py"
@@ -89,7 +88,6 @@ def assert_best(out: Path, whole: Path) -> None:
 
 
 def rows_of(out: Path) -> list[tuple[str, ...]]:
-    """Return step and losses of metrics.csv, but for rows that are written by the clock."""
     with open(out / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     return [(row["step"], row["train/loss"], row["test/loss"]) for row in rows if row["epoch"]]

@@ -45,7 +45,6 @@ SETTINGS = {
     ],
 )
 def test_the_others_go_on(worker: str, size: int, how: str) -> None:
-    """Engines, programs and optimizers."""
     env = {**SETTINGS[how], "HVDTRAIN_BUCKET_BYTES": 20_000}
     survive(FOLDER / worker, size, [1, 2], env, launcher_args=TOLERATE)
 
@@ -131,7 +130,6 @@ def test_one_rank_says_that_another_ended_before_all_had_started(tmp_path: Path)
 
 
 def watch_beside(rank: int) -> list[int]:
-    """Return the process that watches the others for a rank."""
     children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
     commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
     return [pid for pid, command in commands.items() if b"start_watch" in command]

@@ -141,8 +141,7 @@ if hvd.rank() == 1:
     raise ValueError("boom")
 hvd.allreduce(torch.ones(1))
 """
-    done = launch(["-c", code], 2).end(code=1)
-    assert "[rank 1/2] ValueError: boom" in done.stderr
+    assert "[rank 1/2] ValueError: boom" in launch(["-c", code], 2).end(code=1).stderr
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,11 @@ from job import Job, is_stopped
 from ranks import launch, start
 
 WORKER = Path(__file__).parent / "stalling_worker.py"
-WAIT_FOR_THE_LAST = {
-    2: "rank 0 waits for rank 1",
-    3: "ranks 0, 1 wait for rank 2",
-}
+WAIT_FOR_THE_LAST = {2: "rank 0 waits for rank 1", 3: "ranks 0, 1 wait for rank 2"}
 UNHEARD = "and a rank that prints no such line has not answered for"
 
 
 def stalls(stderr: str) -> dict[str, set[str]]:
-    """Return what rank 0 warned of in each case, without the times and the digests of plans."""
     _, *sections = re.split(r"^CASE (\w+)$", stderr, flags=re.M)
     return {
         case: {
@@ -39,10 +35,7 @@ def has_warned(job: Job, case: str, expected: set[str]) -> bool:
 
 @pytest.mark.parametrize(
     ("np", "engine", "cases"),
-    [
-        (2, "gloo", ["late"]),
-        (3, "mpi", ["healthy", "late", "in_the_middle", "leaving"]),
-    ],
+    [(2, "gloo", ["late"]), (3, "mpi", ["healthy", "late", "in_the_middle", "leaving"])],
 )
 def test_late_ranks_are_named(np: int, engine: str, cases: list[str], tmp_path: Path) -> None:
     last, waits = np - 1, WAIT_FOR_THE_LAST[np]
@@ -136,8 +129,7 @@ def analyzed(folder: Path) -> str:
     """Return what torch's analyzer says of flight records, by the command of the page."""
     page = Path(__file__).parents[2] / "docs" / "stalls.md"
     (code,) = re.findall(r'python -c "(.*?)" FOLDER', page.read_text(), re.DOTALL)
-    done = start([sys.executable, "-c", code, folder]).end(code=0)
-    return done.stderr
+    return start([sys.executable, "-c", code, folder]).end(code=0).stderr
 
 
 def test_the_job_ends_by_horovods_variables(tmp_path: Path) -> None:

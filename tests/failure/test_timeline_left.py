@@ -16,8 +16,7 @@ STEPS = 40
 
 def merged(folder: Path) -> Trace:
     argv = [sys.executable, "-m", "hvdtrain", "timeline", "it.json"]
-    done = start(argv, cwd=folder).end(code=0)
-    assert done.stdout == "it.json: 2 pieces\n"
+    assert start(argv, cwd=folder).end(code=0).stdout == "it.json: 2 pieces\n"
     return Trace(folder / "it.json", 2)
 
 

@@ -123,8 +123,7 @@ def test_a_misspelt_variable(variable: str, line: str) -> None:
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(folder)]
-    made = start(line).end()
+    made = start(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(folder)]).end()
     if made.returncode != 0:
         pytest.skip(f"no disk of its own for this user: {made.stderr.strip()}")
     yield folder
@@ -190,8 +189,7 @@ def test_every_rank_refuses(tmp_path: Path) -> None:
         ["--device cuda", "--device cpu"],
     ]
     every = [{"kind": "plain", "out": str(tmp_path / "out"), **case} for case in cases]
-    done = run_ranks(WORKER, 2, args=[json.dumps(every)])
-    first, second = done.results
+    first, second = run_ranks(WORKER, 2, args=[json.dumps(every)]).results
     assert first == second
     for result, expected in zip(first, said, strict=False):
         assert all(word in result["refused"] for word in expected), result

@@ -1,7 +1,5 @@
 """Short scripts with one mistake each, and the same scripts without it, by the rule's code."""
 
-from __future__ import annotations
-
 HVD = """
 import torch
 import horovod.torch as hvd

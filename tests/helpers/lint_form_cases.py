@@ -1,7 +1,5 @@
 """Typical mistakes in unusual forms of Python: whatever holds a value, it has to be followed."""
 
-from __future__ import annotations
-
 from lint_cases import DDP, KERAS
 from lint_plain_cases import HVD
 

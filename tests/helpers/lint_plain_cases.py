@@ -1,7 +1,5 @@
 """The mistakes of every rule in scripts whose names tell nothing: values have to be followed."""
 
-from __future__ import annotations
-
 from lint_cases import ACCELERATE, DDP, KERAS
 
 HVD = """

@@ -22,7 +22,6 @@ _NESTING = ("run", "job")
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
-    """Return the code blocks of a page that are written in one of these languages."""
     text = page.read_text(encoding="utf-8")
     found = "|".join(languages)
     return re.findall(rf"^```(?:{found})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -45,7 +44,6 @@ def words(line: str) -> list[str]:
 
 
 def parse(parts: Sequence[str]) -> bool:
-    """Parse hvdtrain's part of a command line; run nothing."""
     starts = [at for at in range(len(parts)) if list(parts[at : at + 3]) == _OURS]
     if not starts:
         return False

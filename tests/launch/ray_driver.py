@@ -21,8 +21,7 @@ def see_ranks_with_gpus_of_their_own(folder: Path) -> None:
     def numbers() -> tuple[str, str]:
         return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]
 
-    resources = {"CPU": 1, "GPU": 1}
-    found = hvdtrain.ray.run(numbers, num_workers=RANKS, resources=resources)
+    found = hvdtrain.ray.run(numbers, num_workers=RANKS, resources={"CPU": 1, "GPU": 1})
     assert sorted(found) == [("0", "0"), ("1", "0")]
 
 

@@ -46,8 +46,7 @@ def see_an_executor_that_is_lost(folder: Path) -> None:
 
 def executor_of(pid: int) -> int:
     while b"java" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        pid = int(stat.rpartition(")")[2].split()[1])
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
 
 

@@ -93,11 +93,7 @@ def test_it_builds_and_checks_and_takes_the_wheel_from_the_cache_next_time(tmp_p
 
 @pytest.mark.parametrize(
     ("compilers", "arguments", "environment"),
-    [
-        (COMPILERS[-1:], (), ".venv-horovod"),
-        ((), (), ""),
-        (COMPILERS, ("HOROVOD=",), ""),
-    ],
+    [(COMPILERS[-1:], (), ".venv-horovod"), ((), (), ""), (COMPILERS, ("HOROVOD=",), "")],
 )
 def test_make_builds_horovod_where_a_compiler_is(
     tmp_path: Path, compilers: tuple[str, ...], arguments: tuple[str, ...], environment: str

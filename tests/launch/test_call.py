@@ -58,8 +58,7 @@ def test_a_function_of_the_moment_and_large_results(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_caller_that_is_the_only_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in variables.items():
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert hvdtrain.run(os.getenv, args=("RANK",), np=2) == ["0", "1"]
 

@@ -13,13 +13,7 @@ from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.core.rank_report import distinct_addresses
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.cluster_environment import (
-    ClusterRank,
-    check_roles,
-    jax_variables,
-    parse_roles,
-    tensorflow_config,
-)
+from hvdtrain.launch import cluster_environment
 from hvdtrain.launch.scripts.chief import leading_ranks
 from hvdtrain.launch.scripts.script import (
     Script,
@@ -85,14 +79,14 @@ print(f"{resolver.task_type} {resolver.task_id} of {strategy.num_replicas_in_syn
 """
 
 
-def place(rank: int) -> ClusterRank:
-    """Return the place of a rank of three, two of them on the first node."""
-    addresses = ("a:1", "a:2", "b:3")
-    return ClusterRank(rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], addresses)
+def place(rank: int) -> cluster_environment.ClusterRank:
+    return cluster_environment.ClusterRank(
+        rank, 3, (0, 1, 0)[rank], (2, 2, 1)[rank], (0, 0, 1)[rank], ("a:1", "a:2", "b:3")
+    )
 
 
 def test_the_variables_of_jax_and_keras() -> None:
-    assert jax_variables(place(2)) == {
+    assert cluster_environment.jax_variables(place(2)) == {
         "JAX_COORDINATOR_ADDRESS": "a:1",
         "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1",
         "KERAS_DISTRIBUTION_NUM_PROCESSES": "3",
@@ -101,13 +95,13 @@ def test_the_variables_of_jax_and_keras() -> None:
 
 
 def test_the_configuration_of_tensorflow() -> None:
-    workers = json.loads(tensorflow_config(place(2), ["worker"] * 3))
+    workers = json.loads(cluster_environment.tensorflow_config(place(2), ["worker"] * 3))
     assert workers["cluster"] == {"worker": ["a:1", "a:2", "b:3"]}
     assert workers["task"] == {"type": "worker", "index": 2}
-    roles = parse_roles("chief:1,ps:1,evaluator:1,worker:0")
+    roles = cluster_environment.parse_roles("chief:1,ps:1,evaluator:1,worker:0")
     cluster = {"chief": ["a:1"], "ps": ["a:2"]}
     for rank, role in enumerate(("chief", "ps", "evaluator")):
-        found = json.loads(tensorflow_config(place(rank), roles))
+        found = json.loads(cluster_environment.tensorflow_config(place(rank), roles))
         assert found == {"cluster": cluster, "task": {"type": role, "index": 0}}
 
 
@@ -123,7 +117,7 @@ def test_the_configuration_of_tensorflow() -> None:
 )
 def test_roles_that_do_not_fit(text: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        check_roles(parse_roles(text), 3)
+        cluster_environment.check_roles(cluster_environment.parse_roles(text), 3)
 
 
 def test_ranks_of_a_host_that_draw_the_same_ports() -> None:
@@ -164,12 +158,7 @@ def test_a_script_of_ddp(tmp_path: Path) -> None:
 def test_a_script_of_a_strategy(tmp_path: Path) -> None:
     script = tmp_path / "strategy.py"
     script.write_text(STRATEGY)
-    done = run_ranks(
-        [*EXEC, str(script)],
-        2,
-        python=tensorflow_python(),
-        env=keras_variables(),
-    )
+    done = run_ranks([*EXEC, str(script)], 2, python=tensorflow_python(), env=keras_variables())
     assert {"worker 0 of 2: 9.0", "worker 1 of 2: 9.0"} <= set(done.stdout.splitlines())
 
 
@@ -213,8 +202,7 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
-    line = [sys.executable, *EXEC, *words]
-    done = start(line).end()
+    done = start([sys.executable, *EXEC, *words]).end()
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert reason in done.stderr
 
@@ -466,8 +454,7 @@ def test_a_rank_that_leads_and_fails_ends_the_job(
     script = tmp_path / "fails.py"
     script.write_text(WAITING)
     words = [*EXEC, "--roles", roles, str(script), ends, others, "7"]
-    done = launch(words, roles.count(":")).end(code=7)
-    assert "hvdtrain:" not in done.stderr
+    assert "hvdtrain:" not in launch(words, roles.count(":")).end(code=7).stderr
 
 
 def test_which_ranks_end_a_job() -> None:

@@ -102,7 +102,6 @@ class GridEngine(Scheduler):
         return super().ask(_PROGRAMS / str(words[0]), *words[1:], check=check)
 
     def exits(self, job: str) -> list[int]:
-        """Return with which exit code each start of a job has ended."""
         found = re.findall(r"^exit_status +(\d+)", self.ask("qacct", "-j", job), re.MULTILINE)
         return [int(code) for code in found]
 
@@ -120,9 +119,8 @@ class GridEngine(Scheduler):
         # A name that this machine gives to 127.0.0.1 must be that which it gives to itself.
         (self._common / "host_aliases").write_text(f"localhost {socket.gethostname()}\n")
         self.ask("spoolinit", "classic", "libspoolc", spool, "init", check=True)
-        text = (_SHARED / "default-configuration").read_text()
         changed = _changed(
-            text,
+            (_SHARED / "default-configuration").read_text(),
             administrator_mail="none",
             execd_spool_dir=self._directory / "execd",
             min_uid=0,

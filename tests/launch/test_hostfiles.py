@@ -97,7 +97,6 @@ def assert_two_nodes(done: Completed, mpi: str) -> None:
 def hosts_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> HostsOf:
-    """Return what has `hvdtrain hosts` read a text, and returns what it writes and complains of."""
     monkeypatch.chdir(tmp_path)
 
     def of(text: str, *words: str, code: int) -> tuple[str, str]:

@@ -117,8 +117,7 @@ def test_the_directory_that_a_file_of_options_names(tmp_path: Path) -> None:
     config.write_text("out: results/there\nresume: auto\n")
     script = written(["slurm", *PLAIN, "--", "--config", str(config), "--set", "width=64"])
     assert "export OUT=results/there\n" in script
-    line = f"train --config '{config}' --set width=64 --out \"$OUT\" --resume auto"
-    assert line in script
+    assert f"train --config '{config}' --set width=64 --out \"$OUT\" --resume auto" in script
     script = written(["slurm", *PLAIN, "--", "--config", str(config), "--out", "here"])
     assert "export OUT=here\n" in script
 

@@ -22,10 +22,7 @@ WAIT = Job.wait
         pytest.param("mpich", "is killed", "exit code 9", marks=pytest.mark.mpich),
         ("openmpi", "reports nothing", "rank 1 of 2 left no result"),
         pytest.param(
-            "mpich",
-            "sleeps through SIGTERM",
-            "still running after 1 s",
-            marks=pytest.mark.mpich,
+            "mpich", "sleeps through SIGTERM", "still running after 1 s", marks=pytest.mark.mpich
         ),
     ],
 )

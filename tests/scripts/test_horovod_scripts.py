@@ -26,12 +26,10 @@ SETTINGS = {
 
 
 def complaints(done: Completed) -> list[str]:
-    """Return what ranks wrote on stderr, but for the word that they are more than the cores."""
     return [line for line in done.stderr.splitlines() if "start fewer ranks there" not in line]
 
 
 def serial(size: int, epochs: int) -> tuple[dict[str, torch.Tensor], float]:
-    """Return the weights and the test loss that one process gets from the same global batches."""
     points = runpy.run_path(str(SCRIPTS / "points.py"))
     data, test = points["Points"](48, seed=1), points["Points"](24, seed=2)
     torch.manual_seed(0)
@@ -51,10 +49,7 @@ def serial(size: int, epochs: int) -> tuple[dict[str, torch.Tensor], float]:
 
 @pytest.mark.parametrize(
     ("size", "arguments", "env"),
-    [
-        (2, ["--start-method", "spawn", "--epochs", "1"], {}),
-        (3, [], SETTINGS),
-    ],
+    [(2, ["--start-method", "spawn", "--epochs", "1"], {}), (3, [], SETTINGS)],
 )
 def test_the_usual_training_script(
     size: int, arguments: list[str], env: dict[str, str], tmp_path: Path
@@ -76,16 +71,14 @@ def test_a_script_that_starts_its_own_ranks() -> None:
         done = job.ended()
     assert (done.returncode, done.stdout, done.stderr) == (0, "(0, 6, 11) (1, 6, 11)\n", "")
     require_hosts()
-    agent = {"PRTE_MCA_plm_ssh_agent": AGENT}
-    done = start([*words, "node1:1,node2:1"], env=agent).end()
+    done = start([*words, "node1:1,node2:1"], env={"PRTE_MCA_plm_ssh_agent": AGENT}).end()
     # Open MPI 5 warns if what it starts is faster than its own setpgid().
     lines = [line for line in done.stdout.splitlines() if "setpgid(" not in line]
     assert (done.returncode, lines, done.stderr) == (0, ["(0, 6, 11) (1, 6, 11)"], "")
 
 
 def test_an_elastic_script() -> None:
-    elastic = SCRIPTS / "elastic.py"
-    done = run_ranks(SCRIPT, 3, args=[elastic], cases_expected=True)
+    done = run_ranks(SCRIPT, 3, args=[SCRIPTS / "elastic.py"], cases_expected=True)
     assert complaints(done) == []
 
 

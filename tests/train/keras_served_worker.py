@@ -16,13 +16,7 @@ from stopping import stop_in_step
 
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object
-from hvdtrain.data.sampling import (
-    epoch_permutation,
-    global_batch,
-    seed_generators,
-    step_seed,
-    steps_per_epoch,
-)
+from hvdtrain.data import sampling
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
@@ -50,7 +44,6 @@ COMMON: dict[str, Any] = {
 
 
 def recipe(*extra: Any, **parts: Any) -> Recipe:
-    """Return two hidden layers, with more layers between them; two servers cut the second."""
     layers = keras.layers
     hidden = [layers.Dense(32, "relu", name="first"), *[make() for make in extra]]
     hidden += [layers.Dense(32, "tanh", name="second"), layers.Dense(CLASSES, name="scores")]
@@ -77,17 +70,16 @@ def decayed(rate: Any) -> Any:
 
 
 def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dict[str, Any]:
-    """Return the weights that plain Keras has by path after the same steps on one rank."""
     options = TrainOptions(recipe="served.py:recipe", **COMMON, dtype=dtype)
     made = build_recipe(make, options, context.current().topology)
     model, samples = made.model, made.train
     model.compile(optimizer, sum_over_samples(made.loss))
-    steps = steps_per_epoch(len(samples), BATCH)
+    steps = sampling.steps_per_epoch(len(samples), BATCH)
     for number in range(EPOCHS * steps):
-        order = epoch_permutation(len(samples), SEED, number // steps)
-        rows, counted = padded(global_batch(order, number % steps, BATCH), BATCH)
+        order = sampling.epoch_permutation(len(samples), SEED, number // steps)
+        rows, counted = padded(sampling.global_batch(order, number % steps, BATCH), BATCH)
         weights = (counted / counted.sum()).astype(dtype)
-        seed_generators(step_seed(SEED, number, 0))
+        sampling.seed_generators(sampling.step_seed(SEED, number, 0))
         inputs = samples.inputs[rows]
         inputs = inputs.astype(dtype) if inputs.dtype.kind == "f" else inputs
         model.train_on_batch(inputs, samples.labels[rows], weights)
@@ -95,7 +87,6 @@ def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dic
 
 
 def distance(directory: Path, expected: dict[str, Any]) -> float:
-    """Return the largest difference of a weight, relative to the largest weight of its array."""
     (newest, *_) = checkpoint_files(directory)
     found = load_checkpoint(newest, "np")["model"]
     assert found.keys() == expected.keys()
@@ -113,7 +104,6 @@ def run(
     optimizer: Callable[[], Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train, and return the summary; with an optimizer also how far plain Keras is from it."""
     out = directory / name
     asked = TrainOptions(recipe="served.py:recipe", out=out, **{**COMMON, **strategy, **options})
     try:

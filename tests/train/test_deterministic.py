@@ -37,8 +37,7 @@ def digest(directory: Path, ranks: int, env: Mapping[str, object], *arguments: s
     out = directory / str(len(list(directory.iterdir())))
     words = ["-m", "hvdtrain", "train", "digits", "--epochs", "1", "--quiet", "--out", str(out)]
     run_ranks([*words, *arguments], ranks, env=env, warm="torch")
-    summary = json.loads((out / "summary.json").read_text())
-    (text,) = set(summary["weights_sha256"])
+    (text,) = set(json.loads((out / "summary.json").read_text())["weights_sha256"])
     return str(text)
 
 
@@ -99,8 +98,7 @@ def test_a_run_that_goes_on_on_other_numbers_of_ranks_ends_as_if_it_had_not(resu
     seen = {ranks: results[ranks][7]["seen"] for ranks in STOPS}
     assert sorted(chain(*seen[1], *seen[2], *seen[4])) == sorted([*range(100)] * 3)
     # Of the 16 samples that are left of the first epoch, each of two ranks has eight.
-    first = [*seen[1][0], *seen[2][0][:8], *seen[2][1][:8]]
-    assert sorted(first) == list(range(100))
+    assert sorted([*seen[1][0], *seen[2][0][:8], *seen[2][1][:8]]) == list(range(100))
 
 
 def test_the_bucket_plan_and_shared_memory_do_not_matter(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ WORKER = Path(__file__).with_name("exchange_worker.py")
 
 @pytest.mark.parametrize("np", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_exchanges_follow_their_formulas(np: int) -> None:
-    done = run_ranks(WORKER, np, warm="torch")
-    assert len(set(done.results)) == 1
+    assert len(set(run_ranks(WORKER, np, warm="torch").results)) == 1
 
 
 ARITHMETIC = Path(__file__).with_name("arithmetic_worker.py")
@@ -56,8 +55,7 @@ report(3, digests)
 
 def test_a_restored_bucket_size_gives_the_same_bits() -> None:
     """Sums of two ranks do not depend on it, but those of three do."""
-    env = {"HVDTRAIN_SHARED_MEMORY": 0}
-    done = run_ranks(["-c", FUSED], 3, env=env, cases_expected=True)
+    done = run_ranks(["-c", FUSED], 3, env={"HVDTRAIN_SHARED_MEMORY": 0}, cases_expected=True)
     assert done.results == [done.results[0]] * 3
     first, of_another_size, of_the_first_size = done.results[0]
     assert of_the_first_size == first != of_another_size

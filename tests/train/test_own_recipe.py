@@ -58,12 +58,11 @@ def test_live_view(tmp_path: Path) -> None:
     command = [*JOB, "run", "-np", "2", "--", "train", str(RECIPES)]
     command += ["--epochs", "60", "--log-every", "5", "--out", str(tmp_path / "out")]
     ours, theirs = os.openpty()
-    variables = {"TERM": "xterm", "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, *command],
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, **variables},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
     )
     os.close(theirs)
@@ -118,8 +117,7 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert run.info.status == "FINISHED"
     assert run.data.params["batch_size"] == "4"
     assert run.data.params["ranks"] == "2"
-    summary = summary_of(tmp_path / "run")
-    assert run.data.metrics["test/loss"] == summary["final"]["loss"]
+    assert run.data.metrics["test/loss"] == summary_of(tmp_path / "run")["final"]["loss"]
     steps = {metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")}
     assert steps == {26 * epoch for epoch in range(1, epochs + 1)}
     best = best_file(tmp_path / "run")
@@ -130,8 +128,7 @@ def test_a_tracked_run_is_stopped_and_goes_on(tmp_path: Path) -> None:
 
 
 def _runs(client: Any) -> list[Any]:
-    experiment = client.get_experiment_by_name("points")
-    return list(client.search_runs([experiment.experiment_id]))
+    return list(client.search_runs([client.get_experiment_by_name("points").experiment_id]))
 
 
 def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:

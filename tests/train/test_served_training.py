@@ -93,8 +93,7 @@ def weights(runs: TrainedCases, size: int, name: str) -> dict[str, torch.Tensor]
 def test_one_worker_is_plain_training(runs: TrainedCases, size: int, case: str, plain: str) -> None:
     """Bit for bit, also where servers cut a parameter, and after a resume within an epoch."""
     assert digests(runs.results(size, case)) == digests(runs.results(1, plain))
-    pushes = runs.results(size, case)[0]["parameter_server"]
-    assert list(pushes["staleness"]) == ["0"]
+    assert list(runs.results(size, case)[0]["parameter_server"]["staleness"]) == ["0"]
 
 
 @pytest.mark.parametrize("size", [3, 4])
@@ -226,5 +225,4 @@ def check_exactness(runs: dict[str, list[dict[str, Any]]], backend: str) -> None
         assert distances[name] <= ONE_WORKER[backend], name
     assert distances["sync"] <= TWO_WORKERS[backend]
     for name, of_one_kind in (("adamw", "servers"), ("sync", "workers")):  # two of them
-        counts = runs[name][0]["parameter_server"]
-        assert counts["staleness"] == {"0": 2 * ROUNDS}, of_one_kind
+        assert runs[name][0]["parameter_server"]["staleness"] == {"0": 2 * ROUNDS}, of_one_kind

@@ -84,8 +84,7 @@ def test_two_ranks(backend: str, tmp_path: Path) -> None:
         assert calls > steps if backend == "torch" else 2 <= calls <= 8, calls
     assert done.stdout.count(f"training digits with keras on {backend}\n") == 1
     check_runs(tmp_path)
-    engine = summary_of(tmp_path / "whole")["engine"]
-    assert engine == ("gloo" if backend == "torch" else "mpi")
+    assert summary_of(tmp_path / "whole")["engine"] == ("gloo" if backend == "torch" else "mpi")
     assert done.stdout.count("test accuracy") == 1  # one rank speaks
 
 

@@ -166,7 +166,6 @@ def test_a_rank_whose_weights_moved_is_named(runs: Any) -> None:
 
 
 def poisoned_step(epoch: int) -> tuple[int, int]:
-    """Return the step of an epoch, from 0, and the rank that take the sample."""
     order = epoch_permutation(100, COMMON["seed"], epoch).tolist()
     step, place = divmod(order.index(POISON), 12)
     size = min(12, 100 - 12 * step)

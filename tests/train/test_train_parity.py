@@ -109,8 +109,7 @@ def test_ranks_give_the_weights_of_one_rank(runs: TrainedCases, case: str) -> No
 
 
 def test_the_average_by_name_gives_the_weights_of_one_rank(runs: TrainedCases) -> None:
-    together = runs.results(3, "average by name")[0]
-    assert together["exchange"] == "average:predivide=2,warmup=3"
+    assert runs.results(3, "average by name")[0]["exchange"] == "average:predivide=2,warmup=3"
     assert difference(runs, (1, "sgd float64"), (3, "average by name")) <= 1e-12
     assert difference(runs, (1, "sgd float64"), (1, "adam float64")) > 1e-3  # which it would see
 

@@ -73,8 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def averaged_weights(path: Path) -> dict[str, torch.Tensor]:
     start = "extras/ema/module."
-    tensors = load_file(path)
-    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+    return {n.removeprefix(start): t for n, t in load_file(path).items() if n.startswith(start)}
 
 
 def test_numbers_are_those_of_the_averaged_weights(trained: Trained) -> None:
@@ -106,8 +105,7 @@ def test_numbers_are_those_of_the_averaged_weights(trained: Trained) -> None:
 
 
 def test_lines_of_a_prediction(trained: Trained) -> None:
-    folder = trained.directory
-    outputs = np.load(folder / "outputs.npy")
+    outputs = np.load(trained.directory / "outputs.npy")
     lines = [json.loads(line) for line in trained.told[2].splitlines()]
     assert [(line["file"], line["row"]) for line in lines[:6]] == [
         *(("a.npy", row) for row in range(5)),
@@ -187,6 +185,5 @@ def test_one_rank_prints_the_same_and_refuses_what_it_cannot_use(
     assert outputs_of(same) == trained.told
     outputs = (folder / "outputs.npy").read_bytes()
     assert outputs == (trained.directory / "outputs.npy").read_bytes()
-    told = refusals_of(refused)
-    for (command, words), line in zip(cases, told, strict=True):
+    for (command, words), line in zip(cases, refusals_of(refused), strict=True):
         assert all(word in line for word in words), (command, line)

@@ -170,9 +170,8 @@ def drifting() -> Recipe:
 
 
 def mapped() -> Recipe:
-    layers = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
     return Recipe(
-        layers,
+        nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2)),
         Random(),
         cross_entropy(0.0),
         test=Random(),

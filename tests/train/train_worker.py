@@ -66,7 +66,6 @@ def kill_once_there_is(directory: Path, name: str, seen: Any) -> None:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Train one case; return its summary with the samples that this rank saw, or what ended it."""
     kind, out = case.pop("kind"), Path(case.pop("out"))
     eager, stop, kill, saved = (case.pop(key, None) for key in ("eager", "stop", "kill", "saved"))
     nodes = nodes_of_their_own if case.pop("apart", False) else nullcontext

@@ -37,10 +37,9 @@ class Ranks:
         self.agree([w.astype(np.float64) for w in start])
 
     def step(self, step: int) -> None:
-        changes = of_ranks(step, self._dtype)
         self.weights = [
             [w + 0.25 * d for w, d in zip(ws, ds, strict=True)]
-            for ws, ds in zip(self.weights, changes, strict=True)
+            for ws, ds in zip(self.weights, of_ranks(step, self._dtype), strict=True)
         ]
 
     def agree(self, weights: Sequence[Flat]) -> None:
@@ -51,7 +50,6 @@ class Ranks:
 
 
 def info_of(steps: int, given: Sequence[float] | None, flush: bool = False) -> StepInfo:
-    """Return the info of an exchange after as many steps of each rank."""
     info = replace(weighed(0, given), local_steps=steps * hvd.size(), flush=flush)
     if given is None:
         return replace(info, weight=float(steps), total=float(steps * hvd.size()), weighted=True)

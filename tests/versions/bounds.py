@@ -19,15 +19,13 @@ def lowest(setup_py_text: str) -> dict[str, str]:
 
 
 def _texts(tree: ast.AST) -> list[str]:
-    """Return all constant texts but those of developers' extras and python_requires."""
     if isinstance(tree, ast.Constant):
         return [tree.value] if isinstance(tree.value, str) else []
     children = list(ast.iter_child_nodes(tree))
     if isinstance(tree, ast.Dict):
-        pairs = zip(tree.keys, tree.values, strict=True)
         children = [
             value
-            for key, value in pairs
+            for key, value in zip(tree.keys, tree.values, strict=True)
             if not (isinstance(key, ast.Constant) and key.value in _OF_DEVELOPERS)
         ]
     return [text for child in children for text in _texts(child)]

@@ -66,7 +66,6 @@ def torch_libraries(python: str) -> Path:
 
 
 def compile_stand_ins(folder: Path, names: Iterable[str], functions: Iterable[str]) -> None:
-    """Compile one library with the functions, and one for each name that needs it."""
     lines = [f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in sorted(functions)]
     common = folder / "libcuda_stand_in.so"
     _compile("".join(lines), common)

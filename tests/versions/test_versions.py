@@ -97,8 +97,7 @@ def python(end: str, record: VersionsRecord) -> Path:
 
 
 def run(python: Path, *words: object) -> str:
-    done = start([python, *words], env=PLAIN).end(code=0)
-    return done.stdout
+    return start([python, *words], env=PLAIN).end(code=0).stdout
 
 
 def train(python: Path, out: Path, *options: object) -> dict[str, Any]:
@@ -148,5 +147,4 @@ def test_images(python: Path, end: str, record: VersionsRecord, tmp_path: Path) 
 
 def test_check(python: Path, end: str, record: VersionsRecord) -> None:
     with record.run(end, "`check`"):
-        found = json.loads(run(python, "-m", "hvdtrain", "check", "--json"))
-        assert found["problems"] == []
+        assert json.loads(run(python, "-m", "hvdtrain", "check", "--json"))["problems"] == []

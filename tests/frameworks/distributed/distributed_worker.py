@@ -1,7 +1,5 @@
 """The backend "hvdtrain" of torch.distributed, on each rank: distributed_worker.py CASES."""
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -95,8 +93,7 @@ def parts() -> None:
     assert torch.equal(mine, torch.cat(wanted))
     sent = torch.arange(2 * size).add(100 * rank)
     mine = torch.empty_like(sent)
-    work = distributed.all_to_all_single(mine, sent, async_op=True)
-    work.wait()
+    distributed.all_to_all_single(mine, sent, async_op=True).wait()
     firsts = [100 * other + 2 * rank for other in range(size)]
     assert mine.tolist() == [number for first in firsts for number in (first, first + 1)]
     if size > 1:

@@ -1,7 +1,5 @@
 """docs/accelerate.md: its programs run under `exec`, on gloo and on hvdtrain's backend."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

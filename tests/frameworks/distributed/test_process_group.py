@@ -1,7 +1,5 @@
 """torch.distributed's backend "hvdtrain" at 1, 2 and 3 ranks."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Callbacks of hvdtrain.keras, against formulas."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ class Rates(keras.callbacks.Callback):
 
 
 def rates_of(*callbacks: Any, epochs: int = 4) -> tuple[list[float], Any]:
-    """Return the learning rates of all steps of a fit, and what it put into its logs."""
     model, recorder = shared_model(), Rates()
     model.optimizer.learning_rate = RATE
     history = fit(model, hvd.rank(), epochs=epochs, callbacks=[*callbacks, recorder])
@@ -180,8 +177,7 @@ def metrics_of_every_form_are_averaged() -> None:
     ).history
     metric = keras.metrics.F1Score()
     metric.update_state(targets, keras.ops.softmax(x))
-    own = keras.ops.convert_to_numpy(metric.result())
-    every = np.stack(allgather_object(own))
+    every = np.stack(allgather_object(keras.ops.convert_to_numpy(metric.result())))
     weights = np.arange(size) + 1
     assert history["f1_score"][0].shape == (3,)
     want = np.average(every, axis=0, weights=weights)

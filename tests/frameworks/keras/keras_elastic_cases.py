@@ -1,7 +1,5 @@
 """horovod.keras.elastic on ranks that stay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras
@@ -70,8 +68,7 @@ def fit_goes_on_in_the_middle_of_an_epoch() -> None:
     state.sync()
     # One batch of the epoch is done, and the next epoch is a whole one.
     seen = fit_of(state, 2, hvd.elastic.CommitStateCallback(state))
-    expected = [(4, 2), (4, 3), (5, 0), (5, 1), (5, 2), (5, 3), (6, 0)]
-    assert seen == expected, seen
+    assert seen == [(4, 2), (4, 3), (5, 0), (5, 1), (5, 2), (5, 3), (6, 0)], seen
 
 
 def commits_are_as_rare_as_asked() -> None:

@@ -1,7 +1,5 @@
 """`fit` with hvdtrain.keras: N ranks against one with the whole batch, traces and files."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json
@@ -58,15 +56,12 @@ class Interrupted(Exception):
 
 
 class Interrupt(keras.callbacks.Callback):
-    """Ends the training of all ranks after two epochs."""
-
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 2:
             raise Interrupted
 
 
 def data(seed: int = 0) -> tuple[Any, Any]:
-    """Return inputs and targets, [steps, ranks, rows, ...]."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(STEPS, hvd.size(), ROWS, 3)).astype(np.float32)
     return x, np.tanh(x @ random.normal(size=(3, 2))).astype(np.float32)
@@ -81,13 +76,11 @@ def dense_model(seed: int) -> Any:
 @functools.cache
 def _shared() -> tuple[Any, list[Any]]:
     model = dense_model(seed=5)
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
     return model, [keras.ops.convert_to_numpy(variable) for variable in training_state(model)]
 
 
 def shared_model() -> Any:
-    """Return a model as it was at first, but for its traces, which many cases share."""
     model, state = _shared()
     for variable, value in zip(training_state(model), state, strict=True):
         variable.assign(value)
@@ -96,7 +89,6 @@ def shared_model() -> Any:
 
 
 def fit(model: Any, rank: int | None, arrays: Any = None, **how: Any) -> Any:
-    """Fit on a rank's part of each batch, or on all of it."""
     parts = data() if arrays is None else arrays
     if rank is not None:
         parts = [array[:, rank] for array in parts]
@@ -182,8 +174,7 @@ def ranks_agree_on_what_is_finite() -> str:
         assert is_distributed(scaling)
         assert not is_distributed(scaling.inner_optimizer)
         fit(model, hvd.rank(), (x * 10, y), epochs=1)
-        scale = float(keras.ops.convert_to_numpy(scaling.dynamic_scale))
-        assert scale < scaling.initial_scale
+        assert float(keras.ops.convert_to_numpy(scaling.dynamic_scale)) < scaling.initial_scale
         assert 0 < int(scaling.iterations) < STEPS
         ends += [*model.weights, *scaling.variables]
         assert all(np.isfinite(keras.ops.convert_to_numpy(w)).all() for w in model.weights)
@@ -211,8 +202,7 @@ def models_that_fit_builds() -> str:
     assert not unbuilt.optimizer.built
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(2)])
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    model.compile(hvd.DistributedOptimizer(optimizer), loss="mse")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
     fit(model, hvd.rank(), epochs=1, callbacks=start())
     return digest([*model.weights, *model.optimizer.variables])
 
@@ -309,8 +299,7 @@ def the_documented_fit() -> str | None:
 
 
 def horovods_names() -> None:
-    horovod = importlib.import_module("horovod.keras")
-    assert horovod is hvd
+    assert importlib.import_module("horovod.keras") is hvd
     assert importlib.import_module("horovod.keras.callbacks") is hvd.callbacks
     if keras.backend.backend() == "tensorflow":
         assert importlib.import_module("horovod.tensorflow.keras") is hvd

@@ -1,7 +1,5 @@
 """What training by SGD must give, in numpy: of keras_fit_cases.dense_model, and of a line."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 

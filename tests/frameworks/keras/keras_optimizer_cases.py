@@ -1,7 +1,5 @@
 """Optimizers of hvdtrain.keras on gradients that depend on the rank, against plain ones."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import itertools
@@ -80,7 +78,6 @@ def own(step: int) -> list[Array]:
 
 
 def agree(make: Make, **options: Any) -> list[Any]:
-    """Return the end of a distributed optimizer, and fail if a plain one's is another."""
     got = stepped(hvd.DistributedOptimizer(make(), **options), own)
     assert_close(got, stepped(make(), mean_gradients))
     return got
@@ -172,8 +169,7 @@ def options_mean_the_same_on_one_rank() -> None:
         table = keras.Variable(np.zeros([3, 2], np.float32))
         sgd = keras.optimizers.SGD(1.0, **{clip: 1.0})
         options: dict[str, Any] = {option: True}
-        optimizer = hvd.DistributedOptimizer(sgd, process_set=mine, **options)
-        optimizer.apply([gradient], [table])
+        hvd.DistributedOptimizer(sgd, process_set=mine, **options).apply([gradient], [table])
         np.testing.assert_allclose(table.numpy(), [[0, 0], [-1, 0], [0, 0]], atol=1e-6)
     for process_set in alone:
         assert hvd.remove_process_set(process_set)
@@ -209,8 +205,7 @@ def state_and_class_are_kept() -> None:
 
 
 def bad_arguments() -> None:
-    arguments = {"optimizer": keras.optimizers.SGD()}
-    assert_lists_are_refused(hvd, arguments, 2)
+    assert_lists_are_refused(hvd, {"optimizer": keras.optimizers.SGD()}, 2)
     once = hvd.DistributedOptimizer(keras.optimizers.SGD())
     with raising(ValueError, text="already"):
         hvd.DistributedOptimizer(once)

@@ -1,7 +1,5 @@
 """Samples that hvdtrain.keras counts, in loops of one's own and in fit."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -80,8 +78,7 @@ def a_weight_that_a_traced_function_would_keep_is_refused() -> None:
             importlib.import_module("tensorflow").function(optimizer.apply)(own(0), variables)
         else:
             state, values = ([v.value for v in each] for each in (optimizer.variables, variables))
-            jit = importlib.import_module("jax").jit
-            jit(optimizer.stateless_apply)(state, own(0), values)
+            importlib.import_module("jax").jit(optimizer.stateless_apply)(state, own(0), values)
 
 
 def slices_count_by_samples() -> str | None:

@@ -1,7 +1,5 @@
 """Optimizers of Keras whose work the ranks of a node share, against those of each rank alone."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +23,9 @@ BOUND = 2e-6
 
 def new_variables() -> list[Any]:
     random = np.random.default_rng(0)
-    names = ["kernel", "bias", "scale", "table"]
     return [
         keras.Variable(random.normal(size=shape).astype(np.float32), name=name)
-        for name, shape in zip(names, SHAPES, strict=True)
+        for name, shape in zip(["kernel", "bias", "scale", "table"], SHAPES, strict=True)
     ]
 
 

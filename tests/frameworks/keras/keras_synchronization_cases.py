@@ -1,7 +1,5 @@
 """`fit` on ranks whose data, callbacks or decisions differ."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -45,10 +43,9 @@ def batches(rows: list[list[int]], rank: int) -> list[Batch]:
 
 def of_all_ranks(rows: list[list[int]]) -> list[Batch]:
     every = [batches(rows, rank) for rank in range(hvd.size())]
-    steps = [[own[n] for own in every if n < len(own)] for n in range(len(every[0]))]
     return [
         (np.concatenate([x for x, _ in step]), np.concatenate([y for _, y in step]))
-        for step in steps
+        for step in [[own[n] for own in every if n < len(own)] for n in range(len(every[0]))]
     ]
 
 
@@ -128,8 +125,7 @@ def backups_are_restored_on_all_ranks() -> str:
     model = shared_model()
     if hvd.rank() != 0:  # which has no part in what is restored
         model.optimizer.learning_rate = 0.0
-    epochs = fit(model, hvd.rank(), epochs=4, callbacks=[backup(), *start()]).epoch
-    assert epochs == [2, 3]
+    assert fit(model, hvd.rank(), epochs=4, callbacks=[backup(), *start()]).epoch == [2, 3]
     assert_close(model.weights, want, rtol=1e-6)
     if hvd.rank() == 0:  # which alone writes and removes it
         assert not Path("backup").exists()
@@ -224,8 +220,7 @@ class Halves(keras.Sequential):
             loss.backward()
             gradients = [weight.value.grad for weight in self.trainable_weights]
         else:
-            tf = importlib.import_module("tensorflow")
-            with tf.GradientTape() as tape:
+            with importlib.import_module("tensorflow").GradientTape() as tape:
                 loss = self.compute_loss(y=y, y_pred=self(x))
             gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply(gradients[:2], self.trainable_weights[:2])
@@ -266,8 +261,7 @@ def steps_of_ones_own() -> str:
 
 def statistics_are_averaged() -> str:
     """Those that BatchNormalization counts, at the end of an epoch."""
-    layers = [keras.Input([3]), keras.layers.BatchNormalization(momentum=0.5)]
-    model = keras.Sequential(layers)
+    model = keras.Sequential([keras.Input([3]), keras.layers.BatchNormalization(momentum=0.5)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
     x = np.random.default_rng(0).normal(size=(hvd.size(), ROWS, 3)).astype(np.float32)
     model.fit(x[hvd.rank()], x[hvd.rank()], batch_size=ROWS, verbose=0)

@@ -1,7 +1,5 @@
 """What the main job adds to Keras: optimizers by name, metrics of all ranks, samplers, recipes."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +15,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
-from hvdtrain.train.keras.fit import (
-    KerasMetricSums,
-    KerasMetricValue,
-    keras_optimizer,
-    require_adding_metrics,
-    sum_over_samples,
-)
+from hvdtrain.train.keras import fit
 
 
 @dataclass(frozen=True)
@@ -35,18 +27,17 @@ class Options:
 
 
 def optimizers_by_their_names() -> None:
-    kinds = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}
-    for name, kind in kinds.items():
-        made = keras_optimizer(Options(name, clip_norm=2.0), 0.25)
+    for name, kind in {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}.items():
+        made = fit.keras_optimizer(Options(name, clip_norm=2.0), 0.25)
         assert (type(made).__name__, made.name, made.global_clipnorm) == (kind, "optimizer", 2.0)
         assert made.weight_decay == (0.01 if name == "adamw" else None)
-        assert keras_optimizer(Options(name, weight_decay=0.5), 0.25).weight_decay == 0.5
+        assert fit.keras_optimizer(Options(name, weight_decay=0.5), 0.25).weight_decay == 0.5
         assert float(made.learning_rate) == 0.25
-    assert keras_optimizer(Options("adamw", weight_decay=0.0), 0.25).weight_decay == 0.0
+    assert fit.keras_optimizer(Options("adamw", weight_decay=0.0), 0.25).weight_decay == 0.0
     with raising(UsageError, text="--optimizer lars goes with --framework torch only"):
-        keras_optimizer(Options("lars"), 0.1)
+        fit.keras_optimizer(Options("lars"), 0.1)
     kernel, bias = (keras.Variable(np.ones(2, "float32"), name=name) for name in ("kernel", "bias"))
-    lamb = keras_optimizer(Options("lamb", weight_decay=0.5), 0.25)
+    lamb = fit.keras_optimizer(Options("lamb", weight_decay=0.5), 0.25)
     lamb.build([kernel, bias])
     assert (lamb._use_weight_decay(kernel), lamb._use_weight_decay(bias)) == (True, False)
 
@@ -67,8 +58,6 @@ class Largest(keras.metrics.Metric):
 
 
 class Counted(keras.metrics.Metric):
-    """Says that it adds up."""
-
     adds_up = True
 
 
@@ -83,20 +72,20 @@ def metrics_count_every_sample_of_all_ranks_once() -> None:
     metrics, whole = ({name: METRICS[name]() for name in names} for _ in range(2))
     for metric in whole.values():
         metric.update_state(targets, scores)
-    tally = KerasMetricSums(sum_over_samples(keras.losses.MeanSquaredError()), metrics)
+    tally = fit.KerasMetricSums(fit.sum_over_samples(keras.losses.MeanSquaredError()), metrics)
     rows, weights = [*mine, 0], np.array([0.25] * len(mine) + [0.0], np.float32)
     tally.update_state(targets[rows], scores[rows], sample_weight=weights)  # the last one fills up
     totals = tally.reduce()
-    values = totals.values({name: KerasMetricValue(metric) for name, metric in metrics.items()})
+    values = totals.values({name: fit.KerasMetricValue(metric) for name, metric in metrics.items()})
     assert totals.samples == 17
     np.testing.assert_allclose(values.pop("loss"), np.square(targets - scores).mean(), rtol=1e-6)
     for name, value in values.items():
         expected = keras.ops.convert_to_numpy(whole[name].result())
         np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
         assert type(value) in (float, list)
-    require_adding_metrics({"own": Counted()})
+    fit.require_adding_metrics({"own": Counted()})
     with raising(UsageError, text="metric 'top' is a Largest, whose variables are not known to"):
-        require_adding_metrics({"top": Largest()})
+        fit.require_adding_metrics({"top": Largest()})
 
 
 def the_loop_of_the_data_page() -> str:

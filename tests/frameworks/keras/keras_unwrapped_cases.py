@@ -1,7 +1,5 @@
 """A fit of several ranks with a plain optimizer is warned of, and no other."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Iterator
@@ -18,8 +16,6 @@ from hvdtrain.keras import fitting
 
 
 class OwnStep(keras.Sequential):
-    """May reduce its gradients itself."""
-
     def train_step(self, *given: Any) -> Any:
         return super().train_step(*given)
 

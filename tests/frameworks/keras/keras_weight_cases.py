@@ -1,7 +1,5 @@
 """Exchanges of weights after local steps in hvdtrain.keras, and models saved between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +9,7 @@ import numpy as np
 from exchange_formulas import mean
 from keras_fit_cases import Interrupt, Interrupted
 from keras_formula import Batch, Simulated
-from keras_optimizer_cases import (
-    SHAPES,
-    assert_close,
-    digest,
-    gradients,
-    own,
-    stepped,
-)
+from keras_optimizer_cases import SHAPES, assert_close, digest, gradients, own, stepped
 from raising import raising
 
 import hvdtrain.keras as hvd
@@ -31,8 +22,7 @@ def averaged_local_steps(of: Callable[[int, int], list[Any]]) -> list[Any]:
     ranks = [list(start) for _ in range(hvd.size())]
     for step in range(5):
         for rank, weights in enumerate(ranks):
-            moved = zip(weights, of(step, rank), strict=True)
-            ranks[rank] = [w - 0.1 * g for w, g in moved]
+            ranks[rank] = [w - 0.1 * g for w, g in zip(weights, of(step, rank), strict=True)]
         if step % 2 or step == 4:
             together = mean(ranks, [1.0] * hvd.size())
             ranks = [list(together) for _ in ranks]
@@ -67,7 +57,6 @@ def a_rank_leaves_out_an_update_that_is_not_finite() -> str:
 
 
 def line_model(exchange: str) -> Any:
-    """Return the model of Simulated with a plain SGD."""
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange=exchange)
     model.compile(optimizer, loss="mse")
@@ -75,7 +64,6 @@ def line_model(exchange: str) -> Any:
 
 
 def line_batches(counts: list[int]) -> list[list[Batch]]:
-    """Return as many batches for each rank, of which the last one is smaller."""
     random = np.random.default_rng(7)
     return [
         [

@@ -1,7 +1,5 @@
 """Run the cases of all files named keras_*_cases.py on each rank, on the backend of the test."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module
@@ -51,7 +49,6 @@ NOT_ON = {
 
 
 def hooked() -> list[bool]:
-    """Return for compile and fit of Keras's models whether they are hvdtrain's."""
     methods: list[Any] = [keras.Model.compile, keras.Model.fit]
     return [method.__globals__["__name__"].startswith("hvdtrain.") for method in methods]
 

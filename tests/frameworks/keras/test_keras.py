@@ -1,7 +1,5 @@
 """hvdtrain.keras: one launch for each of Keras's backends, which runs all cases."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,7 @@ WARNING = "plain_optimizers_are_warned_of"
     ],
 )
 def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
-    done = run(backend, size, [], {})
-    assert len(done["digests"]) > 5
+    assert len(run(backend, size, [], {})["digests"]) > 5
 
 
 @pytest.mark.parametrize(
@@ -39,8 +36,7 @@ def test_optimizers_fit_and_callbacks(backend: str, size: int) -> None:
     ],
 )
 def test_one_rank_without_mpi(backend: str) -> None:
-    cases = ["hooks", TRAINING, WARNING]
-    done = run(backend, 1, cases, {"HVDTRAIN_ENGINE": "local"})
+    done = run(backend, 1, ["hooks", TRAINING, WARNING], {"HVDTRAIN_ENGINE": "local"})
     assert (done["engine"], len(done["digests"])) == ("local", 1)
 
 

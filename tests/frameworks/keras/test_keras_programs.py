@@ -1,7 +1,5 @@
 """Random Keras programs give on 1, 2 and 3 ranks what one process gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from tensorflow_environment import keras_variables, tensorflow_python
 # What is left of programs that have found a fault.
 _FOUND: dict[tuple[str, int], list[dict[str, Any]]] = {
     # In eager mode, slices with a sample weight raised an error.
-    ("tensorflow", 2): [{"layers": [{"kind": "embedding"}], "eager": True, "steps": [[1, 2]]}],
+    ("tensorflow", 2): [{"layers": [{"kind": "embedding"}], "eager": True, "steps": [[1, 2]]}]
 }
 
 

@@ -1,7 +1,5 @@
 """Lightning's Trainer on small models in float64, on each rank: lightning_worker.py CASES."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -53,7 +51,6 @@ def weights(model: torch.nn.Module) -> list[float]:
 
 
 def shared_folder() -> Path:
-    """Return a new folder, the same on all ranks."""
     return Path(hvd.broadcast_object(mkdtemp() if hvd.rank() == 0 else None))
 
 

@@ -1,7 +1,5 @@
 """Lightning's Trainer at 1, 2 and 3 ranks: N ranks do what one does with the whole batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

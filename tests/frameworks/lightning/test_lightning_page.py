@@ -1,7 +1,5 @@
 """docs/lightning.md: its programs are run on two ranks, and a rank that fails ends the job."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gradients that ranks read where TensorFlow has allocated them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,7 +49,6 @@ def local(rank: int, step: int) -> list[Any]:
 
 
 def average(step: int, ranks: int | None = None) -> list[Any]:
-    """Return the average of the gradients of the first ranks; the others have zeros."""
     size = hvd.size()
     own = [local(rank, step) for rank in range(ranks or size)]
     return [sum(each) / np.float32(size) for each in zip(*own, strict=True)]
@@ -63,7 +60,6 @@ def check(results: Any, expected: Any, atol: float = 1e-5) -> None:
 
 
 def reduced(variables: list[Any], rows: list[Any]) -> Any:
-    """Return the gradients of the sum of left @ variable @ right.T over all variables."""
     triples = list(zip(rows[::2], variables, rows[1::2], strict=True))
     with tf.GradientTape() as tape:
         loss = sum(tf.reduce_sum((left @ v) * right) for left, v, right in triples)
@@ -128,8 +124,7 @@ def gradients_are_lent_while_a_rank_has_joined() -> None:
     for number in range(3):
         reduced(variables, factors(hvd.rank(), number))
     if hvd.rank() == 0:
-        results = reduced(variables, factors(0, 3))
-        check(results, average(3, ranks=1))
+        check(reduced(variables, factors(0, 3)), average(3, ranks=1))
     hvd.join()
     check(reduced(variables, factors(hvd.rank(), 4)), average(4))
 

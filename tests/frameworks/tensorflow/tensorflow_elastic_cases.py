@@ -1,7 +1,5 @@
 """horovod.tensorflow.elastic on ranks that stay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

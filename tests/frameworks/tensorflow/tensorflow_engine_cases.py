@@ -1,7 +1,5 @@
 """hvdtrain.tensorflow in new worlds, on other engines; these cases come last."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from functools import partial

@@ -1,26 +1,12 @@
 """hvdtrain.tensorflow in graphs and sessions of TensorFlow 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_training_cases import (
-    OPTIMIZERS,
-    ROWS_OF_TABLE,
-    STEPS,
-    assert_close,
-    batch,
-    digest,
-    initial,
-    loss_of,
-    mean_gradient,
-    of_one_rank,
-    part_of_loss,
-)
+import tensorflow_training_cases as training
 
 import hvdtrain.tensorflow as hvd
 
@@ -90,7 +76,7 @@ def two_optimizers_step_in_one_run() -> str:
         for number, end in zip((1.0, 2.0), ends[-2:], strict=True):
             want = -3.0 * passes * (number + (size - 1) / 2)
             np.testing.assert_allclose(end, np.full(99, want), rtol=1e-6)
-    return digest(ends)
+    return training.digest(ends)
 
 
 def gradients_evaluated_alone() -> None:
@@ -107,7 +93,6 @@ def gradients_evaluated_alone() -> None:
 
 
 def operations_on(process_set: Any, count: int) -> list[tuple[Callable[[Any], Any], Any]]:
-    """Return operations, and the gradients where rank r sends back ones times r + 1."""
     rank, on = hvd.rank(), {"process_set": process_set}
     numbers = [float(r + 1) for r in process_set.ranks]
     mine, mean = np.array(numbers)[:, None], np.mean(numbers)
@@ -156,12 +141,14 @@ def _alone_in_a_function(operation: Callable[[Any], Any], rows: int, want: Any) 
 
 def optimizers_give_what_one_rank_gives() -> str:
     ends, rank = [], hvd.rank()
-    want = of_one_rank(OPTIMIZERS[0])
-    batches = [[tensor.numpy() for tensor in batch(step, rank)] for step in range(STEPS)]
+    want = training.of_one_rank(training.OPTIMIZERS[0])
+    batches = [
+        [tensor.numpy() for tensor in training.batch(step, rank)] for step in range(training.STEPS)
+    ]
     for passes in (1, 2):
         with graph():
             x, y = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.float32, [None, 2])
-            begin = enumerate(initial(seed=5 + rank))
+            begin = enumerate(training.initial(seed=5 + rank))
             variables = [v1.get_variable(f"w{number}", initializer=w) for number, w in begin]
             optimizer = hvd.DistributedOptimizer(
                 v1.train.GradientDescentOptimizer(0.1),
@@ -169,30 +156,32 @@ def optimizers_give_what_one_rank_gives() -> str:
                 average_aggregated_gradients=True,
             )
             step = v1.train.get_or_create_global_step()
-            update = optimizer.minimize(loss_of(variables, x, y), global_step=step)
+            update = optimizer.minimize(training.loss_of(variables, x, y), global_step=step)
             hook = hvd.BroadcastGlobalVariablesHook(0)
             with v1.train.MonitoredTrainingSession(hooks=[hook]) as running:
-                for number in range(STEPS * passes):
+                for number in range(training.STEPS * passes):
                     inputs, targets = batches[number // passes]
                     running.run(update, {x: inputs, y: targets})
                 ends.append(running.run(variables))
-                assert running.run(step) == STEPS * passes
-        assert_close(ends[-1], want)
-    return "-".join(map(digest, ends))
+                assert running.run(step) == training.STEPS * passes
+        training.assert_close(ends[-1], want)
+    return "-".join(map(training.digest, ends))
 
 
 def gradients_are_sparse_on_some_ranks() -> None:
     with graph():
-        table = v1.get_variable("table", initializer=tf.zeros([ROWS_OF_TABLE, 2]))
+        table = v1.get_variable("table", initializer=tf.zeros([training.ROWS_OF_TABLE, 2]))
         kinds = ["dense", *["sparse"] * (hvd.size() - 1)]
-        loss = part_of_loss(kinds[hvd.rank()], table, hvd.rank())
+        loss = training.part_of_loss(kinds[hvd.rank()], table, hvd.rank())
         optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
         update = optimizer.minimize(loss, var_list=[table])
         with session() as running:
             running.run(v1.global_variables_initializer())
             for _ in range(2):
                 running.run(update)
-            np.testing.assert_allclose(running.run(table), -2 * mean_gradient(kinds), rtol=1e-6)
+            np.testing.assert_allclose(
+                running.run(table), -2 * training.mean_gradient(kinds), rtol=1e-6
+            )
 
 
 def steps_are_combined_by_adasum() -> str:
@@ -212,4 +201,4 @@ def steps_are_combined_by_adasum() -> str:
             after = running.run([apart, alike])
     for start, end in zip(before, after, strict=True):
         np.testing.assert_allclose(end, start - 0.5, rtol=1e-5, atol=1e-6)
-    return digest(after)
+    return training.digest(after)

@@ -1,7 +1,5 @@
 """Ranks that join, before the others have reduced anything and later, and steps that end early."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

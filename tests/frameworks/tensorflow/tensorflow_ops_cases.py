@@ -1,7 +1,5 @@
 """Operations of hvdtrain.tensorflow on every rank, against formulas."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training with hvdtrain.tensorflow: N ranks against one with the whole batch."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -32,7 +30,6 @@ def digest(variables: Any) -> str:
 
 
 def data() -> tuple[Any, Any]:
-    """Return the inputs and targets of all ranks and steps."""
     random = np.random.default_rng(1)
     rows = STEPS * hvd.size() * ROWS
     x = random.normal(size=(rows, 3)).astype(np.float32)
@@ -40,7 +37,6 @@ def data() -> tuple[Any, Any]:
 
 
 def batch(step: int, rank: int | None) -> tuple[Any, Any]:
-    """Return a rank's part of a step, or all of it."""
     x, y = data()
     start = step * hvd.size() * ROWS + (rank or 0) * ROWS
     count = ROWS if rank is not None else ROWS * hvd.size()
@@ -83,7 +79,6 @@ def train(
 
 @functools.cache
 def of_one_rank(make: Callable[[], Any]) -> list[Any]:
-    """Return the weights that one rank gets with the whole batches and a plain optimizer."""
     return [variable.numpy() for variable in train(make(), None, compiled=False)]
 
 
@@ -323,8 +318,7 @@ def local_layers_stay_local() -> None:
         tape = hvd.PartialDistributedGradientTape(
             tape, local_layers=layers[0], scale_local_gradients=scaled
         )
-        sources = [layer.trainable_weights[0] for layer in layers]
-        local, shared = tape.gradient(loss, sources)
+        local, shared = tape.gradient(loss, [layer.trainable_weights[0] for layer in layers])
         assert float(local[0, 0]) == np.float32((rank + 1) / (size if scaled else 1))
         assert float(shared[0, 0]) == (size + 1) / 2
     with raising(ValueError, text="layers"):

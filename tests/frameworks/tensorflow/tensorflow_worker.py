@@ -1,7 +1,5 @@
 """Run the cases of all files named tensorflow_*_cases.py on each rank."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """hvdtrain.tensorflow: operations, training and graphs of TensorFlow 1, all in one launch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """hvdtrain.tensorflow with Keras 2, which TF_USE_LEGACY_KERAS=1 makes tf.keras."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs the code of docs/data.md that is for torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

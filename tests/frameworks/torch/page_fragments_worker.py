@@ -1,7 +1,5 @@
 """Runs what pages show of a script: with names that such a script has, and a step after it."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path
@@ -30,7 +28,6 @@ FRAGMENTS = [
 
 
 def names_of_a_script() -> dict[str, Any]:
-    """Return what the lines before a fragment have made."""
     torch.manual_seed(1)
     model = nn.Linear(8, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -43,7 +40,6 @@ def names_of_a_script() -> dict[str, Any]:
 
 
 def run(page: str, number: int, names: dict[str, Any]) -> None:
-    """Run a block; if it has made an optimizer, let it take a step."""
     code = blocks(ROOT / page, "python")[number]
     before = names["optimizer"]
     exec(compile(code, f"{page}: {number}", "exec"), names)
@@ -54,7 +50,6 @@ def run(page: str, number: int, names: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run all blocks, in a directory of this rank."""
     hvd.init()
     folder = Path(f"rank-{hvd.rank()}")
     folder.mkdir()

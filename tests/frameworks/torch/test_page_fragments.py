@@ -1,7 +1,5 @@
 """What pages show of a script is run on two ranks."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """hvdtrain.torch at 1 to 4 ranks: operations, SyncBatchNorm and DistributedOptimizer."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -57,7 +55,6 @@ def test_the_page_says_what_goes_with_each_exchange() -> None:
 
 
 def table_of_page() -> dict[str, dict[str, str]]:
-    """Return what docs/exchanges.md says, by feature and exchange."""
     lines = (DOCS / "exchanges.md").read_text().splitlines()
     start = lines.index("<!-- checked by tests/frameworks/torch/test_torch.py -->") + 2
     rows = []
@@ -126,6 +123,5 @@ def test_without_a_launcher() -> None:
 
 
 def test_before_init() -> None:
-    code = "import hvdtrain.torch as hvd; hvd.rank()"
-    done = start([sys.executable, "-c", code]).end(code=1)
+    done = start([sys.executable, "-c", "import hvdtrain.torch as hvd; hvd.rank()"]).end(code=1)
     assert "NotInitializedError: hvdtrain is not initialized: call init() first" in done.stderr

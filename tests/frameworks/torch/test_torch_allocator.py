@@ -1,7 +1,5 @@
 """The allocator of PyTorch's gradients in one process: what it serves, and for how long."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os
@@ -11,13 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.core.allocators import (
-    LEAST_BYTES,
-    AllocatorError,
-    GradientArena,
-    blocks_for,
-    build,
-)
+from hvdtrain.core.allocators import LEAST_BYTES, AllocatorError, GradientArena, blocks_for, build
 from hvdtrain.torch.allocator import Allocator, find_allocator, recipe, why_no_allocator
 
 COUNT = LEAST_BYTES // 4
@@ -32,7 +24,6 @@ def allocator() -> Allocator:
 
 
 def open_arena(allocator: Allocator) -> GradientArena:
-    """Return an arena of two blocks."""
     blocks = blocks_for([LEAST_BYTES])
     assert blocks is not None
     memory = np.frombuffer(mmap.mmap(-1, blocks.nbytes), np.uint8)

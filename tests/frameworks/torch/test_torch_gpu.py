@@ -1,7 +1,5 @@
 """hvdtrain.torch on a GPU, which several ranks may share: over NCCL, and through host memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,8 +15,6 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def run_topics(record_property: Callable[[str, object], None]) -> RunTopics:
-    """Return what runs the cases of topics on a GPU, and returns what ranks wrote to stderr."""
-
     def run(engine: str, np: int, *topics: str, **variables: object) -> str:
         done = run_ranks(
             WORKER,

@@ -1,7 +1,5 @@
 """hvdtrain.torch on a device whose memory the host cannot read: nothing is staged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

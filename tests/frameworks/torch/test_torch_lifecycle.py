@@ -1,7 +1,5 @@
 """Jobs go on, and end well, though operations were left unfinished."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -23,5 +21,4 @@ def test_what_is_left_unfinished(np: int, env: dict[str, str]) -> None:
 
 
 def test_what_is_left_unfinished_without_threads_of_mpi() -> None:
-    env = {"MPI4PY_RC_THREAD_LEVEL": "serialized"}
-    run_ranks(WORKER, 2, env=env, timeout_seconds=300)
+    run_ranks(WORKER, 2, env={"MPI4PY_RC_THREAD_LEVEL": "serialized"}, timeout_seconds=300)

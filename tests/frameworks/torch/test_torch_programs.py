@@ -1,7 +1,5 @@
 """Random training programs give on 1, 2 and 3 ranks what one process gives."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from typing import Any
@@ -61,7 +59,6 @@ _FOUND: dict[int, list[dict[str, Any]]] = {
 
 
 def drawn(count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield seeds and programs without features of known faults."""
     seed = 0
     while count:
         program = draw(seed)

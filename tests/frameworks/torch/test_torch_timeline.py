@@ -1,7 +1,5 @@
 """The timeline of 2 to 4 ranks is in the trace event format, and tells what happened when."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +36,7 @@ Calls = dict[str, dict[str, Any]]
 )
 def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_path: Path) -> None:
     calls: list[Calls] = run_ranks(
-        WORKER,
-        np,
-        args=[tmp_path, ahead, faster],
-        env=BUCKETS,
-        timeout_seconds=300,
-        warm="torch",
+        WORKER, np, args=[tmp_path, ahead, faster], env=BUCKETS, timeout_seconds=300, warm="torch"
     ).results
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first.json", "second.json"]
     first, second = (Trace(tmp_path / f"{name}.json", np) for name in ("first", "second"))
@@ -61,13 +54,11 @@ def test_all_ranks_are_in_one_file(np: int, ahead: float, faster: float, tmp_pat
     sent = {s.subject for s in second.slices if "cast" in s.subject or "gather" in s.subject}
     agreed = "allgather 'broadcast_parameters'"  # all that ranks exchange beside the tensors
     assert sent == {agreed, "broadcast 'weight 0'", "broadcast 'bias 0'"}
-    subjects = {s.subject for s in first.slices + second.slices}
-    assert "allreduce 'in between'" not in subjects
+    assert "allreduce 'in between'" not in {s.subject for s in first.slices + second.slices}
     assert not {s.subject for s in first.slices} & {"allreduce 'again'"}
 
 
 def check_phases(trace: Trace, np: int) -> None:
-    """Check that each operation is there on each rank, and how it ended."""
     for rank in range(np):
         for subject in KINDS:
             assert trace.phases(rank, subject) == ["negotiation", "moving"], (rank, subject)
@@ -144,14 +135,12 @@ def check_clocks(trace: Trace, calls: list[Calls], ahead: float) -> None:
 
 
 def check_process_set(trace: Trace, ranks: list[int]) -> None:
-    """Check that only members of a process set have its row."""
     rows = {(s.rank, s.row) for s in trace.slices if s.args.get("process set") == "process set 1"}
     assert rows == {(rank, "process set 1") for rank in ranks}
     assert set(trace.of("allreduce 'of a set'", "moving")) == set(ranks)
 
 
 def check_buckets(trace: Trace, np: int) -> None:
-    """Check the two optimizer steps of three buckets."""
     for rank in range(np):
         steps = [s for s in trace.slices if s.rank == rank and s.row == "bucket plan of world"]
         steps = [s for s in steps if s.args["operation"] == "optimizer step"]

@@ -1,7 +1,5 @@
 """Operations in different orders, process sets, join, and what Horovod has beside the basics."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -16,14 +14,7 @@ from unittest.mock import patch
 
 import torch
 from job import RESULTS
-from torch_training import (
-    grad_of,
-    gradients_of,
-    ranks_sum,
-    refused,
-    wrapped_sgd,
-    zeros,
-)
+from torch_training import grad_of, gradients_of, ranks_sum, refused, wrapped_sgd, zeros
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
@@ -64,7 +55,6 @@ def waiting_in_different_orders() -> None:
 
 
 def new_file(name: str) -> Path:
-    """Return a file that the ranks of this job see; a case may be run again."""
     return Path(os.environ[RESULTS]) / f"{name} {next(TIMES)}"
 
 
@@ -105,8 +95,7 @@ def every_reduction() -> None:
     four = (4, 4.0)[hvd.rank() % 2]  # the same number
     scaled = hvd.allreduce(tensor, op=hvd.Sum, prescale_factor=0.5, postscale_factor=four)
     assert scaled.tolist() == [2 * ranks_sum()] * 2
-    truncated = hvd.allreduce(torch.tensor([3]), op=hvd.Sum, prescale_factor=0.5)
-    assert truncated.item() == n
+    assert hvd.allreduce(torch.tensor([3]), op=hvd.Sum, prescale_factor=0.5).item() == n
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
         result = hvd.allreduce(torch.full((3,), r + 1, dtype=dtype), op=hvd.Sum)
         assert (result.dtype, result.tolist()) == (dtype, [ranks_sum()] * 3)
@@ -168,8 +157,7 @@ def alltoall() -> None:
 
 def reducescatter() -> None:
     n, r = hvd.size(), hvd.rank()
-    rows = torch.arange(2 * n + 1.0).reshape(-1, 1) * (r + 1)
-    mine = hvd.reducescatter(rows, op=hvd.Sum)
+    mine = hvd.reducescatter(torch.arange(2 * n + 1.0).reshape(-1, 1) * (r + 1), op=hvd.Sum)
     start = r * 2 + min(r, 1)
     expected = torch.arange(2 * n + 1.0)[start : start + 2 + (r == 0)] * ranks_sum()
     assert mine.flatten().tolist() == expected.tolist()
@@ -184,8 +172,7 @@ def sparse() -> None:
     n, r = hvd.size(), hvd.rank()
     places, values = torch.tensor([[0, r + 1]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     mine = torch.sparse_coo_tensor(places, values, (n + 1, 2), check_invariants=True)
-    handle = hvd.sparse_allreduce_async(mine, name="sparse", op=hvd.Average)
-    dense = handle().to_dense()
+    dense = hvd.sparse_allreduce_async(mine, name="sparse", op=hvd.Average)().to_dense()
     assert torch.allclose(dense[0], torch.tensor([1.0, 2.0]))
     assert torch.allclose(dense[1:], torch.tensor([3.0, 4.0]).expand(n, 2) / n)
 
@@ -254,8 +241,7 @@ def process_sets() -> None:
         assert hvd.broadcast(torch.tensor([r]), 1, process_set=low).item() == 1
         assert hvd.allgather(torch.tensor([r]), process_set=low).tolist() == [0, 1]
     else:
-        outside = partial(hvd.allreduce, torch.ones(1), process_set=low)
-        for call in (outside, low.rank):
+        for call in (partial(hvd.allreduce, torch.ones(1), process_set=low), low.rank):
             assert "does not belong to the process set" in refused(ValueError, call)
     assert "registered already" in refused(ValueError, partial(hvd.add_process_set, [0, 1]))
     for nonsense in (None, 0, ["a"]):
@@ -313,8 +299,7 @@ def repeated_operations_of_a_process_set_that_is_made_again() -> None:
 
 def shapes_and_types_at_the_edges() -> None:
     n, r = hvd.size(), hvd.rank()
-    part = hvd.reducescatter(torch.zeros(n, 0), op=hvd.Sum)
-    assert part.shape == (1, 0)
+    assert hvd.reducescatter(torch.zeros(n, 0), op=hvd.Sum).shape == (1, 0)
     rows, splits = hvd.synchronize(hvd.alltoall_async(torch.full((n,), float(r))))
     assert rows.tolist() == [float(k) for k in range(n)]
     assert splits.tolist() == [1] * n
@@ -333,7 +318,6 @@ def reduced_buckets(optimizer: hvd.DistributedOptimizer) -> int:
 
 
 def two_buckets(process_set: hvd.ProcessSet) -> tuple[list[torch.nn.Parameter], Any]:
-    """Return two weights, and an optimizer with a bucket for each."""
     weights = zeros(2, 2, dtype=torch.float32)
     return weights, wrapped_sgd(*weights, groups=2, process_set=process_set)
 

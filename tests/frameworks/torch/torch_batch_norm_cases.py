@@ -1,7 +1,5 @@
 """SyncBatchNorm on each rank, against torch's BatchNorm on the whole batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch_training import grad_of
@@ -10,7 +8,6 @@ import hvdtrain.torch as hvd
 
 
 def check(rows: list[int], *shape: int, momentum: float | None, affine: bool) -> None:
-    """Compare output, gradients and running statistics for `rows[r]` samples on rank r."""
     torch.manual_seed(5)
     whole = torch.randn(sum(rows), *shape).double() * 3 + 1e3
     factor = torch.randn(sum(rows), *shape).double()

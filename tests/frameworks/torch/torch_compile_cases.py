@@ -1,7 +1,5 @@
 """Loops, steps and operations that torch.compile compiles, and backward passes that it compiles."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -71,8 +69,7 @@ def compiled_steps() -> None:
     makers: list[Any] = [_whole, _step_alone, partial(_backward, 1), partial(_backward, 2)]
     for make in makers:
         weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0))
-        step = make(weights, optimizer)
+        step = make(weights, hvd.DistributedOptimizer(torch.optim.SGD(weights, lr=1.0)))
         for _ in range(2):
             with warnings.catch_warnings(action="ignore"):  # of the compiler's own
                 step(torch.tensor([hvd.rank() + 1.0]))

@@ -4,8 +4,6 @@ One process would see the inputs of all ranks, and so does `together`: ranks pas
 get equal outputs. Numerical derivatives of that are those of one process.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Optimizers that exchange otherwise than by the plain average, against formulas for all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -51,7 +49,6 @@ def wrapped(model: Model, exchange: Exchange | str) -> hvd.DistributedOptimizer:
 
 
 def one_bit(hierarchical: bool) -> OneBit:
-    """Return one that does not ask a device whether a step was finite."""
     exchange = OneBit(hierarchical)
     exchange.checks_finite = False
     return exchange
@@ -158,8 +155,7 @@ def what_does_not_go_together_is_refused() -> None:
     assert "call flush()" in refused(RuntimeError, partial(local.add_param_group, group))
     assert "call flush()" in refused(RuntimeError, local.exchange_state)
     local.flush()
-    complex_weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    other = torch.optim.SGD([complex_weight], lr=1.0)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=1.0)
     make = partial(hvd.DistributedOptimizer, other, exchange=OneBit())
     assert "is complex64" in refused(ValueError, make)
 

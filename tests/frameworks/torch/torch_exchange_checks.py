@@ -1,7 +1,5 @@
 """An optimizer of which each step is compared with what its exchange makes of the ranks' own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -41,7 +39,6 @@ Rule = Callable[[list[Flat], Sequence[float], bool], Flat]
 
 
 def exchange_of(name: str, parameters: int, ranks: int) -> Exchange:
-    """Return a new exchange of the catalog; `auto` has chosen for the first parameter."""
     if name != "auto":
         return make_exchange(TEXTS[name])
     codes = NBitExchange(block=8)
@@ -68,7 +65,6 @@ def new_optimizer(
 
 
 def check_replicas(model: torch.nn.Module, members: ProcessSet = global_process_set) -> None:
-    """Check that all ranks have the same weights, bit for bit."""
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).reshape(1, -1)
     gathered = hvd.allgather(weights, name="replicas", process_set=members)
     assert all(torch.equal(gathered[0], other) for other in gathered)
@@ -137,7 +133,6 @@ class Checked:
             self._check_exchange(flush=False)
 
     def flush(self) -> None:
-        """Make weights equal, and check all that has not been."""
         drifted = not self.optimizer.synchronized
         self.optimizer.flush()
         if drifted:
@@ -159,8 +154,7 @@ class Checked:
             return
         of_ranks = hvd.allgather_object(self._own, name="weights", process_set=self._members)
         for name, parameter in self.model.named_parameters():
-            before = [own[name] for own in of_ranks]
-            expected = self._rules[name](before, self._counts, flush)
+            expected = self._rules[name]([own[name] for own in of_ranks], self._counts, flush)
             np.testing.assert_allclose(_flat(parameter), expected, rtol=0, atol=1e-11, err_msg=name)
         self._counts = [0.0] * self._size
 
@@ -191,7 +185,6 @@ class Checked:
             assert float((found - whole).abs().max()) < tolerance, (self.name, name)
 
     def _residuals(self) -> Mapping[str, torch.Tensor]:
-        """Return what all ranks keep of gradients, by name of the parameter."""
         own = self.optimizer.exchange_state()["own"]
         of_ranks = hvd.allgather_object(own, name="residuals", process_set=self._members)
         names = self.optimizer._parameter_names

@@ -1,7 +1,5 @@
 """Models and steps that torch.compile compiles, and steps in a CUDA graph, which are refused."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -37,8 +35,7 @@ def compiled_models() -> None:
 def captured(work: Callable[[], object]) -> str:
     graph, text = torch.cuda.CUDAGraph(), ""
     torch.cuda.synchronize()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(torch.cuda.Stream()):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             work()

@@ -1,7 +1,5 @@
 """Named operations on tensors of a device, against formulas of the rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 
@@ -19,8 +17,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 def ramp(rank: int, *shape: int) -> torch.Tensor:
     """Return what a rank gives: small whole numbers, which every type holds, and their sums."""
-    count = prod(shape)
-    return (torch.arange(count) % 7 + rank + 1).reshape(shape)
+    return (torch.arange(prod(shape)) % 7 + rank + 1).reshape(shape)
 
 
 def all_ramps(*shape: int) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """DistributedOptimizer on a device, against one rank with the whole batch on that device."""
 
-from __future__ import annotations
-
 import gc
 import math
 from functools import partial
@@ -9,26 +7,10 @@ from itertools import product
 from typing import Any
 
 import torch
+import torch_training as training
 from gpu_ranks import busy, device
 from torch.nn import functional as F
 from torch_batch_norm_cases import check as check_batch_norm
-from torch_training import (
-    Make,
-    Model,
-    batch,
-    build,
-    check_equals_alone,
-    difference,
-    grad_of,
-    mean_of_ranks,
-    momentum,
-    own,
-    together,
-    train_alone,
-    train_together,
-    wrapped_sgd,
-    zeros,
-)
 
 import hvdtrain.torch as hvd
 
@@ -41,26 +23,28 @@ def equals(tensor: torch.Tensor, value: float, sent: torch.dtype | None = None) 
     return torch.allclose(tensor, torch.full_like(tensor, value), rtol=few, atol=0)
 
 
-def assert_equals_one_rank(model: Model, make: Make, steps: int, clip: float | None = None) -> None:
-    check_equals_alone(model, make, steps, CLOSE, clip)
+def assert_equals_one_rank(
+    model: training.Model, make: training.Make, steps: int, clip: float | None = None
+) -> None:
+    training.check_equals_alone(model, make, steps, CLOSE, clip)
     for p in model.parameters():
         assert p.device == device()
         assert p.grad is None or p.grad.device == p.device
 
 
 def backward(
-    model: Model, optimizer: hvd.DistributedOptimizer, step: int, forward: Any = None
+    model: training.Model, optimizer: hvd.DistributedOptimizer, step: int, forward: Any = None
 ) -> None:
-    inputs, labels = map(own, batch(step))
+    inputs, labels = map(training.own, training.batch(step))
     optimizer.sample_weight = len(inputs)
     outputs = (forward or model)(inputs)
     F.cross_entropy(outputs, labels.to(outputs.device)).backward()
 
 
 def shared_steps_equal_one_rank() -> None:
-    for make in (momentum, partial(torch.optim.Adam, lr=0.01)):
-        model, optimizer = together(make, sharded=True)
-        train_together(model, optimizer, 3)
+    for make in (training.momentum, partial(torch.optim.Adam, lr=0.01)):
+        model, optimizer = training.together(make, sharded=True)
+        training.train_together(model, optimizer, 3)
         optimizer.load_state_dict(optimizer.state_dict())
         for step in range(3, 5):
             optimizer.zero_grad()
@@ -72,29 +56,29 @@ def shared_steps_equal_one_rank() -> None:
 
 
 def equals_one_rank() -> None:
-    makers: list[Make] = [momentum, partial(torch.optim.Adam, lr=0.01)]
+    makers: list[training.Make] = [training.momentum, partial(torch.optim.Adam, lr=0.01)]
     if device().type == "cuda":
         makers.append(partial(torch.optim.AdamW, lr=0.01, fused=True))
     for make, set_to_none, clip in product(makers, (True, False), (None, 0.05)):
-        model, optimizer = together(make)
-        train_together(model, optimizer, 5, clip, set_to_none)
+        model, optimizer = training.together(make)
+        training.train_together(model, optimizer, 5, clip, set_to_none)
         assert_equals_one_rank(model, make, 5, clip)
 
 
 def gradients_are_reduced_when_backward_returns() -> None:
-    model, optimizer = together(momentum)
+    model, optimizer = training.together(training.momentum)
     for step in range(3):
         optimizer.zero_grad()
-        inputs, labels = batch(step)
-        optimizer.sample_weight = len(own(inputs))
+        inputs, labels = training.batch(step)
+        optimizer.sample_weight = len(training.own(inputs))
         busy()
-        F.cross_entropy(model(own(inputs)), own(labels)).backward()
-        alone = build()
+        F.cross_entropy(model(training.own(inputs)), training.own(labels)).backward()
+        alone = training.build()
         alone.load_state_dict(model.state_dict())
         F.cross_entropy(alone(inputs), labels).backward()
         for p, q in zip(model.parameters(), alone.parameters(), strict=True):
-            assert grad_of(p).stride() == p.stride()  # channels last, where the weight is
-            assert torch.allclose(grad_of(p), grad_of(q), rtol=0, atol=CLOSE)
+            assert training.grad_of(p).stride() == p.stride()  # channels last, where the weight is
+            assert torch.allclose(training.grad_of(p), training.grad_of(q), rtol=0, atol=CLOSE)
         optimizer.step()
 
 
@@ -106,16 +90,16 @@ def gradients_stay_until_the_next_backward() -> None:
         (weight * (hvd.rank() + 1.0) * (step + 1)).sum().backward()
         busy()
         optimizer.step()
-        assert equals(grad_of(weight), mean_of_ranks() * (step + 1)), step
-        kept = grad_of(weight).clone()
+        assert equals(training.grad_of(weight), training.mean_of_ranks() * (step + 1)), step
+        kept = training.grad_of(weight).clone()
         del kept
 
 
 def weights_of_every_type() -> None:
     types = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
     for dtype, (op, factor) in product(types, ((hvd.Average, 1), (hvd.Sum, hvd.size()))):
-        used, unused, mine = weights = zeros(3, 300, dtype=dtype)
-        optimizer = wrapped_sgd(*weights, op=op)
+        used, unused, mine = weights = training.zeros(3, 300, dtype=dtype)
+        optimizer = training.wrapped_sgd(*weights, op=op)
         for step in range(3):
             optimizer.zero_grad()
             loss = used.sum() * (hvd.rank() + 1)
@@ -123,7 +107,7 @@ def weights_of_every_type() -> None:
                 loss = loss + mine.sum() * hvd.size()
             loss.backward()
             optimizer.step()
-            assert equals(used, -mean_of_ranks() * factor * (step + 1)), (dtype, op, used)
+            assert equals(used, -training.mean_of_ranks() * factor * (step + 1)), (dtype, op, used)
             assert equals(mine, -1.0 * factor * (step + 1)), (dtype, op, mine)
             assert unused.grad is None
 
@@ -143,7 +127,7 @@ def a_loss_scaler_skips_on_all_ranks() -> None:
         torch.nn.utils.clip_grad_norm_([weight], 100.0)
         scaler.step(optimizer)
         scaler.update()
-    assert torch.allclose(weight, torch.full((2,), 1.0 - 2 * 0.5 * mean_of_ranks()))
+    assert torch.allclose(weight, torch.full((2,), 1.0 - 2 * 0.5 * training.mean_of_ranks()))
     assert scaler.get_scale() == 4.0
 
 
@@ -157,9 +141,9 @@ def forward_on_other_streams() -> None:
     if device().type != "cuda":
         return
     streams = [torch.cuda.Stream() for _ in range(2)]
-    model, optimizer = together(momentum)
+    model, optimizer = training.together(training.momentum)
     for step in range(4):
-        inputs, labels = map(own, batch(step))
+        inputs, labels = map(training.own, training.batch(step))
         optimizer.sample_weight = len(inputs)
         for stream in streams:
             stream.wait_stream(torch.cuda.current_stream())
@@ -175,56 +159,56 @@ def forward_on_other_streams() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
         optimizer.step()
-    assert_equals_one_rank(model, momentum, 4, clip=0.05)
+    assert_equals_one_rank(model, training.momentum, 4, clip=0.05)
 
 
 def a_whole_step_on_another_stream() -> None:
     if device().type != "cuda":
         return
     side = torch.cuda.Stream()
-    model, optimizer = together(momentum)
+    model, optimizer = training.together(training.momentum)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        train_together(model, optimizer, 3)
+        training.train_together(model, optimizer, 3)
     torch.cuda.current_stream().wait_stream(side)
-    assert_equals_one_rank(model, momentum, 3)
+    assert_equals_one_rank(model, training.momentum, 3)
 
 
 def models_that_are_moved_after_the_optimizer_was_made() -> None:
-    model = build().cpu()
-    optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
+    model = training.build().cpu()
+    optimizer = hvd.DistributedOptimizer(training.momentum(list(model.parameters())))
     with torch.device("cpu"):
-        train_together(model, optimizer, 1)
+        training.train_together(model, optimizer, 1)
     optimizer.zero_grad()
     model.to(device())
     for state in optimizer.state.values():
         state["momentum_buffer"] = state["momentum_buffer"].to(device())
-    train_together(model, optimizer, 3)
-    alone = build()
-    reference = momentum(list(alone.parameters()))
-    train_alone(alone, reference, 1)
-    train_alone(alone, reference, 3)
-    assert difference(model, alone) < CLOSE
+    training.train_together(model, optimizer, 3)
+    alone = training.build()
+    reference = training.momentum(list(alone.parameters()))
+    training.train_alone(alone, reference, 1)
+    training.train_alone(alone, reference, 3)
+    assert training.difference(model, alone) < CLOSE
 
 
 def models_on_two_devices() -> None:
-    model = build()
+    model = training.build()
     model[3:].cpu()
-    optimizer = hvd.DistributedOptimizer(momentum(list(model.parameters())))
+    optimizer = hvd.DistributedOptimizer(training.momentum(list(model.parameters())))
     for step in range(3):
         optimizer.zero_grad()
         backward(model, optimizer, step, lambda x: model[3:](model[:3](x).cpu()))
         optimizer.step()
     model.to(device())
     optimizer.zero_grad()
-    assert_equals_one_rank(model, momentum, 3)
+    assert_equals_one_rank(model, training.momentum, 3)
 
 
 def what_is_not_finite_stays_so() -> None:
-    (weight,) = zeros(1, 3)
-    optimizer = wrapped_sgd(weight)
+    (weight,) = training.zeros(1, 3)
+    optimizer = training.wrapped_sgd(weight)
     (weight * (math.nan if hvd.rank() == hvd.size() - 1 else 1.0)).sum().backward()
-    assert bool(grad_of(weight).isnan().all())
+    assert bool(training.grad_of(weight).isnan().all())
     optimizer.zero_grad()
 
 

@@ -1,7 +1,5 @@
 """What a step does on a GPU besides the arithmetic, as torch's profiler saw it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,7 +29,6 @@ class Seen:
 
 
 def events_of(work: Callable[[], None]) -> list[Seen]:
-    """Return what is seen on the host while work() runs, and on the device because of it."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities) as profile:
@@ -76,7 +73,6 @@ def deep_model(width: int) -> torch.nn.Module:
 
 
 def is_nccl() -> bool:
-    """Return whether the device's memory is reduced on the device here."""
     return device().type == "cuda" and context.current().engine_name == "nccl"
 
 

@@ -1,7 +1,5 @@
 """Cases of torch on a device. Arguments: cpu or cuda, then topics, or names of cases."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

@@ -4,8 +4,6 @@ Arguments: "operations", "optimizers", "exchanges" or "sharded", or several in a
 operations+optimizers; then "staged" to have hvdtrain stage what the engine takes as it is.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 

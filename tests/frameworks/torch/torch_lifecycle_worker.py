@@ -1,7 +1,5 @@
 """What is left unfinished on each rank, of steps and operations, at the end of the job, too."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -21,7 +19,6 @@ POLLING_SECONDS = float(os.environ.get("POLLING_SECONDS", "0"))
 
 
 def wrapped() -> tuple[torch.nn.Parameter, hvd.DistributedOptimizer]:
-    """Return a weight, and an optimizer that takes its gradient away from it."""
     (weight,) = zeros(1, 3)
     return weight, wrapped_sgd(weight)
 
@@ -69,8 +66,7 @@ def operations_that_are_pending_at_shutdown() -> None:
     weight, optimizer = wrapped()
     train(weight, optimizer, 3)
     assert weight.tolist() == [-mean_of_ranks() * 3] * 3
-    total = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="of rank 0")
-    assert total.item() == size
+    assert hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum, name="of rank 0").item() == size
 
 
 def a_call_that_is_planned_while_the_job_ends() -> None:
@@ -148,14 +144,12 @@ def ranks_that_have_taken_other_numbers_of_steps() -> None:
 
 
 def shared() -> tuple[torch.nn.Parameter, hvd.DistributedOptimizer]:
-    """Return a weight of which each rank owns a part, and its optimizer, with a state."""
     weight = torch.nn.Parameter(torch.zeros(200))
     sgd = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
     return weight, hvd.DistributedOptimizer(sgd, sharded=True)
 
 
 def after(steps: int) -> list[float]:
-    """Return the shared weight after so many steps of train()."""
     moved = sum((1 - 0.5**step) / 0.5 for step in range(1, steps + 1))
     return [-mean_of_ranks() * moved] * 200
 

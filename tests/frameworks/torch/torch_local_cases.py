@@ -1,7 +1,5 @@
 """Optimizers that average weights, at once or after gradients, against ranks on one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from itertools import product
@@ -48,7 +46,6 @@ class Alone:
         self.put(mean(self.weights(), self.samples))
 
     def average_states(self) -> None:
-        """Give the optimizers of all ranks the averages of their states, but not of steps."""
         total = sum(self.samples)
         for parts in zip(*map(parameters, self.models), strict=True):
             states = [own.state[p] for own, p in zip(self.optimizers, parts, strict=True)]
@@ -63,7 +60,6 @@ class Alone:
 
 
 def adam(own: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Return AdamW, which DiLoCo has within."""
     return torch.optim.AdamW(own, lr=0.01)
 
 
@@ -153,7 +149,6 @@ def blocks_count_samples_that_are_known() -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Let the learning rate rise, and fall once, in the fourth step."""
     optimizer.param_groups[0]["lr"] = (0.1, 0.1, 0.2, 0.1)[min(step, 3)]
 
 

@@ -1,7 +1,5 @@
 """Operations of hvdtrain.torch on each rank, against formulas of the rank."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable
@@ -83,8 +81,7 @@ def odd_tensors() -> None:
 def allgather() -> None:
     n, r = hvd.size(), hvd.rank()
     gathered = hvd.allgather(torch.full((r + 1, 2), r))
-    expected = torch.cat([torch.full((k + 1, 2), k) for k in range(n)])
-    assert torch.equal(gathered, expected)
+    assert torch.equal(gathered, torch.cat([torch.full((k + 1, 2), k) for k in range(n)]))
     assert hvd.allgather(torch.tensor(r)).tolist() == list(range(n))
     rows = 0 if r == n - 1 else 2
     assert hvd.allgather(torch.ones(rows, 3)).shape == (2 * (n - 1), 3)

@@ -1,7 +1,5 @@
 """Where gradients lie and how they travel: buckets, types, engine memory, sparse ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,28 +8,10 @@ from itertools import product
 from typing import Any
 
 import torch
+import torch_training as training
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch_training import (
-    Model,
-    batch,
-    build,
-    check_equals_alone,
-    difference,
-    drawn,
-    grad_of,
-    gradients_of,
-    lie_in_engine_memory,
-    mean_of_ranks,
-    momentum,
-    own,
-    plan_of,
-    refused,
-    together,
-    train_together,
-    wrapped_sgd,
-    zeros,
-)
+from torch_training import refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.compression import Compressor
@@ -57,19 +37,21 @@ class Backwards(torch.nn.Module):
 def plans_follow_the_order_in_which_gradients_come() -> None:
     for set_to_none in (True, False):
         model = Backwards()
-        optimizer = wrapped_sgd(*model.parameters(), named_parameters=model.named_parameters())
+        optimizer = training.wrapped_sgd(
+            *model.parameters(), named_parameters=model.named_parameters()
+        )
         for step in range(4):
             optimizer.zero_grad(set_to_none=set_to_none)
-            model(drawn(step, 12, 4)).square().mean().backward()
+            model(training.drawn(step, 12, 4)).square().mean().backward()
             optimizer.step()
-        plan = plan_of(optimizer)
+        plan = training.plan_of(optimizer)
         names = [plan.specs[i].name for b in plan.buckets for i in b.parameters]
         layers = [name.split(".")[0] for name in names]
         assert layers == [*["last"] * 2, *["middle"] * 2, *["first"] * 2], names
 
 
 def buckets_are_as_set_or_as_measured() -> None:
-    plan = plan_of(together(momentum)[1])
+    plan = training.plan_of(training.together(training.momentum)[1])
     assert {other.digest for other in hvd.allgather_object(plan)} == {plan.digest}
     if given := os.environ.get("HVDTRAIN_BUCKET_BYTES"):
         assert plan.bucket_bytes == int(given)
@@ -104,31 +86,35 @@ def a_gradient_that_finds_no_room_is_taken_at_the_step() -> None:
 def groups_of_gradients() -> None:
     # The last: where ranks give different groups, those of rank 0 count.
     for number in (0, 3, 1 + 2 * hvd.rank()):
-        model = build()
+        model = training.build()
         parameters = list(model.parameters())
         groups = number or [parameters[:2], parameters[3:5]]
-        train_together(model, hvd.DistributedOptimizer(momentum(parameters), groups=groups), 2)
-        check_equals_alone(model, momentum, 2)
+        training.train_together(
+            model, hvd.DistributedOptimizer(training.momentum(parameters), groups=groups), 2
+        )
+        training.check_equals_alone(model, training.momentum, 2)
 
 
 def gradients_lie_in_engine_memory() -> None:
-    forwards: list[Callable[[Model, torch.Tensor], torch.Tensor]] = [Model.__call__]
+    forwards: list[Callable[[training.Model, torch.Tensor], torch.Tensor]] = [
+        training.Model.__call__
+    ]
     forwards += [partial(checkpointed, reentrant=reentrant) for reentrant in (True, False)]
     if hvd.size() == 2:  # takes seconds, and does not depend on the number of ranks
         forwards.append(partial(compiled, backend="aot_eager"))
     for number, forward in enumerate(forwards):
-        model, optimizer = together(momentum)
+        model, optimizer = training.together(training.momentum)
         unused = torch.nn.Parameter(torch.zeros(2))
         optimizer.add_param_group({"params": [unused]})
         for step in range(3):
             optimizer.zero_grad(set_to_none=(number + step) % 2 == 0)
-            inputs, labels = map(own, batch(step))
+            inputs, labels = map(training.own, training.batch(step))
             optimizer.sample_weight = len(inputs)
             F.cross_entropy(forward(model, inputs), labels).backward()
-            assert lie_in_engine_memory(optimizer, model.parameters()), (number, step)
+            assert training.lie_in_engine_memory(optimizer, model.parameters()), (number, step)
             optimizer.step()
             assert unused.grad is None
-        check_equals_alone(model, momentum, 3)
+        training.check_equals_alone(model, training.momentum, 3)
 
 
 def gradients_of_equal_size_stay_with_their_optimizers() -> None:
@@ -160,28 +146,30 @@ def gradients_of_equal_size_stay_with_their_optimizers() -> None:
                 optimizer.step()
 
 
-def checkpointed(model: Model, inputs: torch.Tensor, reentrant: bool) -> torch.Tensor:
-    """Compute without keeping what lies between the layers."""
+def checkpointed(model: training.Model, inputs: torch.Tensor, reentrant: bool) -> torch.Tensor:
     inputs.requires_grad_()  # without it the older form has nothing to differentiate
     result: torch.Tensor = checkpoint(model, inputs, use_reentrant=reentrant)
     return result
 
 
-def compiled(model: Model, inputs: torch.Tensor, backend: str) -> torch.Tensor:
+def compiled(model: training.Model, inputs: torch.Tensor, backend: str) -> torch.Tensor:
     result: torch.Tensor = torch.compile(model, backend=backend)(inputs)
     return result
 
 
 def gradients_come_back_to_engine_memory() -> None:
     """A gradient that a script has put in the place of ours is taken, and then is ours again."""
-    (weight,) = zeros(1, 3)
-    optimizer, mean = wrapped_sgd(weight, backward_passes_per_step=2), mean_of_ranks()
+    (weight,) = training.zeros(1, 3)
+    optimizer, mean = (
+        training.wrapped_sgd(weight, backward_passes_per_step=2),
+        training.mean_of_ranks(),
+    )
     for step in range(3):
         optimizer.zero_grad(set_to_none=False)
         (weight * (hvd.rank() + 1)).sum().backward()
-        weight.grad = grad_of(weight) + 1  # between two passes that add up
+        weight.grad = training.grad_of(weight) + 1  # between two passes that add up
         (weight * (hvd.rank() + 1)).sum().backward()
-        assert lie_in_engine_memory(optimizer, [weight])
+        assert training.lie_in_engine_memory(optimizer, [weight])
         assert weight.grad.tolist() == [2 * mean + 1] * 3
         weight.grad = weight.grad / 2  # what clipping may do
         optimizer.step()
@@ -268,7 +256,7 @@ def sparse_gradients_are_summed_as_dense_ones_are() -> None:
         table = torch.nn.Embedding(6, 2, sparse=True, dtype=torch.float64)
         scale = torch.nn.Parameter(torch.ones([], dtype=torch.float64))
         torch.nn.init.ones_(table.weight)
-        optimizer = wrapped_sgd(table.weight, scale, exchange=exchange)
+        optimizer = training.wrapped_sgd(table.weight, scale, exchange=exchange)
         message = refused(ValueError, partial(setattr, optimizer, "sample_weight", 1))
         assert "counts all ranks alike" in message
         (table(torch.tensor([5])).sum() * scale).backward()
@@ -299,7 +287,7 @@ def sparse_gradients_for_an_optimizer_that_takes_no_others() -> None:
                 (alone(torch.tensor([rank, step])) * (rank + 1)).sum().backward()
             optimizer.step()
             reference.step()
-        assert difference(ours, alone) < 1e-14
+        assert training.difference(ours, alone) < 1e-14
         assert torch.equal(ours.weight[4], table().weight[4])
 
 
@@ -315,9 +303,10 @@ def gradients_whose_memory_the_program_moves() -> None:
             if not late:
                 model.share_memory()  # gradients, too
             sum(p.sum() for p in model if p is used or not late).mul(hvd.rank() + 1).backward()
-            staying = gradients_of(optimizer).buckets.staying
+            staying = training.gradients_of(optimizer).buckets.staying
             stays = (
-                staying is not None and staying.arena.offset(grad_of(used).data_ptr()) is not None
+                staying is not None
+                and staying.arena.offset(training.grad_of(used).data_ptr()) is not None
             )
             if late:  # the bucket is not reduced before step() flushes it
                 model.share_memory()
@@ -328,5 +317,5 @@ def gradients_whose_memory_the_program_moves() -> None:
             optimizer.step()
             mean = torch.full_like(used, (hvd.size() + 1) / 2)
             for parameter in (used, used if late else other):
-                assert torch.equal(grad_of(parameter), mean)
+                assert torch.equal(training.grad_of(parameter), mean)
                 assert torch.equal(parameter.detach(), -mean * (step + 1))

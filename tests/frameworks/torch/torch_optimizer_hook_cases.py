@@ -1,30 +1,14 @@
 """What a program does with gradients beside reducing them: hooks, other types, early changes."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch_training as training
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
-from torch_training import (
-    build,
-    difference,
-    grad_of,
-    gradients_of,
-    lie_in_engine_memory,
-    mean_of_ranks,
-    momentum,
-    plan_of,
-    refused,
-    train_alone,
-    train_together,
-    wrapped_sgd,
-    zeros,
-)
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
@@ -32,7 +16,7 @@ from hvdtrain.errors import MismatchError
 
 def scaled_late(parameter: torch.Tensor) -> None:
     time.sleep(0.02)
-    grad_of(parameter).mul_(hvd.rank() + 1)
+    training.grad_of(parameter).mul_(hvd.rank() + 1)
 
 
 def on_tensor(parameter: torch.nn.Parameter) -> object:
@@ -46,28 +30,28 @@ def on_node(parameter: torch.nn.Parameter) -> object:
 
 
 def hooks_of_the_users_come_first() -> None:
-    mean = mean_of_ranks()
+    mean = training.mean_of_ranks()
     orders: list[tuple[Callable[[torch.nn.Parameter], object], bool]]
     orders = [(on_tensor, False), (on_tensor, True), (on_node, False)]
     for hook, wrapped_first in orders:
-        weights = zeros(2, 2)
+        weights = training.zeros(2, 2)
         kept = [] if wrapped_first else [hook(weight) for weight in weights]
-        optimizer = wrapped_sgd(*weights)
+        optimizer = training.wrapped_sgd(*weights)
         kept += [hook(weight) for weight in weights] if wrapped_first else []
         for _ in range(2):
             optimizer.zero_grad()
             (weights[0] + weights[1]).sum().backward()
             for weight in weights:
-                assert grad_of(weight).tolist() == [mean] * 2, (hook, wrapped_first)
-            assert lie_in_engine_memory(optimizer, weights)
+                assert training.grad_of(weight).tolist() == [mean] * 2, (hook, wrapped_first)
+            assert training.lie_in_engine_memory(optimizer, weights)
             optimizer.step()
         assert weights[1].tolist() == [-2 * mean] * 2
 
 
 def gradients_whose_data_is_replaced() -> None:
     """As old scripts do to clip them."""
-    used, elsewhere = weights = zeros(2, 2)
-    optimizer = wrapped_sgd(*weights)
+    used, elsewhere = weights = training.zeros(2, 2)
+    optimizer = training.wrapped_sgd(*weights)
     for factor, set_to_none in ((1, True), (2, False), (4, True), (8, True)):
         optimizer.zero_grad(set_to_none=set_to_none)
         loss = used.sum() * (hvd.rank() + 1) * factor
@@ -76,20 +60,20 @@ def gradients_whose_data_is_replaced() -> None:
         loss.backward()
         optimizer.synchronize()
         for weight in weights:
-            grad_of(weight).data = grad_of(weight).data / 2
+            training.grad_of(weight).data = training.grad_of(weight).data / 2
         with optimizer.skip_synchronize():
             optimizer.step()
-    assert used.tolist() == [-mean_of_ranks() * 15 / 2] * 2
+    assert used.tolist() == [-training.mean_of_ranks() * 15 / 2] * 2
     assert elsewhere.tolist() == [-15 / 2] * 2
 
 
 def parameters_that_change_their_type() -> None:
     for set_to_none in (True, False):
-        model, alone = build().float(), build()
+        model, alone = training.build().float(), training.build()
         optimizer = hvd.DistributedOptimizer(
-            momentum(list(model.parameters())), model.named_parameters()
+            training.momentum(list(model.parameters())), model.named_parameters()
         )
-        reference = momentum(list(alone.parameters()))
+        reference = training.momentum(list(alone.parameters()))
         for number in range(2):
             if number == 0:
                 model.double()
@@ -99,18 +83,18 @@ def parameters_that_change_their_type() -> None:
                     weight = model.get_parameter("3.weight")
                     weight.data = weight.data.t().contiguous().t()
             model.load_state_dict(alone.state_dict())
-            train_together(model, optimizer, 2, 0.05, set_to_none)
-            train_alone(alone, reference, 2, 0.05)
-            assert difference(model, alone) < 1e-13, number
-            assert lie_in_engine_memory(optimizer, model.parameters())
-        specs = plan_of(optimizer).specs
+            training.train_together(model, optimizer, 2, 0.05, set_to_none)
+            training.train_alone(alone, reference, 2, 0.05)
+            assert training.difference(model, alone) < 1e-13, number
+            assert training.lie_in_engine_memory(optimizer, model.parameters())
+        specs = training.plan_of(optimizer).specs
         assert {spec.kind for spec in specs} == {"float64"}
         assert specs[2].strides == ((1, 20) if set_to_none else (48, 1))
 
 
 def a_type_that_changes_without_a_backward_pass() -> None:
-    (weight,) = zeros(1, 2, dtype=torch.float32)
-    optimizer = wrapped_sgd(weight)
+    (weight,) = training.zeros(1, 2, dtype=torch.float32)
+    optimizer = training.wrapped_sgd(weight)
     weight.data = weight.data.double()
     if hvd.rank() == hvd.size() - 1:
         (weight * (1 / 3)).sum().backward()
@@ -121,11 +105,11 @@ def a_type_that_changes_without_a_backward_pass() -> None:
 def a_type_that_changes_on_one_rank() -> None:
     if hvd.size() == 1:
         return
-    (weight,) = zeros(1, 2, dtype=torch.float32)
-    optimizer = wrapped_sgd(weight, named_parameters=[("weight", weight)])
+    (weight,) = training.zeros(1, 2, dtype=torch.float32)
+    optimizer = training.wrapped_sgd(weight, named_parameters=[("weight", weight)])
     if hvd.rank() == 1:
         weight.data = weight.data.double()
-    message = refused(MismatchError, lambda: (weight.sum().backward(), optimizer.step()))
+    message = training.refused(MismatchError, lambda: (weight.sum().backward(), optimizer.step()))
     assert "rank 1 sent" in message
     assert "'weight' from torch.float32 to torch.float64" in message
 
@@ -133,8 +117,8 @@ def a_type_that_changes_on_one_rank() -> None:
 def gradients_changed_before_they_are_reduced() -> None:
     if not hvd.mpi_threads_supported() or hvd.size() == 1:
         return  # backward() then waits in MPI itself, which nothing calls back
-    parameters = zeros(2, 2)
-    optimizer = wrapped_sgd(*parameters)
+    parameters = training.zeros(2, 2)
+    optimizer = training.wrapped_sgd(*parameters)
     last = hvd.rank() == hvd.size() - 1
     for step, change in enumerate((False, True, True)):
         optimizer.zero_grad()
@@ -145,23 +129,23 @@ def gradients_changed_before_they_are_reduced() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if not last:
-                reduced = gradients_of(optimizer).buckets.views._views
+                reduced = training.gradients_of(optimizer).buckets.views._views
                 for index, weight in enumerate(parameters):
-                    assert grad_of(weight).data_ptr() != reduced[index].data_ptr()
+                    assert training.grad_of(weight).data_ptr() != reduced[index].data_ptr()
                     if change:
-                        grad_of(weight).zero_()
+                        training.grad_of(weight).zero_()
                 hvd.allreduce(torch.zeros(1), name="elsewhere")
             optimizer.step()
         assert len(caught) == (not last and step == 1), caught
         assert all("synchronize() before changing gradients" in str(w.message) for w in caught)
         for weight in parameters:
-            assert weight.tolist() == [-mean_of_ranks() * (step + 1)] * 2
-        assert lie_in_engine_memory(optimizer, parameters)
+            assert weight.tolist() == [-training.mean_of_ranks() * (step + 1)] * 2
+        assert training.lie_in_engine_memory(optimizer, parameters)
 
 
 def steps_in_the_hooks_of_gradients() -> None:
     for wrapped_first in (True, False):
-        weights = zeros(2, 3)
+        weights = training.zeros(2, 3)
         wrapped: dict[torch.Tensor, hvd.DistributedOptimizer] = {}
 
         def update(weight: torch.Tensor, wrapped: dict[Any, Any] = wrapped) -> None:
@@ -173,10 +157,12 @@ def steps_in_the_hooks_of_gradients() -> None:
                 if hooked:
                     weight.register_post_accumulate_grad_hook(update)
                 else:
-                    wrapped[weight] = wrapped_sgd(weight)
+                    wrapped[weight] = training.wrapped_sgd(weight)
         for step in range(4):
             (weights[0] + weights[1]).sum().mul(hvd.rank() + 1).backward()
-            assert [w.tolist() for w in weights] == [[-mean_of_ranks() * (step + 1)] * 3] * 2
+            assert [w.tolist() for w in weights] == [
+                [-training.mean_of_ranks() * (step + 1)] * 3
+            ] * 2
 
 
 class TwoSteps(torch.optim.SGD):
@@ -200,11 +186,11 @@ class TwoSteps(torch.optim.SGD):
 
 
 def methods_of_the_wrapped_optimizer_find_reduced_gradients() -> None:
-    used, unused = weights = zeros(2, 2)
+    used, unused = weights = training.zeros(2, 2)
     with torch.no_grad():
         used.fill_(1.0)
     optimizer = hvd.DistributedOptimizer(TwoSteps(weights, lr=0.1))
-    mean, expected = mean_of_ranks(), 1.0
+    mean, expected = training.mean_of_ranks(), 1.0
     for _ in range(3):
         for step in (optimizer.first_step, optimizer.second_step):
             (used.square().sum() * (hvd.rank() + 1)).backward()
@@ -224,8 +210,8 @@ def gradients_dropped_while_others_are_missing() -> None:
         lambda weights: [w.grad.zero_() for w in weights if w.grad is not None],
         lambda weights: torch.optim.SGD(weights, lr=1.0).zero_grad(),
     ):
-        weights = zeros(3, 2)
-        optimizer = wrapped_sgd(*weights)
+        weights = training.zeros(3, 2)
+        optimizer = training.wrapped_sgd(*weights)
         for step in range(3):
             for factor in (5, 1):
                 ((weights[0] + weights[1]).sum() * (hvd.rank() + 1) * factor).backward()
@@ -233,25 +219,25 @@ def gradients_dropped_while_others_are_missing() -> None:
                     drop(weights)
             optimizer.step()
             optimizer.zero_grad()
-            moved = -mean_of_ranks() * (step + 1)
+            moved = -training.mean_of_ranks() * (step + 1)
             assert [w.tolist() for w in weights] == [[moved] * 2] * 2 + [[0.0] * 2]
 
 
 def reentrant_checkpoints_of_a_layer_used_twice() -> None:
     layer = torch.nn.Linear(2, 2).double()
-    optimizer = wrapped_sgd(*layer.parameters())
+    optimizer = training.wrapped_sgd(*layer.parameters())
     inputs = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
     once = checkpoint(layer, inputs, use_reentrant=True)
     loss = checkpoint(layer, once, use_reentrant=True).sum()
-    assert "pass use_reentrant=False" in refused(RuntimeError, loss.backward)
+    assert "pass use_reentrant=False" in training.refused(RuntimeError, loss.backward)
     optimizer.zero_grad()
 
 
 def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
     if hvd.size() == 1:
         return
-    weights = zeros(2, 2)
-    optimizer = wrapped_sgd(*weights, sharded=True)
+    weights = training.zeros(2, 2)
+    optimizer = training.wrapped_sgd(*weights, sharded=True)
     arrived: list[torch.Tensor] = []
 
     def step_on_both(weight: torch.Tensor) -> None:
@@ -261,6 +247,6 @@ def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
 
     for weight in weights:
         weight.register_post_accumulate_grad_hook(step_on_both)
-    message = refused(RuntimeError, (weights[0] + weights[1]).sum().backward)
+    message = training.refused(RuntimeError, (weights[0] + weights[1]).sum().backward)
     assert "before backward() had ended" in message
     optimizer.zero_grad()

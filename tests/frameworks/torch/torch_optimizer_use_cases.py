@@ -1,7 +1,5 @@
 """How people use DistributedOptimizer: loops, closures, schedulers, parameters that come and go."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from dataclasses import replace
@@ -174,7 +172,6 @@ def closures_on_data_that_differ_between_ranks() -> None:
     targets[rows_of(n - 1)] *= 50  # so that a rank alone would search elsewhere
 
     def trained(make: Any, op: Any, rows: slice) -> list[Any]:
-        """Return weights and losses after three steps; of one process for all rows."""
         layer = torch.nn.Linear(3, 1, dtype=torch.float64)
         for parameter in layer.parameters():
             torch.nn.init.zeros_(parameter)
@@ -210,7 +207,7 @@ def rows_of(rank: int) -> slice:
 def a_closure_gives_its_own_loss_where_nothing_depends_on_it() -> None:
     (weight,) = zeros(1, 1)
     every_loss: list[Any] = [
-        *(lambda r: torch.tensor(r + 1.0), lambda r: r + 1.0, lambda r: 3.0 if r == 0 else None),
+        *(lambda r: torch.tensor(r + 1.0), lambda r: r + 1.0, lambda r: 3.0 if r == 0 else None)
     ]
     for kind_of, losses in product((torch.optim.SGD, Halving), every_loss):
         optimizer = hvd.DistributedOptimizer(kind_of([weight], lr=0.1))
@@ -265,8 +262,7 @@ def operations_between_backward_and_step_where_ranks_use_different_parameters() 
         for weight in used:
             (weight.sum() * (hvd.rank() + 1)).backward()
         # Before others are through their backward passes, they have to hear that it is here.
-        steps = hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum)
-        assert float(steps) == step * size
+        assert float(hvd.allreduce(torch.tensor([float(step)]), op=hvd.Sum)) == step * size
         optimizer.step()
     for weight, total in zip(
         weights, (3 * ranks_sum() - size, 3 * ranks_sum() - 3 * size), strict=True
@@ -317,7 +313,7 @@ def two_optimizers_in_another_order_on_each_rank() -> None:
 def a_later_optimizer_takes_parameters_over() -> None:
     """While it exists; the program may still have the one before, whose steps are refused."""
     every_option: list[dict[str, Any]] = [
-        *({"op": hvd.Sum}, {"op": hvd.Sum, "sharded": True}, {"exchange": "local:steps=2"}),
+        *({"op": hvd.Sum}, {"op": hvd.Sum, "sharded": True}, {"exchange": "local:steps=2"})
     ]
     for options in every_option:
         named = dict(zip("abc", zeros(3, 3), strict=True))
@@ -379,8 +375,7 @@ def bad_arguments() -> None:
     for wrong in (0, -1, "ab", ([weight],), [["weight"]], [[weight], [weight]]):
         assert "groups" in refused(ValueError, partial(wrap, sgd, groups=wrong))
     assert "use groups" in warned(DeprecationWarning, partial(wrap, sgd, num_groups=1))
-    adasum = wrap(sgd, op=hvd.Adasum)
-    refused(AssertionError, adasum.skip_synchronize().__enter__)
+    refused(AssertionError, wrap(sgd, op=hvd.Adasum).skip_synchronize().__enter__)
     optimizer = wrap(sgd)
     for weight_of_rank in (-1.0, float("nan"), float("inf")):
         message = refused(ValueError, partial(setattr, optimizer, "sample_weight", weight_of_rank))

@@ -1,7 +1,5 @@
 """All-reduces of hvdtrain.torch that a program calls again and again, against formulas."""
 
-from __future__ import annotations
-
 import torch
 from torch_operation_cases import mine
 from torch_training import ranks_sum
@@ -73,8 +71,7 @@ def repeated_sums_of_types_that_are_converted() -> None:
         flags = torch.tensor([True, False, r == 0, r != round % n])
         everywhere = hvd.allreduce(flags, name="flags", op=hvd.Min)
         assert everywhere.tolist() == [True, False, n == 1, False]
-        anywhere = hvd.allreduce_(flags, name="any", op=hvd.Max)
-        assert anywhere is flags
+        assert hvd.allreduce_(flags, name="any", op=hvd.Max) is flags
         assert flags.tolist() == [True, False, True, n > 1]
 
 

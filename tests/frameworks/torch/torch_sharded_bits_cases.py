@@ -1,7 +1,5 @@
 """Optimizer steps whose work the ranks of a node share: bits of those that each takes in full."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +27,6 @@ Step = Callable[[hvd.DistributedOptimizer, list[torch.nn.Parameter], int], None]
 
 
 def build_odd(dtype: torch.dtype) -> Model:
-    """Return a network whose parameters have odd sizes, and end in the middle of vectors."""
     torch.manual_seed(5)
     layers = [torch.nn.Linear(7, 131), torch.nn.Tanh(), torch.nn.Linear(131, 33)]
     spare = torch.nn.Linear(5, 3)  # which no rank uses

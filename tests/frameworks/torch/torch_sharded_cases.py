@@ -1,7 +1,5 @@
 """Optimizer steps whose work the ranks of a node share, against steps that each takes in full."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings
@@ -56,7 +54,6 @@ def wrapped(make: Make, model: Model, **settings: Any) -> hvd.DistributedOptimiz
 
 
 def pair(make: Make, dtype: torch.dtype = torch.float64) -> list[tuple[Model, Any]]:
-    """Return a model and its optimizer, whose work is shared, and the same where it is not."""
     models = [build().to(dtype) for _ in range(2)]
     return [(m, wrapped(make, m, sharded=s)) for m, s in zip(models, (True, False), strict=True)]
 
@@ -131,8 +128,7 @@ def shared_steps_go_on_from_any_state() -> None:
         train_together(first, before, 4)
         train_together(model, optimizer, 2)
         assert difference(model, last) < 1e-13
-    empty = wrapped(momentum, build()).state_dict()
-    optimizer.load_state_dict(empty)
+    optimizer.load_state_dict(wrapped(momentum, build()).state_dict())
     assert optimizer.state_dict()["state"] == {}
 
 
@@ -289,16 +285,14 @@ def what_cannot_be_shared() -> None:
     for kind in (Lars, Lamb, torch.optim.LBFGS):
         wrap = partial(wrapped, partial(kind, lr=0.1), model)
         assert kind.__name__ in refused(ValueError, wrap)
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    muon = torch.optim.Muon([weight], lr=0.1)
+    muon = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1)
     assert "Muon" in refused(ValueError, partial(hvd.DistributedOptimizer, muon, sharded=True))
     wrap = partial(wrapped, momentum, model)
     assert "sharded=True works" in refused(ValueError, partial(wrap, op=hvd.Adasum))
     assert "sharded=True works" in refused(ValueError, partial(wrap, exchange="local_sgd"))
     optimizer = wrapped(momentum, model)
     if hvd.size() > 1 and in_node_memory(optimizer):
-        both = torch.zeros(4)
-        halves = [torch.nn.Parameter(part) for part in both.split(2)]
+        halves = [torch.nn.Parameter(part) for part in torch.zeros(4).split(2)]
         sgd = torch.optim.SGD(halves, lr=0.1)
         wrap_halves = partial(hvd.DistributedOptimizer, sgd, sharded=True)
         assert "shares its memory with a larger tensor" in refused(ValueError, wrap_halves)
@@ -335,8 +329,7 @@ def an_optimizer_of_ones_own() -> None:
 
 def backward(model: Model, step: int) -> None:
     inputs, labels = map(own, batch(step))
-    dtype = next(model.parameters()).dtype
-    F.cross_entropy(model(inputs.to(dtype)), labels).backward()
+    F.cross_entropy(model(inputs.to(next(model.parameters()).dtype)), labels).backward()
 
 
 def a_shared_norm_where_types_have_other_owners() -> None:

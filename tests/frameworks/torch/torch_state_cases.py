@@ -1,7 +1,5 @@
 """What modules and optimizers may hold, sent from one rank to all."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -65,7 +63,6 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def module_of(rank: int) -> torch.nn.Module:
-    """Return a module with all these tensors as buffers, and one of them twice."""
     module = torch.nn.Linear(2, 2)
     for name, tensor in tensors_of(rank).items():
         module.register_buffer(name.replace(" ", "_"), tensor)

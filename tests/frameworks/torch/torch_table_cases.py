@@ -3,8 +3,6 @@
 FOUND has what was found, by feature and exchange, as the table in docs/exchanges.md says it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
@@ -382,8 +380,7 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
             fewer.step()
         fewer.flush()
         check_replicas(smaller, members)
-    lost = hvd.broadcast_object(bool(saved["own"]), root_rank=0)
-    if not lost:
+    if not hvd.broadcast_object(bool(saved["own"]), root_rank=0):
         assert not told
         return YES
     if hvd.rank() == 0:

@@ -4,8 +4,6 @@ Arguments: a directory for the files; how many seconds the clock of each rank is
 one of the rank before it, and how much faster it is.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

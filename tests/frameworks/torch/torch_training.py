@@ -1,7 +1,5 @@
 """A small model for optimizers, trained by all ranks together and by one process alone."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -49,8 +47,7 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def drawn(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(*shape, generator=generator, device="cpu")
+    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")
     return numbers.double().to(torch.get_default_device())
 
 
@@ -126,11 +123,7 @@ def zeros(count: int, *shape: int, dtype: torch.dtype = torch.float64) -> list[t
 
 
 def check_equals_alone(
-    model: Model,
-    make: Make,
-    steps: int,
-    bound: float = 1e-13,
-    clip: float | None = None,
+    model: Model, make: Make, steps: int, bound: float = 1e-13, clip: float | None = None
 ) -> None:
     alone = build()
     train_alone(alone, make(list(alone.parameters())), steps, clip)

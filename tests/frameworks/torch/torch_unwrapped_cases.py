@@ -1,7 +1,5 @@
 """Loops in which each rank trains a model of its own are warned of, and no others."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch
@@ -95,8 +93,7 @@ def _train_two() -> None:
     weights = [torch.nn.Parameter(values.conj()), torch.nn.Parameter(values.real)]
     optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([each], lr=0.1)) for each in weights]
     if hvd.rank() == 1:  # counts otherwise than the other ranks
-        state = optimizers[0].exchange_state()
-        optimizers[0].load_exchange_state({**state, "steps": 4})
+        optimizers[0].load_exchange_state({**optimizers[0].exchange_state(), "steps": 4})
     for _ in range(4):
         (weights[0].abs().sum() + weights[1].sum()).backward()
         for optimizer in optimizers if hvd.rank() else reversed(optimizers):

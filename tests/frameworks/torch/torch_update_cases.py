@@ -1,7 +1,5 @@
 """Steps of the training loop, and what watches them, against one process with all samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -182,8 +180,7 @@ def what_is_not_finite_is_found_on_its_rank() -> None:
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     assert norm.num_batches_tracked == 1
     text = non_finite_cause(12, model, [lambda: loss_of(1.0), lambda: loss_of(0.0)])
-    expected = f"step 12: the gradient of '0.weight' is not finite on rank {last}"
-    assert text == expected
+    assert text == f"step 12: the gradient of '0.weight' is not finite on rank {last}"
     assert all(torch.equal(kept[name], buffer) for name, buffer in model.named_buffers())
     text = non_finite_cause(13, model, [lambda: loss_of(math.nan)])
     assert text == f"step 13: the loss is nan on rank {last}"

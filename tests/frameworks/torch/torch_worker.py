@@ -4,8 +4,6 @@ A job is a table of cases, with settings: "optimizers", or "operations ENGINE=gl
 place" gradients of all sizes are reduced where autograd makes them, where that can be done.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -59,7 +57,6 @@ TABLES: dict[str, Sequence[Callable[[], object]]] = {
 
 
 def run(job: str) -> dict[str, object]:
-    """Run a table in a job of its own, and return what the tests look at."""
     table, *settings = job.split(", ")
     in_place = table.endswith(" in place")
     table = table.removesuffix(" in place")

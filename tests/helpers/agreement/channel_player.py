@@ -167,7 +167,6 @@ class Actor:
             pass  # the main thread will meet an error of its own
 
     def _wait_for_buckets(self, made: Made) -> None:
-        """Wait as an optimizer does, for the buckets themselves."""
         assert made.step is not None
         with self._channel.waiting(made.operation):
             for reduced in made.step.reduced:
@@ -178,8 +177,7 @@ class Actor:
         try:
             value = self._made[planned.number].read(wait())
         except BaseException as error:
-            made = self._made[planned.number]
-            refused = not made.operation.done
+            refused = not self._made[planned.number].operation.done
             if refused:
                 self._record.submitted.discard(planned.number)
             self._note(planned, Outcome(error=error, refused=refused))

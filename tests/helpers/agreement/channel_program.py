@@ -48,11 +48,7 @@ class Program:
     acts: list[list[Act]]
 
 
-_KINDS = (
-    *("allreduce",) * 6,
-    *("step",) * 3,
-    *("broadcast", "allgather", "barrier") * 2,
-)
+_KINDS = (*("allreduce",) * 6, *("step",) * 3, *("broadcast", "allgather", "barrier") * 2)
 _RUN_KINDS = (*_KINDS, "split", "memory")
 _NAMED = ("split", "memory")
 

@@ -282,15 +282,13 @@ def _try(program: Program, fault: Fault | None) -> list[str]:
     ]
     for thread in programs:
         thread.start()
-    hung = _hung(programs, deadline, referee, "a program hangs")
-    if hung:
+    if _hung(programs, deadline, referee, "a program hangs"):
         for player in players:
             player.break_off()
     others = [thread for thread in threading.enumerate() if thread not in before]
     _hung(others, deadline, referee, "a thread is left")
     referee.check_released()
-    records = [player.record for player in players]
-    lines = referee.faults + judge(program, records, fault)
+    lines = referee.faults + judge(program, [player.record for player in players], fault)
     return [f"seed {program.seed} ({fault or 'no fault'}): {line}" for line in lines]
 
 

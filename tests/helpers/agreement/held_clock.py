@@ -57,6 +57,5 @@ class HeldClock:
 
 
 def await_files(*names: str) -> None:
-    """Wait until ranks have made all of these files."""
     while not all(Path(name).exists() for name in names):
         time.sleep(0.01)

@@ -121,8 +121,7 @@ def _nothing(*_: object) -> None:
 
 
 def _convolution_backward(grad: torch.Tensor, *args: Any) -> Any:
-    weight = args[1]
-    return torch.ops.aten.convolution_backward(grad, *args[:2], [weight.shape[0]], *args[2:])
+    return torch.ops.aten.convolution_backward(grad, *args[:2], [args[1].shape[0]], *args[2:])
 
 
 _CONVOLUTIONS: dict[Any, Callable[..., object]] = {
@@ -201,7 +200,6 @@ class _Call:
                 set_storage(tensor, storage, *place_of(elements))
 
     def shown(self, elements: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on the device that these elements lie behind."""
         if id(elements) in self._arguments:
             return self._arguments[id(elements)][0]
         # A view of what is no inference tensor is none either.

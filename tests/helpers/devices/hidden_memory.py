@@ -19,7 +19,6 @@ def is_hidden(tensor: torch.Tensor) -> bool:
 
 
 def elements_behind(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor over the elements of a tensor on the device: for a test's engine."""
     storage: Any = tensor.untyped_storage()
     elements = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
         storage.behind, tensor.storage_offset(), tensor.size(), tensor.stride()
@@ -79,8 +78,7 @@ def _closed_pages(nbytes: int) -> int:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     closed = 0  # PROT_NONE
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address: int = libc.mmap(None, nbytes, closed, flags, -1, 0)
+    address: int = libc.mmap(None, nbytes, closed, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "mmap")
     return address

@@ -17,8 +17,6 @@ from hvdtrain.engines.local import LocalCommunicator
 
 
 def _recorded(name: str) -> Any:
-    """Return a method that does what a world of one does, and records it."""
-
     def call(self: "RecordingCommunicator", send: Buffer, receive: Buffer, *how: Any) -> None:
         getattr(LocalCommunicator, name)(self, send, receive, *how)
         _record(name, reads=send, writes=receive)
@@ -59,8 +57,7 @@ def _record(text: str, reads: Buffer, writes: Buffer) -> None:
         (buffer.pointer, buffer.pointer + buffer.nbytes, written)
         for buffer, written in ((reads, False), (writes, True))
     ]
-    on_host = reads.device == writes.device == "cpu"
-    stream_record.note(text, spans, on_host)
+    stream_record.note(text, spans, reads.device == writes.device == "cpu")
 
 
 def install() -> None:

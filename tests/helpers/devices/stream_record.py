@@ -58,7 +58,6 @@ class Record:
             _record = None
 
     def put(self, place: str, text: str, accesses: list[Access], *after: int) -> int:
-        """Add an entry of a stream's or of the host's; return the bits up to it."""
         with self._lock:
             before = self._last.get(place, 0) | self._last.get(_HOST, 0)
             for bits in after:
@@ -269,7 +268,6 @@ def _spans(value: Any, writes: bool) -> list[Access]:
 
 
 def span_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses from a tensor's first element to behind its last one."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     last = sum((size - 1) * stride for size, stride in pairs)
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -66,7 +66,6 @@ class NBitFormula:
                 yield owner, list(self._blocks(bucket, low, high))
 
     def _blocks(self, bucket: Bucket, low: int, high: int) -> Iterator[tuple[int, slice]]:
-        """Yield parameter and place of each whole block between two elements of a bucket."""
         length = self._block or 64
         for index, start in zip(bucket.parameters, bucket.starts, strict=True):
             first = max(low - start, 0)

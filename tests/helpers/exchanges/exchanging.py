@@ -136,7 +136,6 @@ def layouts() -> list[tuple[int, ...]]:
 
 @cache
 def communicators_of(nodes: tuple[int, ...] | None) -> Communicators:
-    """Return the communicators of some nodes; None for each rank on its own."""
     communicators: Communicators = together(
         Communicators.flat if nodes is None else partial(Communicators.hierarchical, nodes=nodes)
     )

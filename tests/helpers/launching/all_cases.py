@@ -30,7 +30,7 @@ def _is_case(module: ModuleType, own: object) -> bool:
         and own.__module__ == module.__name__
         and not own.__name__.startswith("_")
         and own.__annotations__.keys() == {"return"}
-        and own.__annotations__["return"] in (None, str, "None", "str", "str | None")
+        and own.__annotations__["return"] in (None, str, str | None)
     )
 
 

@@ -37,8 +37,7 @@ def gcc() -> str:
 
 
 def supports(level: str) -> bool:
-    machine = os.uname().machine
-    if machine != "x86_64":
+    if os.uname().machine != "x86_64":
         return False
     with open("/proc/cpuinfo", encoding="ascii") as file:
         flags = next(line for line in file if line.startswith("flags")).split()

@@ -17,7 +17,6 @@ _COMMAND_SECONDS = 120  # of the scheduler's own
 
 
 def require_programs(programs: Sequence[str], package: str, required: str) -> None:
-    """Skip the test where daemons cannot be started; fail it where a variable is set to 1."""
     missing = [name for name in programs if find_program(name) is None]
     reason = f"no {', '.join(missing)} here: apt-get install {package}" if missing else ""
     if not reason and os.geteuid() != 0:
@@ -51,7 +50,6 @@ class Scheduler(ExitStack):
         raise NotImplementedError
 
     def _logs(self) -> Iterable[Path]:
-        """Return the files that tell why something does not come."""
         raise NotImplementedError
 
     def _start(self, program: str, *words: str) -> Job:
@@ -59,7 +57,6 @@ class Scheduler(ExitStack):
         return self._jobs[-1]
 
     def ask(self, *words: object, check: bool = False) -> str:
-        """Return what a command of the scheduler prints; one that fails may fail the test."""
         done = subprocess.run(
             list(map(str, words)),
             env=self._env,
@@ -71,7 +68,6 @@ class Scheduler(ExitStack):
         return done.stdout.strip()
 
     def wait(self, test: Callable[[], bool], timeout_seconds: float = 300) -> None:
-        """Wait until something holds; a daemon that ends before fails the test."""
         deadline = time.monotonic() + timeout_seconds
         while not test():
             for daemon in self._jobs:

@@ -7,7 +7,6 @@ import pytest
 
 
 def named_python(variable: str, packages: str) -> Path:
-    """Return the interpreter of an environment; skip the test without one."""
     named = os.environ.get(variable)
     if not named:
         pytest.skip(f"{variable} names no environment with {packages}, as 'make test-all' makes it")

@@ -28,7 +28,6 @@ def require_hosts() -> None:
 
 
 def write_hostfile(path: Path, mpi: str, slots: Sequence[int]) -> Path:
-    """Write a hostfile with so many ranks on node0, node1, ..."""
     form = "node{}:{}\n" if mpi == "mpich" else "node{} slots={}\n"
     path.write_text("".join(form.format(node, count) for node, count in enumerate(slots)))
     return path

@@ -83,7 +83,6 @@ class Job:
         return self._files / "results"
 
     def wait(self, timeout_seconds: float = 300) -> Completed:
-        """Wait for the end; a job that takes longer is ended and fails the test."""
         try:
             code = self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
@@ -108,7 +107,6 @@ class Job:
         self.wait_for(lambda: text in self.stdout + self.stderr, f"said {text!r}", timeout_seconds)
 
     def wait_for(self, test: Callable[[], object], what: str, timeout_seconds: float = 300) -> None:
-        """Wait until something holds; fail if that takes longer, or the command ends before."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             # First, because it may do so and end while this is between two lines.
@@ -175,7 +173,6 @@ class Job:
         return self.results(max(ranks) + 1, ranks)
 
     def results(self, np: int, of: Collection[int] | None = None) -> list[Any]:
-        """Return what each of `np` ranks reported; a rank that ran no case fails the test."""
         payloads = []
         for rank in range(np) if of is None else sorted(of):
             path = self.results_folder / f"{rank}.json"

@@ -110,8 +110,7 @@ def mpi_python(mpi: str) -> Path:
     if mpi == "openmpi":
         return Path(sys.executable)
     variable = f"HVDTRAIN_{mpi.upper()}_PYTHON"
-    default = ROOT / f".venv-{mpi}" / "bin" / "python"
-    python = Path(os.environ.get(variable, default))
+    python = Path(os.environ.get(variable, ROOT / f".venv-{mpi}" / "bin" / "python"))
     if not python.exists():
         raise AssertionError(
             f"no {python}: 'make test-all' builds the environment with {mpi}, or name its "

@@ -43,8 +43,7 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def require_slurm() -> None:
-    programs = ("slurmctld", "slurmd", "sbatch", "munged")
-    require_programs(programs, "slurm-wlm munge", REQUIRED)
+    require_programs(("slurmctld", "slurmd", "sbatch", "munged"), "slurm-wlm munge", REQUIRED)
 
 
 class Slurm(Scheduler):

@@ -34,7 +34,6 @@ class Server:
         self._selector.register(0, selectors.EVENT_READ, lambda: os._exit(0))
 
     def serve(self) -> dict[str, Any]:
-        """Return in each rank, with its request."""
         while True:
             # One at a time: what is done for a descriptor may close those that come after it.
             (key, _), *_ = self._selector.select()
@@ -85,7 +84,6 @@ class Server:
 
 
 def _end_with(parent: int) -> None:
-    """Have Linux kill this process when its parent ends, however that does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended before
         os._exit(1)

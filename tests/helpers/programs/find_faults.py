@@ -59,7 +59,6 @@ def shrink(program: Program, fails: Callable[[Program], bool], tries: int = 300)
 
 
 def signature(result: dict[str, Any]) -> str:
-    """Return what faults of one cause have in common."""
     if result["outcome"] in ("error", "refused", "invalid"):
         text = result.get("error") or next(a["error"] for a in result["answers"] if a.get("error"))
         return f"{result['outcome']}: " + re.sub(r"'[^']*'|\d+", "_", text)[:90]
@@ -97,7 +96,6 @@ def _where(result: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Find faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")

@@ -23,7 +23,6 @@ class _Draw(random.Random):
 
 
 def draw(seed: int, backend: str | None = None) -> Spec:
-    """Return the program of a seed for a backend, by default that of the environment."""
     d = _Draw(f"{seed}")
     backend = backend or os.environ.get("KERAS_BACKEND", "tensorflow")
     program: Spec = {"loop": d.choice(["fit", "fit", "fit", "batch", "own"])}
@@ -69,7 +68,6 @@ def draw(seed: int, backend: str | None = None) -> Spec:
 
 
 def _settings(d: _Draw) -> Spec:
-    """Return arguments of Keras's optimizer."""
     settings: Spec = {}
     if d.maybe(0.35):
         settings[d.choice(["clipnorm", "global_clipnorm", "clipvalue"])] = 0.05
@@ -84,7 +82,6 @@ def _settings(d: _Draw) -> Spec:
 
 
 def _options(d: _Draw) -> Spec:
-    """Return arguments of DistributedOptimizer."""
     options: Spec = {}
     if d.maybe(0.3):
         options["sparse_as_dense"] = True

@@ -47,8 +47,6 @@ class Batches(keras.utils.PyDataset):
 
 
 class Training:
-    """One run of a program."""
-
     def __init__(
         self, program: Spec, parts: list[int], members: list[int], process_set: Any = None
     ) -> None:
@@ -134,7 +132,6 @@ class Training:
         )
 
     def batch(self, number: int) -> tuple[Any, ...]:
-        """Return inputs, targets and weights of the rows of the ranks that have some."""
         ranks = [r for r in self.parts if number < self._length(r)]
         rows = [self._rows(number, rank) for rank in ranks]
         x, tokens, classes, values, weights = (
@@ -169,7 +166,6 @@ class Training:
         return [x.astype(kind), tokens, classes, values.astype(kind), weights.astype(kind)]
 
     def losses(self) -> list[Any]:
-        """Return Keras's losses, None for outputs without one."""
         made: Any = {
             "mse": lambda: keras.losses.MeanSquaredError(self.reduction),
             "crossentropy": lambda: keras.losses.SparseCategoricalCrossentropy(
@@ -180,7 +176,6 @@ class Training:
         return [made[kind]() for kind in self.kinds]
 
     def train(self) -> dict[str, Any]:
-        """Train, and return all that the program leaves."""
         logs: Spec = {}
         if self.get("loop") == "own":
             self._own()
@@ -204,7 +199,6 @@ class Training:
         return logs | {f"{i} {v.name}": _array(v) for i, v in enumerate(named)}
 
     def _given(self, number: int) -> list[Any]:
-        """Return what train_on_batch takes."""
         batch = self.batch(number)
         if self.get("weights") != "class":
             return list(batch)
@@ -360,7 +354,6 @@ def bound(program: Spec) -> float:
 
 
 def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
-    """Run a program in a world of its own, and say how it ended on this rank (collective)."""
     warnings.simplefilter("ignore")
     keras.config.disable_traceback_filtering()
     program = program | {"size": size}

@@ -97,7 +97,6 @@ class Ranks:
         return answers
 
     def _stacks(self) -> dict[int, str]:
-        """Return where the ranks are."""
         files = {r: Path(f"{self._folder.name}/ranks.{r}") for r in self._pids}
         for pid in self._pids.values():
             try:

@@ -27,7 +27,6 @@ class _Draw(random.Random):
 
 
 def draw(seed: int) -> Spec:
-    """Return the program of a seed."""
     d = _Draw(f"{seed}")
     program: Spec = {"layers": [_layer(d) for _ in range(d.randint(1, 5))]}
     layers = program["layers"]

@@ -83,7 +83,6 @@ class Layer(nn.Module):
             self.call = torch.compile(self.call, backend="aot_eager", dynamic=True)
 
     def forward(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what the layer adds."""
         if self.spec.get("checkpoint"):
             again = self.spec["checkpoint"] == "reentrant"
             return checkpoint(self._once, rows, tokens, use_reentrant=again)
@@ -119,7 +118,6 @@ class Net(nn.Module):
         self.layers: Any = nn.ModuleList(layers)
 
     def forward(self, rows: list[torch.Tensor], tokens: list[torch.Tensor], use: Any) -> Any:
-        """Return rows for the rows of each of several ranks."""
         for layer in self.layers:
             if layer.kind == "unused":
                 continue
@@ -135,8 +133,6 @@ class Net(nn.Module):
 
 
 class Training:
-    """One run of a program."""
-
     def __init__(
         self, program: Spec, parts: list[int], members: list[int], process_set: Any = None
     ) -> None:
@@ -178,7 +174,6 @@ class Training:
         self.schedulers = [make(o, 1, gamma) for o in self.optimizers if gamma]
 
     def _optimizers(self) -> list[Any]:
-        """Make the optimizers, each of its own layers."""
         specs = self.program.get("optimizers", ["sgd"])
         taken: set[int] = set()
         owned: list[list[torch.Tensor]] = [[] for _ in specs]
@@ -268,7 +263,6 @@ class Training:
         return loss
 
     def backward(self, step: Spec, active: list[int]) -> torch.Tensor:
-        """Take all backward passes of a step."""
         loss, sum_ = None, torch.zeros((), dtype=torch.float64)
         for number in range(self.passes):
             again = step.get("retain") and number % 2 == 1
@@ -286,7 +280,6 @@ class Training:
         return sum_
 
     def zero(self, how: str) -> None:
-        """Clear gradients."""
         for optimizer in self.optimizers:
             if how in ("none", "zeros"):
                 optimizer.zero_grad(set_to_none=how == "none")
@@ -295,7 +288,6 @@ class Training:
                     p.grad = None
 
     def step(self, step: Spec, active: list[int]) -> None:
-        """Take one step."""
         for event in step.get("before", []):
             self.event(event)
         for optimizer in self.optimizers:
@@ -345,7 +337,6 @@ class Training:
             self.average.update_parameters(self.net)
 
     def clip(self, kind: str | None) -> None:
-        """Clip gradients, of each optimizer by itself or of all together."""
         limit = 0.05
         parameters = [p for o in self.optimizers for p in _parameters(o)]
         if kind == "own":
@@ -360,7 +351,6 @@ class Training:
             nn.utils.clip_grad_norm_(parameters, limit, norm_type=float(kind))
 
     def event(self, event: Spec) -> None:
-        """Do what a program does between two steps."""
         kind = event.get("kind", "nothing")
         layers = self.net.layers
         layer = layers[event.get("layer", 0) % len(layers)]
@@ -404,7 +394,6 @@ class Training:
             self.net.train()
 
     def train(self) -> dict[str, Any]:
-        """Train, and return all that the program leaves."""
         steps = self.program.get("steps", [{}])
         for step in steps:
             self.step(step, self.members)
@@ -450,12 +439,10 @@ class Training:
 
 
 def partial_step(scaler: Any, optimizer: Any, scaled: bool) -> Callable[[], object]:
-    """Return what takes an optimizer's step."""
     return (lambda: scaler.step(optimizer)) if scaled else optimizer.step
 
 
 def clip_values(parameters: list[torch.Tensor], limit: float) -> None:
-    """Clip the values of gradients, if there are any."""
     if any(p.grad is not None for p in parameters):
         nn.utils.clip_grad_value_(parameters, limit)
 
@@ -502,7 +489,6 @@ def enter(world: dict[str, object]) -> None:
 
 
 def run(program: Spec, rank: int, size: int) -> dict[str, Any]:
-    """Run a program, and say how it ended on this rank (collective)."""
     warnings.simplefilter("ignore")
     chosen = [r for r in program.get("members", range(size)) if r < size] or list(range(size))
     others = [[r] for r in range(size) if r not in chosen]

@@ -19,7 +19,6 @@ def idx(array: Bytes) -> bytes:
 def write_mnist(
     folder: Path, train: int, test: int, mark: str = "-", packed: bool = False
 ) -> tuple[Bytes, Bytes]:
-    """Write MNIST's four files; return all images and labels, those to train on first."""
     generator = np.random.default_rng(1)
     images = generator.integers(256, size=(train + test, 28, 28), dtype=np.uint8)
     labels = generator.integers(10, size=train + test, dtype=np.uint8)
@@ -33,7 +32,6 @@ def write_mnist(
 
 
 def write_cifar10(folder: Path, rows: int, python: bool) -> tuple[Bytes, Bytes]:
-    """Write six batches of so many images; return all images, [6 * rows, 3072], and labels."""
     generator = np.random.default_rng(2)
     images = generator.integers(256, size=(6 * rows, 3072), dtype=np.uint8)
     labels = generator.integers(10, size=6 * rows, dtype=np.uint8)

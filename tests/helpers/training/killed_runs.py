@@ -24,8 +24,7 @@ TOLERATE = ["--with-ft", "ulfm"]
 
 
 def words(out: Path, *more: object, recipe: object = RECIPE) -> list[str]:
-    asked = f"-m hvdtrain train {recipe} --out {out} {OPTIONS}".split()
-    return [*asked, *map(str, more)]
+    return [*f"-m hvdtrain train {recipe} --out {out} {OPTIONS}".split(), *map(str, more)]
 
 
 def train(
@@ -61,7 +60,6 @@ def train(
 
 
 def survive(folder: Path, ranks: int, kills: str, *more: object, **how: Any) -> dict[str, Any]:
-    """Train while ranks kill themselves that nobody replaces; return the summary."""
     done, summary = train(folder, ranks, kills, *more, **how)
     lost = [kill for kill in kills.split() if not kill.endswith(PAUSES)]
     assert summary["world_size"] == ranks - len(lost)
@@ -76,7 +74,6 @@ def survive(folder: Path, ranks: int, kills: str, *more: object, **how: Any) -> 
 
 
 def of_one_rank(folder: Path, *more: object, recipe: object = RECIPE, **how: Any) -> dict[str, Any]:
-    """Return the summary of one rank that nobody kills, and its training losses."""
     out = folder / "alone"
     run_ranks(words(out, *more, recipe=recipe), 1, cases_expected=False, **how)
     return {**summary_of(out), "losses": losses(out)}

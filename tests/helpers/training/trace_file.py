@@ -60,7 +60,6 @@ class Trace:
         return found
 
     def phases(self, rank: int, subject: str) -> list[str]:
-        """Return the phases of an operation on a rank, in their order, without short queues."""
         own = [s for s in self.slices if s.rank == rank and s.subject == subject]
         for before, after in pairwise(own):
             assert after.start == pytest.approx(before.end, abs=0.01)

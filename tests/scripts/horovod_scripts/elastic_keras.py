@@ -85,7 +85,6 @@ if hvd.rank() == 0:
 
 @hvd.elastic.run
 def train(state: Any) -> None:
-    """Fit for the epochs that are left, with fewer steps if there are more ranks."""
     state.model.fit(
         dataset,
         steps_per_epoch=12 // hvd.size(),

@@ -1,7 +1,5 @@
 """When benchmarks call a difference a difference, and what they say of measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp
 from types import SimpleNamespace
@@ -10,28 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hvdtrain_bench.analysis import kills, statistics
 from hvdtrain_bench.analysis.judge import efficiencies, is_trustworthy, rows
-from hvdtrain_bench.analysis.kills import (
-    NEW_STEP,
-    UnfinishedJobError,
-    costs_of,
-    failure_of,
-    figures_of_kills,
-)
 from hvdtrain_bench.analysis.losses import Curve, compare_losses
-from hvdtrain_bench.analysis.statistics import (
-    STUDENT,
-    TOO_FEW_REPEATS,
-    WITHIN_THE_NOISE,
-    compare,
-    ratio_interval,
-)
 from hvdtrain_bench.cases.models import MODELS
-from hvdtrain_bench.cases.sums import (
-    WrongResultError,
-    most_calls,
-    sum_contender,
-)
+from hvdtrain_bench.cases.sums import WrongResultError, most_calls, sum_contender
 from hvdtrain_bench.harness.notes import Note
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import period_of, turn_steps
@@ -47,17 +28,17 @@ enough = st.lists(times, min_size=8, max_size=30)
 @given(enough, st.floats(1.05, 100.0))
 def test_a_constant_factor_differs_whatever_the_spread(values: list[float], factor: float) -> None:
     slower = [factor * value for value in values]
-    found = compare(values, slower)
+    found = statistics.compare(values, slower)
     assert found.differs
     assert found.ratio == pytest.approx(factor)
-    assert compare(slower, values).ratio == pytest.approx(1 / factor)
-    assert compare(slower, values).size == pytest.approx(factor)
+    assert statistics.compare(slower, values).ratio == pytest.approx(1 / factor)
+    assert statistics.compare(slower, values).size == pytest.approx(factor)
 
 
-@pytest.mark.parametrize("count", STUDENT)
+@pytest.mark.parametrize("count", statistics.STUDENT)
 def test_few_repeats_have_the_interval_of_students_t(count: int) -> None:
     logs = [0.3 + 0.1 * number for number in range(count)]
-    interval = ratio_interval([exp(one) for one in logs])
+    interval = statistics.ratio_interval([exp(one) for one in logs])
     expected = stats.t.interval(0.99, count - 1, np.mean(logs), stats.sem(logs))
     assert interval == pytest.approx([exp(one) for one in expected], rel=1e-3)
 
@@ -65,25 +46,25 @@ def test_few_repeats_have_the_interval_of_students_t(count: int) -> None:
 @pytest.mark.parametrize(
     ("ratios", "said"),
     [
-        ((9.0,), TOO_FEW_REPEATS),
-        ((9.0, 9.0), TOO_FEW_REPEATS),
+        ((9.0,), statistics.TOO_FEW_REPEATS),
+        ((9.0, 9.0), statistics.TOO_FEW_REPEATS),
         ((9.0, 9.0, 9.0), "slower"),
-        ((1.015,) * 3, WITHIN_THE_NOISE),  # certain, but too small to matter
-        ((1.03, 1.3, 1.9), WITHIN_THE_NOISE),  # three that vary as much
-        ((1.5, 1.5, 1.5, 1.5, 0.99), WITHIN_THE_NOISE),
+        ((1.015,) * 3, statistics.WITHIN_THE_NOISE),  # certain, but too small to matter
+        ((1.03, 1.3, 1.9), statistics.WITHIN_THE_NOISE),  # three that vary as much
+        ((1.5, 1.5, 1.5, 1.5, 0.99), statistics.WITHIN_THE_NOISE),
         ((0.5, 0.41, 0.63, 0.4, 0.55), "faster"),
         ((1.5,) * 11 + (0.2,), "slower"),  # one outlier of many
     ],
 )
 def test_what_repeats_say(ratios: Sequence[float], said: str) -> None:
-    assert compare([1.0] * len(ratios), ratios).verdict == said
+    assert statistics.compare([1.0] * len(ratios), ratios).verdict == said
 
 
 @pytest.mark.parametrize("count", [3, 5, 8, 12])
 @pytest.mark.parametrize("spread", [0.02, 0.3])
 def test_equal_contenders_are_rarely_told_apart(count: int, spread: float) -> None:
     draws = np.random.default_rng(count).lognormal(0, spread, (1000, 2, count))
-    found = [compare(list(one), list(other)).differs for one, other in draws]
+    found = [statistics.compare(list(one), list(other)).differs for one, other in draws]
     assert sum(found) <= 20
 
 
@@ -196,7 +177,7 @@ def test_a_broken_step_is_taken_by_those_that_are_left() -> None:
         *(world(0, 0), *step([0], 1.1), *step([2], 2.2), *step([4], None)),
         *(at("noticed", 2.7), at("agreed", 2.9), world(1, None), *step([4, 5], 3.5)),
     ]
-    found = failure_of({1: left, 2: victim}, 2.5, 6, STAGES, {1: 4})
+    found = kills.failure_of({1: left, 2: victim}, 2.5, 6, STAGES, {1: 4})
     assert (found.seconds, found.next_seconds) == (1.0, 1.0)
     assert found.stages == pytest.approx({"noticing": 0.2, "agreeing": 0.2, "retaking": 0.6})
     assert found.step_seconds == pytest.approx(1.1)
@@ -205,25 +186,26 @@ def test_a_broken_step_is_taken_by_those_that_are_left() -> None:
 
 def test_samples_are_counted_twice_or_left_out() -> None:
     before = [world(0, 0), *step([0], 1.0), *step([1], 2.0)]
-    after = [world(1, 2), *step([1], 5.0)]
-    found = failure_of({1: before, 2: after}, 2.5, 3, {}, {})
+    found = kills.failure_of({1: before, 2: [world(1, 2), *step([1], 5.0)]}, 2.5, 3, {}, {})
     assert (found.again, found.twice, found.lost) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("after", [[], [world(1, 2), *step([2], 4.0)]])
 def test_a_job_does_not_reach_its_end(after: list[Note]) -> None:
     before = [world(0, 0), *step([0], 1.0), *step([1], 2.0)]
-    with pytest.raises(UnfinishedJobError, match="did not go on to its end"):
-        failure_of({1: before, 2: after}, 2.5, 4, {}, {})
+    with pytest.raises(kills.UnfinishedJobError, match="did not go on to its end"):
+        kills.failure_of({1: before, 2: after}, 2.5, 4, {}, {})
 
 
 def test_figures_of_kills() -> None:
     costs = {"again": 0, "twice": 0, "lost": 0}
     seconds = [float(n) for n in range(1, 41)]
     about = {"failures": [costs] * 40, "failed": ["it ended"], "needs": ""}
-    cases = [Case(name, about, "seconds", {NEW_STEP: seconds}) for name in ("hvdtrain", "other")]
-    assert costs_of(cases[0]) == ("40 of 41", "20.50 s (1.00 to 40.00)", "0", "0", "0")
-    usual, late = figures_of_kills(Result("kills", 3, 1, [], {}, cases))
+    cases = [
+        Case(name, about, "seconds", {kills.NEW_STEP: seconds}) for name in ("hvdtrain", "other")
+    ]
+    assert kills.costs_of(cases[0]) == ("40 of 41", "20.50 s (1.00 to 40.00)", "0", "0", "0")
+    usual, late = kills.figures_of_kills(Result("kills", 3, 1, [], {}, cases))
     assert (usual.number, usual.met, late.number, late.met) == (20.5, False, 38.0, False)
 
 
@@ -280,5 +262,4 @@ def test_models_have_the_size_that_they_say(name: str, millions: float) -> None:
     assert round(count / 1e6, 1) == millions
     assert f"{millions} M" in model.title
     inputs, targets = model.make_batch(2, seed=0)
-    loss = model.loss(module.eval()(inputs), targets)
-    assert 0 < float(loss.detach()) < 20
+    assert 0 < float(model.loss(module.eval()(inputs), targets).detach()) < 20

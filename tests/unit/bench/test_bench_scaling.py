@@ -1,18 +1,11 @@
 """Scaling on paper: known limits, predicted intervals, and how they are checked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.paper import (
-    Work,
-    jitter_seconds,
-    seconds_on,
-    step_seconds,
-)
+from hvdtrain_bench.scaling.paper import Work, jitter_seconds, seconds_on, step_seconds
 from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
 from hvdtrain_bench.scaling.report import check_line
 from hvdtrain_bench.scaling.scheme import (
@@ -78,8 +71,7 @@ def test_ranks_of_a_node_share_its_card() -> None:
     assert one_node == allreduce_seconds(8, 100 * MB, node)
     # Between 4 nodes: 2 lg 4 latencies, and 2 * 3/4 of 100 MB through each card.
     between = 4 * 1.5e-6 + 1.5 * 100 * MB / 25e9
-    four_nodes = backward_seconds(cluster, AVERAGE, 32, 100 * MB)
-    assert four_nodes == pytest.approx(one_node + between)
+    assert backward_seconds(cluster, AVERAGE, 32, 100 * MB) == pytest.approx(one_node + between)
     alone = Cluster(network, node, 1)
     assert backward_seconds(alone, AVERAGE, 4, MB) == allreduce_seconds(4, MB, network)
 
@@ -115,7 +107,6 @@ WORK = Work("made", 0.03, 0.06, 0.01, BUCKETS, jitter_seconds=0.0, copy_seconds=
 def profile(
     ranks: int, nodes: int, seconds: list[float], links: list[list[Any]], **extra: float
 ) -> Result:
-    """Return a profile of WORK on a cluster of NODE and NETWORK, each repeat a little slower."""
     names = ("forward", "backward", "optimizer", "copy", "jitter")
     phases = {f"{name}_seconds": getattr(WORK, f"{name}_seconds") for name in names}
     work = {"name": WORK.name, "buckets": BUCKETS, "repeats": [phases] * len(seconds)}
@@ -133,8 +124,7 @@ def points(cluster: Cluster, ranks: int, factors: list[float]) -> list[list[Any]
 
 
 def _allreduce(cluster: Cluster, ranks: int, nbytes: float) -> float:
-    quiet = Work("none", 0.0, 0.0, 0.0, ((int(nbytes), 0.0),))
-    return seconds_on(quiet, ranks, cluster)
+    return seconds_on(Work("none", 0.0, 0.0, 0.0, ((int(nbytes), 0.0),)), ranks, cluster)
 
 
 def test_computing_while_communicating_is_as_slow_as_every_other_turn_tells() -> None:
@@ -142,8 +132,7 @@ def test_computing_while_communicating_is_as_slow_as_every_other_turn_tells() ->
     base = profile(2, 1, turns, points(Cluster(NODE), 2, [1.0] * 6))
     (steps,) = steps_of(base)
     assert {round(work.compute_seconds, 9) for work in steps.alone} == {0.1}
-    found = {round(work.compute_seconds, 9) for work in steps.works}
-    assert found == {0.1, 0.11, 0.12}
+    assert {round(work.compute_seconds, 9) for work in steps.works} == {0.1, 0.11, 0.12}
     (check,) = check_predictions([base])
     assert list(check.turns) == [9.0] * 3
     assert (check.predicted.low, check.predicted.high) == pytest.approx((0.1 + SPENT, 0.12 + SPENT))
@@ -177,7 +166,6 @@ def test_the_network_is_what_all_reduces_take_beyond_those_of_a_node() -> None:
         2, 1, [0.1 + allreduce_seconds(2, 100 * MB, NODE)], points(Cluster(NODE), 2, [1.0])
     )
     wide = Cluster(NETWORK, NODE, 2)
-    expected = seconds_on(WORK, 4, wide)
-    across = profile(4, 2, [expected], points(wide, 4, [1.0]))
+    across = profile(4, 2, [seconds_on(WORK, 4, wide)], points(wide, 4, [1.0]))
     _, check = check_predictions([base, across])
     assert check.error == pytest.approx(0, abs=1e-6)

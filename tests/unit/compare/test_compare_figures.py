@@ -1,7 +1,5 @@
 """Contenders, their times and when they differ, rows and the page."""
 
-from __future__ import annotations
-
 import ast
 import math
 from dataclasses import replace
@@ -12,16 +10,10 @@ import numpy as np
 import pytest
 from browser import chromium, low_contrasts, open_page
 from hvdtrain_bench.analysis.statistics import WITHIN_THE_NOISE
+from hvdtrain_bench.compare import protocol
 from hvdtrain_bench.compare.contenders import parse_contenders, reference
 from hvdtrain_bench.compare.division import Division, ExactDivision, PaddedDivision
 from hvdtrain_bench.compare.page import write_page
-from hvdtrain_bench.compare.protocol import (
-    ProcessPlace,
-    RankResult,
-    error_file,
-    result_file,
-    write_error,
-)
 from hvdtrain_bench.compare.rows import (
     Ratio,
     SampleCount,
@@ -94,14 +86,14 @@ def test_the_cause_of_a_failure_in_one_line(tmp_path: Path) -> None:
         return failure(tmp_path, processes, end, log, 5)
 
     assert said(2, JobEnd(139)) == "it ended with exit code 139: Segmentation fault"
-    result_file(tmp_path, 0).touch()
+    protocol.result_file(tmp_path, 0).touch()
     assert said(1, JobEnd(0)) == ""
     assert said(2, JobEnd(0)) == "rank 1 ended without a result: Segmentation fault"
-    write_error(tmp_path, 1, UsageError("torch is\nnot installed"))
+    protocol.write_error(tmp_path, 1, UsageError("torch is\nnot installed"))
     assert said(2, JobEnd(0, late=True)).startswith("it did not end within 5 s")
     assert said(2, JobEnd(1)) == "torch is not installed (rank 1 of 2)"
-    write_error(tmp_path, 1, ValueError("x"))
-    assert error_file(tmp_path, 1).read_text() == "ValueError: x"
+    protocol.write_error(tmp_path, 1, ValueError("x"))
+    assert protocol.error_file(tmp_path, 1).read_text() == "ValueError: x"
 
 
 def test_the_interval_holds_the_quartiles_and_the_median_of_each_repeat() -> None:
@@ -141,13 +133,14 @@ def test_duplicates_and_losses() -> None:
 def test_divisions(samples: int, size: int, each: int, kind: type) -> None:
     """All processes together take in each step what one process would take."""
     order = np.random.default_rng(samples).permutation(samples).astype(np.int64)
-    ranks: list[Division] = [kind(ProcessPlace(rank, size), size * each) for rank in range(size)]
+    ranks: list[Division] = [
+        kind(protocol.ProcessPlace(rank, size), size * each) for rank in range(size)
+    ]
     shares = [rank.train_shares(order) for rank in ranks]
-    alone = ExactDivision(ProcessPlace(0, 1), size * each).train_shares(order)
+    alone = ExactDivision(protocol.ProcessPlace(0, 1), size * each).train_shares(order)
     assert {len(share) for share in shares} == {len(alone)}
     for step, whole in enumerate(alone[:-1]):
-        together = np.concatenate([share[step] for share in shares])
-        assert sorted(together) == sorted(whole)
+        assert sorted(np.concatenate([share[step] for share in shares])) == sorted(whole)
     seen = count_samples([np.concatenate(share) for share in shares], samples)
     tested = count_samples([rank.test_share(samples) for rank in ranks], samples)
     padding = 0 if kind is ExactDivision else -samples % size
@@ -168,8 +161,8 @@ def test_the_largest_difference() -> None:
 ABOUT = {"recipe": "</title><b>", "ranks": 2, "date": "today"}
 
 
-def result(rank: int, seconds: float, **changes: Any) -> RankResult:
-    made = RankResult(
+def result(rank: int, seconds: float, **changes: Any) -> protocol.RankResult:
+    made = protocol.RankResult(
         library="library 1.0",
         samples=4,
         test_samples=3,
@@ -206,10 +199,9 @@ def outcomes() -> list[Outcome]:
 def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None:
     """The second ddp takes 1.25 of the time of the first, in each repeat."""
     contenders = parse_contenders(["hvdtrain,fsdp2,ddp,ddp"], {}, "torch")
-    seconds = [1.0, 1.2, 2.0, 2.5]
     found = [
         Outcome(one, (Turn((result(0, each),)),) * 3)
-        for one, each in zip(contenders, seconds, strict=True)
+        for one, each in zip(contenders, [1.0, 1.2, 2.0, 2.5], strict=True)
     ]
     assert [row.verdict for row in make_rows(found[:3], 2)] == ["", "slower", "slower"]
     rows = make_rows(found, 2)

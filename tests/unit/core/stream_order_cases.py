@@ -1,7 +1,5 @@
 """What the product puts on streams, recorded, as it is and with a wait missing; see the test."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -73,8 +71,7 @@ def operations_beside_others() -> None:
 
 def operations_done_together() -> None:
     """Small reductions that come at once."""
-    channel = context.current().world
-    with channel.turn:  # which no round can begin without
+    with context.current().world.turn:  # which no round can begin without
         handles = [hvd.allreduce_async(filled(), name=f"small {i}", op=hvd.Sum) for i in range(3)]
     for handle in handles:
         used(hvd.synchronize(handle))
@@ -93,8 +90,7 @@ def buckets() -> None:
         marks = [_fill(streams, memory, sources, step) for memory in memories]
         finished = []
         for memory, mark in zip(memories, marks, strict=True):
-            reduce = _Reduce(Buffer.of(memory))
-            finished.append(streams.run_after(mark, reduce)[1])
+            finished.append(streams.run_after(mark, _Reduce(Buffer.of(memory)))[1])
         for memory, mark in zip(memories, finished, strict=True):
             streams.wait(mark)
             gradient = torch.empty(8, device=DEVICE)
@@ -124,8 +120,7 @@ class _Reduce:
         self._buffer = buffer
 
     def __call__(self) -> None:
-        communicator = context.current().world.communicator
-        communicator.allreduce(self._buffer, hvd.Sum)
+        context.current().world.communicator.allreduce(self._buffer, hvd.Sum)
 
 
 def _fill(streams: Streams, memory: torch.Tensor, sources: list[object], step: int) -> Mark:
@@ -212,7 +207,6 @@ CASES: list[Case] = [
 
 
 def races(engine: str, cases: list[Case]) -> list[str]:
-    """Run cases, and return what may happen too early."""
     found = []
     hvd.init(engine=engine)
     for case in cases:
@@ -393,7 +387,6 @@ def refusal(call: Callable[..., object], *arguments: object) -> str:
 
 
 def main() -> None:
-    """Print what was found wrong, and how many mutations were tried."""
     stream_record.install()
     stream_engine.install()
     # The host waits where it looks at weights, which orders what comes after.

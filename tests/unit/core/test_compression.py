@@ -1,7 +1,5 @@
 """Parts of compressed exchanges: largest elements, sides of matrices, coded rows, half types."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -99,8 +97,7 @@ def some_values() -> HostArray:
     """Return ties, numbers of all magnitudes, and what is not finite, with both signs."""
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, np.uint32)
     ties = (bits & 0xFFFF0000) | 0x8000
-    fp16_ties = (bits & 0xFFFFE000) | 0x1000
-    values = np.concatenate([bits, ties, fp16_ties]).view(np.float32)
+    values = np.concatenate([bits, ties, (bits & 0xFFFFE000) | 0x1000]).view(np.float32)
     special = np.array([0, 1e-45, 6e-8, 65504, 65520, 3.4e38, np.inf, np.nan], np.float32)
     return np.concatenate([values, special, -special])
 

@@ -1,7 +1,5 @@
 """Exchanges: the parts that need no other rank, and exchanges from text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The bucket plan, the size of its buckets, and the segments of owners."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +31,7 @@ def sizes(specs: list[ParameterSpec], cap: int, first: int) -> list[list[float]]
 
 def test_reverse_order_small_first_bucket_and_caps() -> None:
     in_creation_order = [spec(str(s), int(s * MIB)) for s in (3, 20, 10, 0.5, 0.25)]
-    cut = sizes(in_creation_order, 25 * MIB, MIB // 2)
-    assert cut == [[0.25], [0.5, 10], [20, 3]]
+    assert sizes(in_creation_order, 25 * MIB, MIB // 2) == [[0.25], [0.5, 10], [20, 3]]
 
 
 def test_one_type_and_device_per_bucket() -> None:
@@ -45,8 +42,7 @@ def test_one_type_and_device_per_bucket() -> None:
 
 
 def test_groups_stay_together() -> None:
-    specs = [spec(name, MIB) for name in "abcde"]
-    plan = make_plan(specs, 2 * MIB, MIB, groups=[(0, 3, 4)])
+    plan = make_plan([spec(name, MIB) for name in "abcde"], 2 * MIB, MIB, groups=[(0, 3, 4)])
     assert {bucket.parameters for bucket in plan.buckets} == {(4, 3, 0), (2,), (1,)}
 
 
@@ -179,5 +175,4 @@ def test_no_owner_has_more_than_its_share(owners: int) -> None:
     }
     whole = 2 * sum(spec.nbytes for spec in specs)
     for segments in segments_of(plan, owners):
-        own = StateLayout(segments, [adam] * len(specs)).nbytes
-        assert own < whole * (1 / owners + 0.02)
+        assert StateLayout(segments, [adam] * len(specs)).nbytes < whole * (1 / owners + 0.02)

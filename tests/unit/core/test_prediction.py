@@ -1,7 +1,5 @@
 """Predicted steps and the choice among exchanges, by formula; rehearsals by what they send."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from math import ceil
@@ -30,8 +28,10 @@ from hvdtrain.core.exchanges.local_sgd import LocalSGD
 from hvdtrain.core.exchanges.measured_costs import StepTimes, rehearse
 from hvdtrain.core.exchanges.warm_up import WarmUp
 from hvdtrain.core.gradients.bucket_size import AllreduceCost
-from hvdtrain.core.gradients.exchange import Exchange
+from hvdtrain.core.gradients.communicators import Communicators
+from hvdtrain.core.gradients.exchange import Exchange, ExchangeState, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
+from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 
 FREE = AllreduceCost(0.0, float("inf"))
@@ -48,7 +48,6 @@ def plan_of(counts: Sequence[int], bucket_bytes: int) -> BucketPlan:
 
 
 def compressing(name: str, plan: BucketPlan, rate: float, start: float, speed: float) -> Method:
-    """Return a method that sends `rate` of the bytes, and compresses some bytes per second."""
     costs = [GradientCost(spec.nbytes / speed, rate * spec.nbytes) for spec in plan.specs]
     return Method(name, 2, start, tuple(costs))
 
@@ -67,8 +66,7 @@ def test_owners_and_the_node_have_their_share() -> None:
     plan = plan_of([1000, 1000], 1 << 20)
     method = compressing("half", plan, 0.5, start=0.003, speed=1e6)
     link, node = AllreduceCost(0.01, 1e6), AllreduceCost(0.1, 1e5)
-    measured = Measured(3, 2, link, node, (0.5,), (average(plan), method))
-    found = predict(measured, plan, [0, 1])
+    found = predict(Measured(3, 2, link, node, (0.5,), (average(plan), method)), plan, [0, 1])
     parts = (0.1 + 8000 / 1e5, 0.01 + 4000 / 1e6 / 2, 2 * 0.01 + 0.003 + (4000 + 2000) / 1e6 / 2)
     assert found.seconds == pytest.approx(0.5 + sum(parts))
     assert found.sent_bytes == pytest.approx((4000 + 2000) * 2 * 2 / 3)
@@ -108,10 +106,9 @@ def test_no_other_choice_is_shorter() -> None:
     plan = plan_of([10, 5000, 20, 8000, 3000, 40], 45_000)
     assert len(plan.buckets) == 2
     for _ in range(20):
-        drawn = generator.uniform(0, 0.002, (3, 6, 2))
         methods = [
             Method(str(n), n, 1e-4 * n, tuple(GradientCost(c, 1e6 * w) for c, w in of_method))
-            for n, of_method in enumerate(drawn.tolist())
+            for n, of_method in enumerate(generator.uniform(0, 0.002, (3, 6, 2)).tolist())
         ]
         link = AllreduceCost(generator.uniform(0, 0.001), 1e6)
         measured = Measured(2, 1, link, FREE, (0.0, 0.0), tuple(methods))
@@ -205,6 +202,31 @@ def test_candidates_are_exchanges_of_gradients_between_nodes() -> None:
     names: Any = ["half"]
     with pytest.raises(TypeError, match="allow must hold exchanges, or be text, got 'half'"):
         AutoExchange(names)
+    with pytest.raises(ValueError, match="must have the methods average, half"):
+        AutoExchange("half", measured=on_link(FREE, plan_of([8], 1 << 10)))
     specs = make_exchange("auto:allow=nbit:bits=2/block=64+average+topk,steps=3").spec
     assert specs.startswith("auto:steps=3 of allreduce:op=average")
     assert "or nbit:bits=2,block=64 or topk:ratio=0.01" in specs
+
+
+class Planned(HalfExchange):
+    """Half types, which note the plan."""
+
+    plan = BucketPlan((), (), 0, 0)
+
+    def prepare(self, plan: BucketPlan) -> None:
+        self.plan = plan
+
+    def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
+        assert bucket.specs is self.plan.specs
+
+
+def test_what_was_chosen_is_prepared_for_later_plans() -> None:
+    auto = AutoExchange([Planned()])
+    auto.load(ExchangeState({"auto choice": np.array([1, 1])}))
+    for count in (4, 8):
+        plan = plan_of([count], 1 << 10)
+        auto.prepare(plan)
+        buffer = Buffer.from_array(np.ones(count, np.float32))
+        bucket = FilledBucket(0, buffer, plan.buckets[0], plan.specs)
+        auto.reduce(bucket, StepInfo(0, 1), Communicators.flat(LocalCommunicator()))

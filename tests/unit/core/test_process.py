@@ -1,7 +1,5 @@
 """What is freed stays for the next tensors."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess
@@ -180,8 +178,7 @@ def test_what_is_given_back_is_lent_again() -> None:
     memory = MemoryPool(first)
     lent = memory.allocate()
     view = lent[2:4]
-    other = memory.allocate()
-    assert not np.shares_memory(lent, other)
+    assert not np.shares_memory(lent, memory.allocate())
     del lent
     assert not np.shares_memory(memory.allocate(), view)  # which shows the first block still
     del view

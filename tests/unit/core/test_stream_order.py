@@ -1,7 +1,5 @@
 """Nothing on a device happens before what it needs, and a missing wait is found."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

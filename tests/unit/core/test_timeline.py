@@ -1,7 +1,5 @@
 """A timeline: its rows, the file that grows, and the pieces of ranks."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Iterator
@@ -40,7 +38,6 @@ CLOCK = Reading(100.0, 0.0, 1e-6)
 
 
 def operation(*times: float | None, ended: float) -> OperationTimes:
-    """Return an operation that was submitted, proposed, agreed on and begun at these times."""
     submitted, proposed, agreed, began = (*times, None, None, None, None)[:4]
     assert submitted is not None
     return OperationTimes("allreduce", "x", "sum", 8, submitted, proposed, agreed, began, ended, "")
@@ -53,7 +50,6 @@ def times_of(operations: Records[OperationTimes]) -> RankRecords:
 
 
 def written(path: Path, *ranks: RankRecords) -> list[dict[str, object]]:
-    """Write a file and return its events."""
     hosts = [f"host{rank}" for rank in range(len(ranks))]
     write(str(path), [pickle.dumps(times) for times in ranks], hosts)
     events: list[dict[str, object]] = json.loads(path.read_text())["traceEvents"]
@@ -174,7 +170,6 @@ class SecondCommunicator(LocalCommunicator):
 
 @pytest.fixture
 def beginning() -> Iterator[Any]:
-    """Begin to record as a rank, and end it."""
     recordings = []
 
     def start(communicator: LocalCommunicator, path: Path) -> None:

@@ -1,7 +1,5 @@
 """Which weights of ranks count as different."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -33,8 +31,7 @@ def of(scale: float, itemsize: int = 4) -> WeightSums:
 )
 def test_one_parameter_of_one_rank(ranks: int, scale: float, itemsize: int, found: bool) -> None:
     plain, changed = of(0, itemsize), of(scale, itemsize)
-    directions = [changed.direction] + [plain.direction] * (ranks - 1)
-    sums = np.sum(directions, axis=0)
+    sums = np.sum([changed.direction] + [plain.direction] * (ranks - 1), axis=0)
     assert may_differ(ranks, *sums) == found
     assert changed.differing(plain) == ["p7"] * found
 

@@ -1,7 +1,5 @@
 """Data in files: all ways in which they may be named and packed, and be wrong."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import struct
@@ -31,8 +29,7 @@ def test_names_and_values(tmp_path: Path, mark: str, packed: bool) -> None:
     assert data.train.inputs.shape == (6, 1, 28, 28)
     assert data.train.inputs.dtype == np.float32
     assert data.test.labels.tolist() == labels[6:].tolist()
-    expected = (images[:6, None] / 255 - 0.1307) / 0.3081
-    assert np.allclose(data.train.inputs, expected, atol=1e-6)
+    assert np.allclose(data.train.inputs, (images[:6, None] / 255 - 0.1307) / 0.3081, atol=1e-6)
     (file,) = tmp_path.glob("t10k-images*")
     assert np.array_equal(read_mnist_images(file), data.test.inputs)
 
@@ -247,8 +244,7 @@ def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
 
 def test_bad_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images([tmp_path / "a.png"], (400, 300))
-    whole = (tmp_path / "a.png").read_bytes()
-    (tmp_path / "cut.png").write_bytes(whole[:200])
+    (tmp_path / "cut.png").write_bytes((tmp_path / "a.png").read_bytes()[:200])
     with pytest.raises(UsageError, match=f"cannot read the image {tmp_path}/cut.png: "):
         read_image(tmp_path / "cut.png", 8)
     with pytest.raises(UsageError, match=f"{tmp_path}/gone.png: No such file or directory"):

@@ -1,7 +1,5 @@
 """Samplers: together the ranks follow the permutation, across stops and other numbers of ranks."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator
@@ -192,7 +190,6 @@ class Sharded(Numbers):
 def steps(
     stream: Numbers, samples: int, batch: int, size: int, state: dict[str, int] | None = None
 ) -> tuple[list[list[int]], list[StreamBatches[int]]]:
-    """Return what all ranks together take in each step, in their order, and their streams."""
     ranks = [StreamBatches(stream, samples, batch, rank, size) for rank in range(size)]
     for batches in ranks if state else []:
         batches.load_state_dict(state or {})

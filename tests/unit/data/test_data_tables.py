@@ -1,7 +1,5 @@
 """Data from tables, texts and packages."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import sys
@@ -22,7 +20,6 @@ FILES = {"part-1": 7, "part-0": 0, "part-2": 12}
 
 
 def write(folder: Path) -> int:
-    """Write tables with the columns number and square, and return the number of rows."""
     first = 0
     for name, rows in sorted(FILES.items()):
         numbers = range(first, first + rows)
@@ -127,8 +124,7 @@ def test_images_are_scikit_learns() -> None:
 
     data, raw = load_digits(), reference()
     ours = np.concatenate([data.train.inputs, data.test.inputs]).reshape(-1, 64) * 16
-    labels = np.concatenate([data.train.labels, data.test.labels])
-    rows = np.column_stack([ours, labels])
+    rows = np.column_stack([ours, np.concatenate([data.train.labels, data.test.labels])])
     expected = np.column_stack([raw.data, raw.target])
     assert sorted(map(tuple, rows)) == sorted(map(tuple, expected))
 

@@ -1,7 +1,5 @@
 """When "auto" takes nccl, and which GPUs' memory an MPI library takes."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """How a rank that joins is started: the command line of the ranks that are there."""
 
-from __future__ import annotations
-
 import mpi4py
 import pytest
 

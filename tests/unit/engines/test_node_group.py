@@ -1,7 +1,5 @@
 """Reduction in shared memory, by processes that need no MPI to meet."""
 
-from __future__ import annotations
-
 import ctypes.util
 import logging
 import multiprocessing
@@ -59,7 +57,6 @@ class Meeting:
 
 
 def in_processes(size: int, work: Callable[[NodeGroup, int], None]) -> list[int | None]:
-    """Run `work` in forked processes that form a team; return their exit codes."""
     meeting = Meeting(size)
 
     def run(rank: int) -> None:

@@ -1,7 +1,5 @@
 """Buffers over numpy's and torch's memory, and the arithmetic on them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Variables that make no sense are refused by name."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -68,8 +66,7 @@ def test_nonsense_in_horovods_variables_counts_as_not_set(text: str) -> None:
 def test_stall_times_are_numbers_of_seconds(name: str, text: str) -> None:
     with pytest.raises(UsageError, match=f"HVDTRAIN_{name}='{text}' .*number of seconds"):
         Config.from_environ({f"HVDTRAIN_{name}": text})
-    config = Config.from_environ({f"HVDTRAIN_{name}": "2.5"})
-    assert getattr(config, name.lower()) == 2.5
+    assert getattr(Config.from_environ({f"HVDTRAIN_{name}": "2.5"}), name.lower()) == 2.5
 
 
 @pytest.mark.parametrize("name", ["STALL_STACKS", "ABORT_ON_THREAD_EXCEPTION", "HALVES_IN_FLOAT32"])
@@ -206,8 +203,7 @@ def test_maps() -> None:
 
 
 def test_ranks_with_the_same_gpu() -> None:
-    cpus = [Device("cpu (1 thread)")] * 4
-    require_own_devices(cpus)
+    require_own_devices([Device("cpu (1 thread)")] * 4)
     own = [Device("cuda:0 (H)", f"GPU-{number}") for number in range(3)]
     require_own_devices(own)
     # Each sees one GPU, which it calls 0, and a mask that went wrong gave two of them the same.

@@ -1,7 +1,5 @@
 """What members tell one another of the devices of their tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The place of a rank, its device and its threads."""
 
-from __future__ import annotations
-
 import pytest
 
 from hvdtrain.topology import Topology, cpu_threads

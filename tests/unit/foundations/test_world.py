@@ -1,7 +1,5 @@
 """What launchers' variables promise, from environments as launchers leave them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import astuple
 from pathlib import Path

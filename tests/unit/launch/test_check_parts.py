@@ -1,7 +1,5 @@
 """The parts of `hvdtrain check` that are pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -123,8 +121,7 @@ def test_a_check_that_breaks_is_a_problem_of_its_own() -> None:
     def broken() -> Section:
         raise KeyError("x")
 
-    section = guarded("cores", broken)
-    assert section.problems == (
+    assert guarded("cores", broken).problems == (
         "cores: looking at it failed (KeyError: 'x'): report this as a bug of hvdtrain",
     )
 

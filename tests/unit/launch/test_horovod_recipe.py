@@ -1,7 +1,5 @@
 """What Horovod is built with, and when a wheel serves again."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hosts are read, written, converted and refused, in the form of each launcher and scheduler."""
 
-from __future__ import annotations
-
 import re
 import socket
 from pathlib import Path

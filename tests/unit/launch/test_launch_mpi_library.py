@@ -1,7 +1,5 @@
 """Finding the mpirun that belongs to an MPI library, among launchers that only say a version."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -31,7 +29,6 @@ def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def install(path: Path, says: str) -> Path:
-    """Make a launcher that knows its version and nothing else."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{says}\nEND\n")
     path.chmod(0o755)

@@ -1,7 +1,5 @@
 """The command line for each launcher, from what a person asks for."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping
@@ -41,7 +39,6 @@ QUICK = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
 
 
 def build(name: str, environ: Mapping[str, str] | None = None, **wanted: Any) -> LaunchCommand:
-    """Build a command line for a program called PROGRAM."""
     request = LaunchRequest(("PROGRAM",), **wanted)
     vendor = VENDORS.get(name, "openmpi")
     launcher = replace(LAUNCHERS[KINDS.get(name, name)], path="L", vendor=vendor)
@@ -100,7 +97,6 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def mpirun(hostfile: str | None = None, environ: dict[str, str] | None = None) -> LaunchCommand:
-    """Build a command line with these and otherwise plain arguments."""
     launcher = own_launcher(MpiLibrary("openmpi", "5.0.11", None), "/bin/mpirun")
     return launcher.command(LaunchRequest(PROGRAM, ranks=4, hostfile=hostfile), environ or {})
 
@@ -164,8 +160,7 @@ def test_hosts_of_a_job_that_open_mpi_does_not_know(tmp_path: Path) -> None:
     for environ in jobs:
         assert with_hosts(two, OWN, environ).hosts == TWO
         assert with_hosts(two, OF_MPICH, environ).hosts == ()
-        named = replace(two, hosts=TWO[:1], ranks=2)
-        assert with_hosts(named, OWN, environ).hosts == TWO[:1]
+        assert with_hosts(replace(two, hosts=TWO[:1], ranks=2), OWN, environ).hosts == TWO[:1]
     with pytest.raises(UsageError, match="this is not a job of lsf"):
         with_hosts(two, OWN, {"LSB_JOBID": "7"})
 

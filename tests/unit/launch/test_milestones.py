@@ -1,7 +1,5 @@
 """What `run --elastic` hears of its ranks, and the hosts on which it starts them again."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket
@@ -121,8 +119,7 @@ class Asked:
 
     def about(self, *hosts: Host, **environ: str) -> list[str]:
         """Check the hosts, and return the arguments of each call, sorted."""
-        request = LaunchRequest(("python",), hosts=hosts)
-        require_reachable(request, {**self.environ, **environ})
+        require_reachable(LaunchRequest(("python",), hosts=hosts), {**self.environ, **environ})
         return sorted(self._log.read_text().splitlines()) if self._log.exists() else []
 
 

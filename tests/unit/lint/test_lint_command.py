@@ -1,7 +1,5 @@
 """`python -m hvdtrain lint`: its lines, its exit codes, and comments that silence it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -18,13 +16,11 @@ LINE = MISTAKE.count("\n")
 
 
 def lint(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
     command = [sys.executable, "-m", "hvdtrain", "lint", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> Path:
-    """Write a script."""
     path = folder / name
     path.write_text(text)
     return path

@@ -1,7 +1,5 @@
 """What the lint does grows with a script, and not with the square of it."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the lint finds in scripts, and leaves alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests' device promises: an accelerator's behaviour, and closed memory."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
@@ -46,7 +44,6 @@ def the_host_reads_nothing() -> None:
 
 
 def raises(kind: type[Exception], call: Callable[[], object]) -> None:
-    """Fail unless `call` raises such an error."""
     try:
         call()
     except kind:

@@ -1,7 +1,5 @@
 """Commands: of packages beside hvdtrain, for programs, and misspelt ones."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Code on pages is run by a test, and commands on pages have the options that there are."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -87,10 +85,9 @@ def objection(line: str) -> str | None:
 
 
 def extras() -> set[str]:
-    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
     (found,) = [
         node.value
-        for node in ast.walk(tree)
+        for node in ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")))
         if isinstance(node, ast.keyword) and node.arg == "extras_require"
     ]
     assert isinstance(found, ast.Dict)

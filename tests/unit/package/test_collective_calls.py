@@ -1,7 +1,5 @@
 """What calls a collective function is marked as collective, too: read from the source text."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

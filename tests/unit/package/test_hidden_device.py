@@ -1,7 +1,5 @@
 """The device of tests behaves as a GPU, and the host cannot read its memory."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

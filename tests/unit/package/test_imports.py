@@ -93,8 +93,7 @@ def test_imports_point_down() -> None:
 )
 def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
     layers = ("engines", "core", "torch", "tensorflow", "train", "train/torch", "cli")
-    others = {f"{layer}/x.py": "" for layer in layers}
-    found = faults(tree(tmp_path, others | {name: text}))
+    found = faults(tree(tmp_path, {f"{layer}/x.py": "" for layer in layers} | {name: text}))
     assert any(fault in line for line in found), found
 
 

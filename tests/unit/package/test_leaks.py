@@ -1,7 +1,5 @@
 """The check that a test leaves nothing behind finds what was left."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

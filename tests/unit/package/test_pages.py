@@ -1,7 +1,5 @@
 """Pages of the documentation name what there is."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
@@ -44,7 +42,6 @@ VALUE = "\0"  # in place of what differs each time
 
 @functools.cache
 def texts() -> list[str]:
-    """Return the strings in hvdtrain's code, without the values that are put in."""
     found = []
     folders = [ROOT / "hvdtrain", *ROOT.glob("benchmarks/hvdtrain_*"), ROOT / "tools"]
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):

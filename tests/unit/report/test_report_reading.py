@@ -1,7 +1,5 @@
 """What `report` reads from the files of a run, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

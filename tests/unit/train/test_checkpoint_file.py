@@ -1,7 +1,5 @@
 """Checkpoint files open anywhere, run no code, and are never taken for whole when they are not."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -19,14 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
+from hvdtrain.train.checkpoint import saver
 from hvdtrain.train.checkpoint.file import load_checkpoint, position_of, write_checkpoint
-from hvdtrain.train.checkpoint.saver import (
-    best_file,
-    checkpoint_files,
-    mark_best,
-    newest_good,
-    remove_old,
-)
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, read, unflatten, write
 
 TYPES = [
@@ -212,7 +204,7 @@ def save(directory: Path, epoch: int, samples: int = 0, value: int = 0) -> Path:
 
 
 def places(directory: Path) -> list[tuple[int, int]]:
-    return [position_of(path) for path in checkpoint_files(directory)]
+    return [position_of(path) for path in saver.checkpoint_files(directory)]
 
 
 def spoil(path: Path) -> None:
@@ -220,10 +212,10 @@ def spoil(path: Path) -> None:
 
 
 def test_the_best_one_is_a_way_back_too(tmp_path: Path) -> None:
-    best = mark_best(save(tmp_path, 1))
-    checkpoint_files(tmp_path)[0].unlink()
+    best = saver.mark_best(save(tmp_path, 1))
+    saver.checkpoint_files(tmp_path)[0].unlink()
     spoil(save(tmp_path, 2))
-    assert newest_good(tmp_path, "np").path == best
+    assert saver.newest_good(tmp_path, "np").path == best
 
 
 def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +223,7 @@ def test_the_best_one_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    best = mark_best(save(tmp_path, 1))
-    assert load_checkpoint(best, "np")["epoch"] == 1
+    assert load_checkpoint(saver.mark_best(save(tmp_path, 1)), "np")["epoch"] == 1
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -240,8 +231,8 @@ def test_damaged_ones_do_not_push_out_the_good_one(tmp_path: Path) -> None:
     """A run that had to go back goes on from there: what is later is of no use."""
     save(tmp_path, 5)
     for epoch in (6, 7):
-        spoil(mark_best(save(tmp_path, epoch)))
-    assert newest_good(tmp_path, "np").content["epoch"] == 5
-    remove_old(save(tmp_path, 5, 100), keep=2)
+        spoil(saver.mark_best(save(tmp_path, epoch)))
+    assert saver.newest_good(tmp_path, "np").content["epoch"] == 5
+    saver.remove_old(save(tmp_path, 5, 100), keep=2)
     assert places(tmp_path) == [(5, 100), (5, 0)]
-    assert best_file(tmp_path) is None
+    assert saver.best_file(tmp_path) is None

@@ -1,7 +1,5 @@
 """Saving in the background: it waits, fails and is stopped; nothing half done is ever used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -34,8 +32,6 @@ class Snapshot:
 
 @dataclass
 class State:
-    """A state of one array."""
-
     value: Any
     ready: threading.Event = field(default_factory=threading.Event)
     tensor_library: TensorLibrary = "np"

@@ -1,7 +1,5 @@
 """Checksums of tensors, and what is said about a difference between ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -69,7 +67,6 @@ def test_one_or_two_bits_always_show(first: int, second: int, high: int, low: in
 
 
 def checksums(change: Any = None, optimizer: type[torch.optim.Optimizer] = torch.optim.Adam) -> Any:
-    """Return the checksums of a small model after one step, changed before they are taken."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     made = optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]

@@ -1,7 +1,5 @@
 """Files of options: what they say counts, and what is wrong in them is said with its line."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -91,8 +89,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     text = printed(
         "--config", path, "--epochs", 5, "--no-quiet", "--set", "depth=3", "--set", "a-b=c=d"
     )
-    options = resolve({}, written(tmp_path, text))
-    assert options == TrainOptions(
+    assert resolve({}, written(tmp_path, text)) == TrainOptions(
         recipe="mnist", epochs=5, batch_size=8, set={"width": "1", "depth": "3", "a_b": "c=d"}
     )
     assert "recipe: cifar10 " in printed("cifar10", "--config", path)

@@ -1,7 +1,5 @@
 """What the directory of a run says about where and from what it ran."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -30,7 +28,6 @@ def run_git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of a repository with one commit of one file, recipe.py."""
     # Git has as much time as it needs, however slow the machine is.
     monkeypatch.setattr(records, "_TIMEOUT_SECONDS", 300.0)
     folder = tmp_path / "a repository"
@@ -91,7 +88,5 @@ def test_what_is_written(repository: Path, tmp_path: Path, monkeypatch: pytest.M
         "hosts": ["node1", "node1", "node2"],
         "git": {"recipe": {"commit": commit, "dirty": False}, "working_directory": None},
     }
-    text = (folder / CONFIG).read_text()
-    assert "secret" not in text
-    again = resolve({"tracking_uri": options.tracking_uri}, folder / CONFIG)
-    assert again == options
+    assert "secret" not in (folder / CONFIG).read_text()
+    assert resolve({"tracking_uri": options.tracking_uri}, folder / CONFIG) == options

@@ -1,7 +1,5 @@
 """Shards cover all parameters, and the protocol of a server keeps its promises in any order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import fsum
 
@@ -87,7 +85,6 @@ class Workers:
         ]
 
     def act(self, worker: int) -> None:
-        """Let a worker ask for weights, or push what it has computed from them."""
         samples, version = self._samples[self.rounds[worker]][worker], self.versions[worker]
         if version is None:
             self._protocol.pull(worker, samples)
@@ -109,7 +106,6 @@ class Workers:
             self.versions[answer.worker] = self._protocol.version
 
     def run(self, order: Sequence[int]) -> None:
-        """Let workers act in an order, then one after the other until all are done."""
         for number in order:
             able = self.able()
             if able:

@@ -174,7 +174,6 @@ def _modules_as_before() -> Any:
 
 
 def made_from(file: Path, body: str, *, function: str = "", **options: Any) -> Recipe:
-    """Write a file, and make the recipe in it."""
     file.write_text(HEAD + body, encoding="utf-8")
     name = f"{file}:{function}" if function else str(file)
     return load_recipe(TrainOptions(recipe=name, **options))()

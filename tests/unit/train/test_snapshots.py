@@ -1,7 +1,5 @@
 """When snapshots in memory are due, and which ranks hold them."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

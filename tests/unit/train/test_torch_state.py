@@ -1,7 +1,5 @@
 """Snapshots of torch: what was there when they were taken, whatever training does meanwhile."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

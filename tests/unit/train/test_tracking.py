@@ -1,7 +1,5 @@
 """Trackers: metrics.csv, TensorBoard's files, wandb's own file, and all of them together."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -156,8 +154,7 @@ def test_figures() -> None:
         "system/gpu/rank_1": 8.0,
     }
     seventeen = [float(rank) for rank in range(17)]
-    many = rank_values({"step": 3, "waiting": seventeen, "gpu": [None] * 17})
-    assert many == {
+    assert rank_values({"step": 3, "waiting": seventeen, "gpu": [None] * 17}) == {
         "system/waiting/mean": 8.0,
         "system/waiting/min": 0.0,
         "system/waiting/max": 16.0,
@@ -184,7 +181,6 @@ trackers.end("stopped" if resumed is None else "finished")
 
 
 def run(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the program above."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
     # How long wandb waits for its own process, however slow the machine is.
     environment |= {"WANDB__SERVICE_WAIT": "300", "WANDB_INIT_TIMEOUT": "300"}

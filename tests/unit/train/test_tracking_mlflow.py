@@ -1,7 +1,5 @@
 """MLflow for real: a database, files and a server."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -176,7 +174,6 @@ def log_until_told(trackers: Trackers, step: int, said: list[str]) -> None:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until something holds."""
     deadline = time.monotonic() + START_SECONDS
     while not condition():
         assert time.monotonic() < deadline

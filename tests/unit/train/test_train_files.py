@@ -1,7 +1,5 @@
 """Files appear whole or not at all, and bad directories are refused."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,18 +15,8 @@ from run_files import metrics_of
 
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing, sync_directory
+from hvdtrain.train import records
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.records import (
-    METRICS,
-    RANKS,
-    STEPS,
-    MetricsRecord,
-    RanksJoined,
-    RanksLost,
-    append_lines,
-    drop_lines_after,
-    prepare_directory,
-)
 from hvdtrain.train.setup import choose_framework
 from hvdtrain.train.terminal import (
     Terminal,
@@ -81,7 +69,7 @@ def test_what_another_job_is_writing_stays_and_what_a_killed_one_left_goes(tmp_p
     elsewhere = tmp_path / f".unfinished-{socket.gethostname()}x-{dead_process()}"
     for path in (here, killed, elsewhere):
         path.write_bytes(b"half")
-    prepare_directory(tmp_path)
+    records.prepare_directory(tmp_path)
     assert sorted(tmp_path.iterdir()) == [here, elsewhere]
 
 
@@ -90,29 +78,31 @@ def test_leftovers_of_another_host_are_removed_after_a_day(tmp_path: Path) -> No
     path.write_bytes(b"half")
     day_before = time.time() - 90_000
     os.utime(path, (day_before, day_before))
-    prepare_directory(tmp_path)
+    records.prepare_directory(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_read_only_directory_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be written"):
-        prepare_directory(Path("/proc/self/net"))
+        records.prepare_directory(Path("/proc/self/net"))
 
 
-LINE = MetricsRecord(1, 45, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 2.5)
+LINE = records.MetricsRecord(1, 45, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 2.5)
 
 
-def add(directory: Path, *lines: MetricsRecord) -> None:
-    append_lines(directory, METRICS, [line.line() for line in lines])
+def add(directory: Path, *lines: records.MetricsRecord) -> None:
+    records.append_lines(directory, records.METRICS, [line.line() for line in lines])
 
 
 def test_lines_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
-    for name in (METRICS, STEPS, RANKS):
-        append_lines(tmp_path, name, [{"step": step} for step in (45, 90, 91, 135)], sync=False)
+    for name in (records.METRICS, records.STEPS, records.RANKS):
+        records.append_lines(
+            tmp_path, name, [{"step": step} for step in (45, 90, 91, 135)], sync=False
+        )
         with open(tmp_path / name, "a") as file:
             file.write('{"step": 1, "ep')
-    drop_lines_after(tmp_path, 90)
-    for name in (METRICS, STEPS, RANKS):
+    records.drop_lines_after(tmp_path, 90)
+    for name in (records.METRICS, records.STEPS, records.RANKS):
         lines = (tmp_path / name).read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == [45, 90]
 
@@ -149,7 +139,7 @@ def test_an_unknown_backend_in_the_environment(monkeypatch: pytest.MonkeyPatch) 
         choose_framework(TrainOptions(framework="keras"))
 
 
-TRAIN = MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)
+TRAIN = records.MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0.02, 1000.0, 9.0)
 
 
 @pytest.mark.parametrize(
@@ -204,8 +194,8 @@ def test_below_a_launcher_its_output_decides(
 
 
 def test_losses_and_joins_of_ranks_are_tags() -> None:
-    lost = RanksLost(12, 0.5, 3.0, [1], 2, 0.2, 64, 0.1)
-    joined = RanksJoined(20, 0.8, 5.0, [2], 3, 0.7, 2.5, 64, 0.1)
+    lost = records.RanksLost(12, 0.5, 3.0, [1], 2, 0.2, 64, 0.1)
+    joined = records.RanksJoined(20, 0.8, 5.0, [2], 3, 0.7, 2.5, 64, 0.1)
     assert failure_tags([lost, replace(lost, lost=[0], ranks=1, left=True)], [joined]) == {
         "lost_at_step_12": "rank 1 ended, 2 ranks left; rank 0 left, 1 rank left",
         "joined_at_step_20": "rank 2, 3 ranks then",

@@ -1,7 +1,5 @@
 """Options that make no sense are refused by name, before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints: whole, the newest good one, of this model, and never silently none."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,6 @@ Trainee = tuple[nn.Module, torch.optim.Optimizer]
 
 
 def trainee(width: int = 3, bias: bool = True, seed: int = 0) -> Trainee:
-    """Make a model and its optimizer, which has taken one step."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, width, bias=bias), nn.Linear(width, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
@@ -49,7 +46,6 @@ def options(out: Path | None, resume: str | Path = "never", **more: Any) -> Trai
 
 
 def save(directory: Path, epoch: int, trained: Trainee, **more: Any) -> Path:
-    """Save as a run does; `more` is of its progress."""
     directory.mkdir(exist_ok=True)
     times = {"total_seconds": 2.0 * epoch, "communicate_seconds": 0.5 * epoch}
     progress = Progress(epoch, step=10 * epoch, samples=100 * epoch, **{**times, **more})
@@ -61,7 +57,6 @@ def save(directory: Path, epoch: int, trained: Trainee, **more: Any) -> Path:
 
 
 def start(asked: TrainOptions, trained: Trainee) -> RunState:
-    """Begin as rank 0 does."""
     loader = StateLoader(asked)
     loader.find("pt")
     return loader.begin_run(100, TorchTrainingState(*trained))
@@ -73,7 +68,6 @@ def resume(directory: Path, what: str | Path = "auto", **more: Any) -> tuple[Run
 
 
 def renamed(content: dict[str, Any], directory: Path, name: str) -> Path:
-    """Write a content into a file whose name has no digest."""
     return write_checkpoint(directory, 1, 0, content, "pt").rename(directory / name)
 
 

@@ -1,7 +1,5 @@
 """Channels: in several threads, interrupted, and the reports of ranks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -25,8 +23,7 @@ HANGS_AFTER_SECONDS = 300
 
 
 def summed(name: str, count: int = 1) -> Allreduce:
-    buffer = Buffer.from_array(np.ones(count))
-    return Allreduce([buffer], [(count,)], ReduceOp.SUM, name)
+    return Allreduce([Buffer.from_array(np.ones(count))], [(count,)], ReduceOp.SUM, name)
 
 
 def two_ranks(has_threads: bool = True) -> tuple[Referee, list[Channel]]:
@@ -173,15 +170,12 @@ def report(numbers: Iterable[int], prefix: str = "x", joined_seconds: float = 0.
 
 
 class Ranks:
-    """Ranks that exchange reports."""
-
     def __init__(self, size: int) -> None:
         self._referee = Referee()
         group = Group(self._referee, size, "world")
         self._ways = [ReportExchange(MeetingCommunicator(group, r, True)) for r in range(size)]
 
     def exchange(self, own: list[Report]) -> list[tuple[Report, ...]]:
-        """Exchange a report of each rank; return what each rank received."""
         received: dict[int, tuple[Report, ...]] = {}
 
         def run(rank: int) -> None:

@@ -3,8 +3,6 @@
 HVDTRAIN_TRIALS=10000 plays so many of each kind; the number of a trial is in its message.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The life of channels in every order of events, deaths too: nothing hangs or is lost."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement, product
@@ -22,7 +20,6 @@ EXHAUSTIVE = os.environ.get("HVDTRAIN_TEST_EXHAUSTIVE") == "1"
 
 
 def explored(*ranks: str, **how: object) -> Explored:
-    """Explore these programs, and fail on a fault."""
     seen = explore(ChannelModel(*ranks, deserts=may_desert(ranks), **how))  # type: ignore[arg-type]
     assert not seen.fault, f"{ranks} {how}: {seen.fault}"
     return seen
@@ -188,10 +185,9 @@ def test_what_can_happen_does() -> None:
 
 
 def is_found_by_deaths(rules: Transition = transition) -> bool:
-    programs = *ASKED, (END,) * 3, *SURVIVED
     return any(
         explore(LossModel(*ranks, deaths=deaths, rules=rules)).fault
-        for ranks in programs
+        for ranks in (*ASKED, (END,) * 3, *SURVIVED)
         for deaths in range(len(ranks))
     )
 
