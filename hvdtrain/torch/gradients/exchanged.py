@@ -102,7 +102,9 @@ def _tensors(
         (index, name): value
         for index, parameter in enumerate(parameters)
         for name, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and name != _COUNT
+        if isinstance(value, torch.Tensor)
+        and (value.is_floating_point() or value.is_complex())
+        and name != _COUNT
     }
 
 

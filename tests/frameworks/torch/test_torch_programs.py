@@ -36,6 +36,13 @@ _FOUND: dict[int, list[dict[str, Any]]] = {
             {"layers": [{}, {"kind": "batchnorm"}], "steps": [{"rows": [2, 3]}], "exchange": name}
             for name in ("average", "local:steps=1")
         ),
+        # Momenta of complex parameters were not averaged.
+        {
+            "layers": [{"kind": "complex"}],
+            "optimizers": ["momentum"],
+            "exchange": "postlocal:after=1,steps=1,state=average",
+            "steps": [{}, {}],
+        },
         # The loss of a closure was not divided by the number of all ranks, as gradients are.
         {"optimizers": ["wolfe"], "steps": [{"closure": True}], "join": [1, 0], "mode": "average"},
         {"layers": [{"kind": "scalar", "dtype": "bf16"}], "world": {"ENGINE": "gloo"}},
