@@ -47,6 +47,7 @@ if rank == 1:
     left.touch()
 while not left.exists():  # rank 0 serves the store, without which the other rank may abort
     time.sleep(0.01)
+os._exit(0)  # a thread of torch's process group may abort at Python's usual exit
 """
 # As on hosts with folders of their own.
 OF_ONE_RANK = """
