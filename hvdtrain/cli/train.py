@@ -43,9 +43,12 @@ class _GroupedCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            meant = [own for own, names in _NAMES_ELSEWHERE.items() if error.option_name in names]
-            known = meant or error.possibilities
-            raise click.NoSuchOption(error.option_name, possibilities=known, ctx=ctx) from None
+            name = error.option_name
+            meant = [own for own, others in _NAMES_ELSEWHERE.items() if name in others]
+            if not meant:
+                raise
+            text = f"No such option '{name}'. Did you mean '{meant[0]}'?"
+            raise click.UsageError(text, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of a run by group, then those of the command line alone."""
