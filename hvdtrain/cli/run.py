@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from hvdtrain.cli.train import refuse_wrong_options
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import NAMES, choose_launcher
@@ -87,9 +86,12 @@ def command(
         raise UsageError(f"there is no file {arguments[0]}: name an existing script")
     if as_horovod and not is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
-    trains = not arguments or arguments[0] == "train" or arguments[0].startswith("-")
+    word = arguments[0] if arguments else "train"
+    trains = word == "train" or (word.startswith("-") and word != "--version")
     if trains:
-        refuse_wrong_options(arguments[1:] if arguments[:1] == ("train",) else arguments)
+        from hvdtrain.cli.train import refuse_wrong_options  # its options take long to import
+
+        refuse_wrong_options(arguments[1:] if word == "train" else arguments)
     library = loaded_library()
     chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:
@@ -107,12 +109,13 @@ def command(
     return _run(line, interrupts, ElasticJob(chosen, request, min_np or 1).run)
 
 
-def _interrupts(trains: bool, launcher: str) -> list[signal.Signals]:
-    """Return what the launcher gets for Ctrl-C in place of SIGINT, if anything."""
-    if trains:
-        return [signal.SIGUSR1, signal.SIGTERM]  # for the first one, ranks save and stop
-    # Open MPI's mpirun ends its ranks in the same way for both, but prints lines about SIGINT.
-    return [signal.SIGTERM] if launcher == "Open MPI" else []
+def _interrupts(trains: bool, launcher: str) -> list[tuple[signal.Signals, ...]]:
+    """Return what the launcher gets for each Ctrl-C in place of SIGINT, if anything."""
+    saves, ends = (signal.SIGUSR1,), (signal.SIGTERM,)
+    if launcher == "Open MPI":  # which ends its ranks alike for both, but prints lines for SIGINT
+        return [saves, ends] if trains else [ends]
+    # Other launchers pass SIGTERM on, and the first one asks ranks to save.
+    return [saves, ends * 2] if trains else []
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -134,7 +137,7 @@ def _require_sense(request: LaunchRequest) -> None:
 
 def _run(
     line: LaunchCommand,
-    interrupts: list[signal.Signals],
+    interrupts: list[tuple[signal.Signals, ...]],
     run: Callable[[Launches, Mapping[str, str], Path], int],
 ) -> int:
     try:

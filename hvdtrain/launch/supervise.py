@@ -109,6 +109,7 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # Time for orphans that end by themselves, such as those that watch over shared memory.
 _GRACE_SECONDS = 1.0
 _PERIOD_SECONDS = 0.5
+_BETWEEN_SECONDS = 0.1  # equal signals that wait for a process are one
 # An mpirun that is told to end while its ranks do sometimes never ends.
 _TERMINATED_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -121,11 +122,11 @@ class Launches:
     run() returns, and a late signal must not interrupt its cleanup.
 
     Args:
-        interrupts: what the launcher gets for the first, second ... Ctrl-C in place of SIGINT.
+        interrupts: what a launcher gets for the first, second ... Ctrl-C in place of SIGINT.
     """
 
     def __init__(
-        self, descriptors: Sequence[int] = (), interrupts: Sequence[signal.Signals] = ()
+        self, descriptors: Sequence[int] = (), interrupts: Sequence[Sequence[signal.Signals]] = ()
     ) -> None:
         self.asked: int | None = None
         self._descriptors, self._interrupts = descriptors, list(interrupts)
@@ -135,8 +136,6 @@ class Launches:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         blocked = self._passed_on | {signal.SIGCHLD}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        if interrupts:
-            self._mask.add(signal.SIGINT)  # the terminal sends Ctrl-C to the launcher, too
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._others = _children()  # of the shell that this process has replaced
 
@@ -156,7 +155,9 @@ class Launches:
         code = process.returncode
         if code != 0:
             self.end_orphans()
-        if self.asked is not None and (code != 0 or self.asked == signal.SIGINT):
+        if self.asked is not None and (
+            code != 0 or (self._interrupts and self.asked == signal.SIGINT)
+        ):
             return 128 + self.asked
         return code if code >= 0 else 128 - code
 
@@ -165,6 +166,8 @@ class Launches:
     ) -> subprocess.Popen[bytes]:
         """Start a process that ends with this one."""
         stream = subprocess.DEVNULL if quiet else None
+        # The terminal sends Ctrl-C to the launcher, too.
+        blocked = {signal.SIGINT} if self._interrupts and not quiet else set()
         return subprocess.Popen(
             argv,
             env=environ,
@@ -172,7 +175,7 @@ class Launches:
             stdout=stream,
             stderr=stream,
             pass_fds=self._descriptors,
-            preexec_fn=bound_to_this_process(self._mask),
+            preexec_fn=bound_to_this_process(self._mask | blocked),
         )
 
     def end_orphans(self) -> None:
@@ -200,7 +203,7 @@ class Launches:
 def _wait(
     process: subprocess.Popen[bytes],
     passed_on: set[signal.Signals],
-    interrupts: list[signal.Signals],
+    interrupts: list[Sequence[signal.Signals]],
     is_lost: Callable[[], bool] | None,
 ) -> int | None:
     """Wait for the end; return the last signal that asked for it, or None."""
@@ -218,9 +221,12 @@ def _wait(
             asked = found.si_signo
         if found.si_signo == signal.SIGINT and interrupts:
             sent = interrupts.pop(0) if len(interrupts) > 1 else interrupts[0]
-            if sent == signal.SIGUSR1:
-                print(STOPPING, file=sys.stderr, flush=True)
-            process.send_signal(sent)
+            for number in sent:
+                process.send_signal(number)
+                time.sleep(_BETWEEN_SECONDS)
+            if sent == (signal.SIGUSR1,):
+                with contextlib.suppress(OSError):  # Ctrl-C has ended what reads it, too
+                    print(STOPPING, file=sys.stderr, flush=True)
             continue
         # The terminal sends Ctrl-C to both processes, so only signals from processes are passed on.
         if found.si_code <= 0:

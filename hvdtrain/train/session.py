@@ -68,6 +68,7 @@ def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary |
         UsageError: an option is invalid, or does not fit the number of ranks, the data or the
             directory.
         TrainingError: weights differ between ranks, or a loss or gradient is not finite.
+        KeyboardInterrupt: Ctrl-C has stopped the run, which is saved.
     """
     for name in ("out", "data_dir"):
         if isinstance(options.get(name), str):

@@ -88,6 +88,7 @@ def assert_best(out: Path, whole: Path) -> None:
 
 
 def rows_of(out: Path) -> list[tuple[str, ...]]:
+    """Return step and losses of metrics.csv, but for rows that are written by the clock."""
     with open(out / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     return [(row["step"], row["train/loss"], row["test/loss"]) for row in rows if row["epoch"]]

@@ -77,6 +77,7 @@ def faults(way: str) -> list[str]:
 
 
 def way_of_world() -> str:
+    """Say how the ranks meet now; the setting alone would not show a fall-back."""
     communicator = context.current().world.communicator
     if isinstance(communicator, OrderedCommunicator):
         return "fixed order"

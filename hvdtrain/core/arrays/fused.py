@@ -175,10 +175,10 @@ class FusedPlan:
         ], info
 
     def _model_of(self, owner: object) -> _Model:
-        key = id(owner)
-        if key not in self._models:
-            self._models[key] = _Model(ref(owner, lambda _: self._models.pop(key, None)))
-        return self._models[key]
+        key, models = id(owner), self._models
+        if key not in models:
+            models[key] = _Model(ref(owner, lambda _: models.pop(key, None)))
+        return models[key]
 
     def begin(self, arrays: Sequence[HostArray]) -> None:
         buffers = cut(self._plan.buckets, {"cpu": self._memory.pool.allocate()})

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
@@ -103,12 +104,13 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        if number != signal.SIGUSR1:
+            self._restore(number)  # a second one ends the process at once
         if number == signal.SIGINT:
             self.interrupted = True
             if promised_world(os.environ) is None:
-                os.write(2, f"\n{STOPPING}\n".encode())
-        if number != signal.SIGUSR1:
-            self._restore(number)  # a second one ends the process at once
+                with suppress(OSError):  # Ctrl-C has ended what reads it, too
+                    os.write(2, f"\n{STOPPING}\n".encode())
 
     def _restore(self, number: int) -> None:
         try:

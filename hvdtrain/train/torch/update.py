@@ -43,9 +43,9 @@ def _require_dense_state(model: torch.nn.Module, optimizer: torch.optim.Optimize
         own = {id(p) for p in module.parameters(recurse=False) if p.requires_grad}
         if getattr(module, "sparse", False) is True and own & of_those:
             raise UsageError(
-                f"gradients of layer {name!r} are sparse: a fused {type(optimizer).__name__} does "
-                "not take them, and a checkpoint holds no sparse momenta: give the recipe an "
-                "optimizer such as SparseAdam or SGD(parameters, lr), or the layer sparse=False"
+                f"gradients of layer {name!r} are sparse: fused optimizers do not take them, and a "
+                "checkpoint holds no sparse momenta: give the recipe an optimizer such as "
+                "SparseAdam or SGD(parameters, lr), or the layer sparse=False"
             )
 
 

@@ -81,6 +81,7 @@ def _shared() -> tuple[Any, list[Any]]:
 
 
 def shared_model() -> Any:
+    """Return a model as it was at first, but for its traces, which many cases share."""
     model, state = _shared()
     for variable, value in zip(training_state(model), state, strict=True):
         variable.assign(value)

@@ -16,6 +16,8 @@ from hvdtrain.keras import fitting
 
 
 class OwnStep(keras.Sequential):
+    """May reduce its gradients itself."""
+
     def train_step(self, *given: Any) -> Any:
         return super().train_step(*given)
 

@@ -19,6 +19,7 @@ POLLING_SECONDS = float(os.environ.get("POLLING_SECONDS", "0"))
 
 
 def wrapped() -> tuple[torch.nn.Parameter, hvd.DistributedOptimizer]:
+    """Return a weight, and an optimizer that takes its gradient away from it."""
     (weight,) = zeros(1, 3)
     return weight, wrapped_sgd(weight)
 

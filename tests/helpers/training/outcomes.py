@@ -16,6 +16,7 @@ _WORKER = TRAINING / "commands_worker.py"
 def outcomes(
     commands: Sequence[Sequence[object]], cwd: Path, np: int = 0, **how: Any
 ) -> list[Completed]:
+    """Return the code and the output of each command; of `np` ranks only the first one speaks."""
     words = json.dumps([list(map(str, command)) for command in commands])
     if np:
         results = run_ranks(_WORKER, np, args=[words], cwd=cwd, **{"warm": "torch", **how}).results
