@@ -395,6 +395,7 @@ def test_a_script_that_does_not_know_of_ranks_is_said(tmp_path: Path) -> None:
         ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "", False),
         ("import torch.distributed as dist", "", False),
         ("import beside", "from torch import distributed", False),
+        ("import beside", "", True),
         ("import os\nplace = os.environ['LOCAL_RANK']", "", False),
         ("import keras\nkeras.distribution.initialize()", "", False),
         ("import some_package", "", False),

@@ -72,7 +72,8 @@ def interpreter_options() -> list[str]:
 
 # transformers' Trainer is built on Accelerate.
 _ACCELERATE = {"accelerate", "transformers"}
-# Modules that join no other processes by themselves: scripts that have them do so use a word below.
+# Modules that join no other processes by themselves: a script that joins others with them contains
+# one of the words below.
 _OF_ONE_PROCESS = sys.stdlib_module_names | {
     *("PIL", "cv2", "datasets", "flax", "h5py", "jax", "keras", "matplotlib", "numpy", "optax"),
     *("pandas", "scipy", "sklearn", "tensorboard", "tensorflow", "tensorflow_datasets"),
@@ -116,13 +117,17 @@ class Script:
         """
         path = self._file()
         texts, seen = [self._text()], set(_OF_ONE_PROCESS)
+        if path is None or not texts[0]:
+            return False
         for text in texts:
-            if path is None or not text or _WORDS_OF_RANKS.search(text):
+            if _WORDS_OF_RANKS.search(text):
                 return False
             for name in _imported(text) - seen:
                 seen.add(name)
                 files = _module_files(path.parent, name)
-                texts.append("\n".join(map(_read, files)))  # empty for an installed package
+                if not files:  # an installed package
+                    return False
+                texts += map(_read, files)
         return True
 
     def command(self, local_rank: str | None = None, watched: bool = False) -> list[str]:
