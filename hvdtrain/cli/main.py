@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
@@ -72,10 +73,20 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(_COMMANDS.items()))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own = {"--help", "--version"}
-        if not args or (args[0].startswith("-") and args[0] not in own):
-            args = ["train", *args]
+        words = words_of_train(args)
+        if words is not None:
+            args = ["train", *words]
         return super().parse_args(ctx, args)
+
+
+def words_of_train(arguments: Sequence[str]) -> Sequence[str] | None:
+    """Return the arguments of `train`, whose name may be left out; None for another command."""
+    if not arguments:
+        return arguments
+    own = ("--help", "--version")
+    if arguments[0].startswith("-") and arguments[0] not in own:
+        return arguments
+    return arguments[1:] if arguments[0] == "train" else None
 
 
 def _installed(name: str) -> click.Command:

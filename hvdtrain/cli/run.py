@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
+from hvdtrain.cli.main import words_of_train
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
-from hvdtrain.launch.launchers.choice import NAMES, choose_launcher
+from hvdtrain.launch.launchers.choice import NAMES, Launcher, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
     check_interface,
@@ -86,12 +87,11 @@ def command(
         raise UsageError(f"there is no file {arguments[0]}: name an existing script")
     if as_horovod and not is_script(arguments):
         raise UsageError("--as-horovod is for a script: run --as-horovod -np N -- script.py")
-    word = arguments[0] if arguments else "train"
-    trains = word == "train" or (word.startswith("-") and word != "--version")
-    if trains:
+    words = words_of_train(arguments)
+    if words is not None:
         from hvdtrain.cli.train import refuse_wrong_options  # its options take long to import
 
-        refuse_wrong_options(arguments[1:] if word == "train" else arguments)
+        refuse_wrong_options(words)
     library = loaded_library()
     chosen = choose_launcher(launcher, library, os.environ, missing_ok=dry_run)
     if elastic:
@@ -103,19 +103,21 @@ def command(
         return 0
     if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
-    interrupts = _interrupts(trains, chosen.title)
+    interrupts = _interrupts(words is not None, chosen)
     if not elastic:
         return _run(line, interrupts, lambda launches, environ, _: launches.run(line.argv, environ))
     return _run(line, interrupts, ElasticJob(chosen, request, min_np or 1).run)
 
 
-def _interrupts(trains: bool, launcher: str) -> list[tuple[signal.Signals, ...]]:
+def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
     """Return what the launcher gets for each Ctrl-C in place of SIGINT, if anything."""
-    saves, ends = (signal.SIGUSR1,), (signal.SIGTERM,)
-    if launcher == "Open MPI":  # which ends its ranks alike for both, but prints lines for SIGINT
-        return [saves, ends] if trains else [ends]
-    # Other launchers pass SIGTERM on, and the first one asks ranks to save.
-    return [saves, ends * 2] if trains else []
+    # Open MPI's mpirun ends its ranks alike for SIGINT and SIGTERM, but prints lines for SIGINT.
+    # Other launchers pass signals on. Ranks that train handle SIGTERM, but no SIGUSR2.
+    is_open_mpi = launcher.name == "mpirun" and launcher.vendor == "openmpi"
+    ends = signal.SIGTERM if is_open_mpi else signal.SIGUSR2
+    if trains:
+        return [signal.SIGUSR1, ends]
+    return [ends] if is_open_mpi else []
 
 
 def _require_sense(request: LaunchRequest) -> None:
@@ -137,7 +139,7 @@ def _require_sense(request: LaunchRequest) -> None:
 
 def _run(
     line: LaunchCommand,
-    interrupts: list[tuple[signal.Signals, ...]],
+    interrupts: list[signal.Signals],
     run: Callable[[Launches, Mapping[str, str], Path], int],
 ) -> int:
     try:

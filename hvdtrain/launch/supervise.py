@@ -109,7 +109,6 @@ _ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # Time for orphans that end by themselves, such as those that watch over shared memory.
 _GRACE_SECONDS = 1.0
 _PERIOD_SECONDS = 0.5
-_BETWEEN_SECONDS = 0.1  # equal signals that wait for a process are one
 # An mpirun that is told to end while its ranks do sometimes never ends.
 _TERMINATED_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -126,7 +125,7 @@ class Launches:
     """
 
     def __init__(
-        self, descriptors: Sequence[int] = (), interrupts: Sequence[Sequence[signal.Signals]] = ()
+        self, descriptors: Sequence[int] = (), interrupts: Sequence[signal.Signals] = ()
     ) -> None:
         self.asked: int | None = None
         self._descriptors, self._interrupts = descriptors, list(interrupts)
@@ -147,8 +146,8 @@ class Launches:
     ) -> int:
         """Run a launcher and return its exit code as a shell does: 128 + N for signal N.
 
-        If a signal asked the job to end and it did not end well, or was interrupted, the code is
-        that of the signal, whatever the launcher returns.
+        If a signal asked the job to end and it did not end well, or if it was Ctrl-C and replaced,
+        the code is that of the signal, whatever the launcher returns.
         """
         process = self.start(argv, environ)
         self.asked = _wait(process, self._passed_on, self._interrupts, is_lost)
@@ -166,7 +165,7 @@ class Launches:
     ) -> subprocess.Popen[bytes]:
         """Start a process that ends with this one."""
         stream = subprocess.DEVNULL if quiet else None
-        # The terminal sends Ctrl-C to the launcher, too.
+        # The terminal sends Ctrl-C to the launcher, too; a quiet one gets no signal from here.
         blocked = {signal.SIGINT} if self._interrupts and not quiet else set()
         return subprocess.Popen(
             argv,
@@ -203,7 +202,7 @@ class Launches:
 def _wait(
     process: subprocess.Popen[bytes],
     passed_on: set[signal.Signals],
-    interrupts: list[Sequence[signal.Signals]],
+    interrupts: list[signal.Signals],
     is_lost: Callable[[], bool] | None,
 ) -> int | None:
     """Wait for the end; return the last signal that asked for it, or None."""
@@ -221,10 +220,8 @@ def _wait(
             asked = found.si_signo
         if found.si_signo == signal.SIGINT and interrupts:
             sent = interrupts.pop(0) if len(interrupts) > 1 else interrupts[0]
-            for number in sent:
-                process.send_signal(number)
-                time.sleep(_BETWEEN_SECONDS)
-            if sent == (signal.SIGUSR1,):
+            process.send_signal(sent)
+            if sent == signal.SIGUSR1:
                 with contextlib.suppress(OSError):  # Ctrl-C has ended what reads it, too
                     print(STOPPING, file=sys.stderr, flush=True)
             continue
