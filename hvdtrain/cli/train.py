@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import OPTIONS, RECIPES, Option, TrainOptions
+from hvdtrain.train.options import (
+    OPTIONS,
+    RECIPES,
+    Option,
+    TrainOptions,
+    key_of_name_elsewhere,
+)
 from hvdtrain.train.options.config_file import config_text, resolve
 from hvdtrain.world import promised_world
 
@@ -25,16 +31,6 @@ OF_CONFIGURATION = {
 }
 
 
-# What options are called elsewhere, by the name to type here.
-_NAMES_ELSEWHERE = {
-    "--lr": ("--learning-rate", "--learning_rate", "--base-lr"),
-    "--epochs": ("--epoch", "--num-epochs", "--num_epochs", "--max-epochs", "--max_epochs"),
-    "--batch-size": ("--batch", "--bs", "--batch_size", "--batchsize"),
-    "--out": ("--output", "--output-dir", "--output_dir", "--checkpoint-dir", "--checkpoint_dir"),
-    "--workers": ("--num-workers", "--num_workers"),
-}
-
-
 class _GroupedCommand(click.Command):
     """A command that lists its options by topic."""
 
@@ -43,11 +39,10 @@ class _GroupedCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            name = error.option_name
-            meant = [own for own, others in _NAMES_ELSEWHERE.items() if name in others]
-            if not meant:
+            meant = key_of_name_elsewhere(error.option_name.removeprefix("--"))
+            if meant is None:
                 raise
-            text = f"No such option '{name}'. Did you mean '{meant[0]}'?"
+            text = f"No such option '{error.option_name}'. Did you mean '--{meant}'?"
             raise click.UsageError(text, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

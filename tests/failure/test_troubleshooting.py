@@ -24,7 +24,12 @@ def hvdtrain(words: Sequence[object], cwd: Path, mpi: str = "openmpi") -> Comple
     return start([mpi_python(mpi), "-m", "hvdtrain", *words], cwd=cwd).end()
 
 
-FILES = {"empty": "", "word": "localhost slot=2\n", "x": "localhost slots=2\n"}
+FILES = {
+    "empty": "",
+    "word": "localhost slot=2\n",
+    "x": "localhost slots=2\n",
+    "rate.yaml": "learning_rate: 1\n",
+}
 RUN = ["run", "-np", 2]
 # By what is typed: all that its line has.
 COMMANDS: list[tuple[list[object], list[str]]] = [
@@ -58,6 +63,7 @@ COMMANDS: list[tuple[list[object], list[str]]] = [
         ["train", "mnist", "--framework", "keras", "--optimizer", "lars"],
         ["--optimizer lars", "tor"],
     ),
+    (["train", "--config", "rate.yaml"], ["rate.yaml:1", "did you mean lr?"]),
     (["train", "--config", "nowhere.yaml"], ["nowhere.yaml", "No such file"]),
     (["train", "digits", "--framework", "caffe"], ["--framework", "caffe", "torch"]),
     (["train", "digits", "--exchange", "averag"], ["--exchange 'averag'", "one of average, half,"]),

@@ -11,6 +11,7 @@ from hvdtrain.train.options.table import (
     OPTIONS,
     RECIPES,
     RUNS,
+    key_of_name_elsewhere,
 )
 from hvdtrain.train.options.train_options import TrainOptions
 
@@ -24,4 +25,5 @@ __all__ = [
     "RUNS",
     "Option",
     "TrainOptions",
+    "key_of_name_elsewhere",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import OPTIONS, Option, TrainOptions
+from hvdtrain.train.options import OPTIONS, Option, TrainOptions, key_of_name_elsewhere
 from hvdtrain.train.options.declare import KINDS
 
 _LONGEST_SHOWN = 60
@@ -47,8 +47,9 @@ def read_config(path: Path) -> dict[str, Any]:
     for name, where, node in _entries(_root(path), str(path)):
         option = _BY_NAME.get(name)
         if option is None:
-            keys = [one.key for one in OPTIONS]
-            near = did_you_mean(name.replace("_", "-"), keys)
+            near = did_you_mean(
+                key_of_name_elsewhere(name) or name.replace("_", "-"), [one.key for one in OPTIONS]
+            )
             raise UsageError(f"{where}: no option {shorten(name)}{near} {_HINT}")
         values[name] = _value(option, where, node)
     return values

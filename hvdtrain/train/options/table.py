@@ -325,3 +325,19 @@ class DeclaredOptions:
 
 # In the order of docs/options.md.
 OPTIONS = declared(DeclaredOptions)
+
+# What options are called elsewhere, by their key here.
+_NAMES_ELSEWHERE = {
+    "lr": ("learning-rate", "base-lr"),
+    "epochs": ("epoch", "num-epochs", "max-epochs"),
+    "batch-size": ("batch", "bs", "batchsize"),
+    "out": ("output", "output-dir", "checkpoint-dir"),
+    "workers": ("num-workers",),
+}
+
+
+def key_of_name_elsewhere(name: str) -> str | None:
+    """Return the key of the option that other trainers call so."""
+    name = name.replace("_", "-")
+    known = (key for key, names in _NAMES_ELSEWHERE.items() if name in (key, *names))
+    return next(known, None)
