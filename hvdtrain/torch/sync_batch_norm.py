@@ -21,6 +21,7 @@ from hvdtrain.types import ReduceOp
 
 __all__ = ["SyncBatchNorm"]
 
+# An optimizer knows parameters and no layers, so torch tells of them as modules get them.
 _layers_of_torch: WeakSet[torch.nn.SyncBatchNorm] = WeakSet()
 
 

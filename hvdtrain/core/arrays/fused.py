@@ -175,7 +175,7 @@ class FusedPlan:
         ], info
 
     def _model_of(self, owner: object) -> _Model:
-        key, models = id(owner), self._models
+        key, models = id(owner), self._models  # the callback must not keep the plan
         if key not in models:
             models[key] = _Model(ref(owner, lambda _: models.pop(key, None)))
         return models[key]
