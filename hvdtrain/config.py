@@ -65,6 +65,7 @@ class Config:
     chunk_bytes: int = _variable(1 << 30, _positive(most=_LARGEST_MPI_COUNT))
     shared_memory: str = _variable("1", _choice("0", "1", "numpy"))
     torch_allocator: bool = _variable(True, _switch)
+    torch_steps: bool = _variable(True, _switch)
     tensorflow_allocator: bool = _variable(True, _switch)
     halves_in_float32: bool = _variable(False, _switch)
     deterministic: bool = _variable(False, _switch)

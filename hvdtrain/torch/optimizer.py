@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hvdtrain.collective import collective
+from hvdtrain.core import context
 from hvdtrain.core.arguments import (
     Groups,
     check_groups,
@@ -27,6 +28,7 @@ from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer, OptimizerWrapper
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
+from hvdtrain.torch.kernel_step import KernelSteps
 from hvdtrain.torch.operations.allreduce import allreduce
 from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.sync_batch_norm import warn_of_torch_layers
@@ -159,6 +161,8 @@ class DistributedOptimizer(ExchangingOptimizer):
         self._synchronized = False
         self._clipped = False
         self._skips = False
+        in_kernel = context.current().config.torch_steps
+        self._in_kernel = KernelSteps(optimizer) if in_kernel else None
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, whose methods find reduced gradients.
@@ -307,18 +311,24 @@ class DistributedOptimizer(ExchangingOptimizer):
                 gradients.weight = weight
         if weights is not None:
             weights.before_step()
-            loss = self._optimizer.step(closure)
+            loss = self._step_alone(closure)
             weights.after_step()
             return loss
         if self._steps is not None:
             return self._step_shared(self._steps, closure)
         if closure is None:
             self._reduce()
-            loss = self._optimizer.step()
+            loss = self._step_alone()
         else:
             loss = self._optimizer.step(partial(self._evaluate, closure))
         self._exchanged.end_gradient_step()
         return loss
+
+    def _step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take the wrapped optimizer's step, in the compiled kernel where that has its bits."""
+        if closure is None and self._in_kernel is not None and self._in_kernel.take():
+            return None
+        return self._optimizer.step(closure)
 
     @collective
     def _evaluate(self, closure: Callable[[], Any]) -> Any:

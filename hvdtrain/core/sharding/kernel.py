@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64
+from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,6 +70,7 @@ class KernelUpdate(Structure):
         ("copies", c_int32),
         ("own", c_int32),
         ("contracts", c_int32),
+        ("roots", c_void_p * 2),
     )
 
 
@@ -89,13 +90,20 @@ def open_kernel(path: Path | None) -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Form:
-    """How a framework's own optimizers compute, which decides about the last bits."""
+    """How a framework's own optimizers compute, which decides about the last bits.
+
+    Without a width, all elements are computed in the same way. Roots are the addresses of functions
+    for square roots of floats and of doubles, if those are not the processor's.
+    """
 
     contracts: bool
     width_bytes: int
+    roots: tuple[int, int] = (0, 0)
 
     def rest(self, count: int, first: int, length: int, itemsize: int) -> int:
         """Return how many elements at the end of a segment are updated one by one."""
+        if not self.width_bytes:
+            return 0
         alone = count - count % (self.width_bytes // itemsize)
         return max(0, first + length - max(first, alone))
 
@@ -120,6 +128,45 @@ class Place:
     double: bool
 
 
+class TensorSteps:
+    """Takes steps on whole tensors that have a state already.
+
+    Args:
+        places: of each parameter the addresses of its weights, of three arrays of its state, and of
+            its steps, or 0; the number of its elements, that of its rule, and whether it is double.
+    """
+
+    def __init__(self, places: Sequence[Sequence[int]]) -> None:
+        numbers = np.array(places, np.uint64).reshape(-1, 8)
+        self._weights, self._gradients = numbers[:, 0].copy(), np.zeros(len(numbers), np.uint64)
+        self._segments = segments = np.zeros(len(numbers), np.dtype(KernelSegment))
+        bytes_before = np.arange(len(numbers), dtype=np.uint64) * np.uint64(8)
+        segments["weights"] = bytes_before + np.uint64(self._weights.ctypes.data)
+        segments["gradients"] = bytes_before + np.uint64(self._gradients.ctypes.data)
+        segments["state"], segments["steps"] = numbers[:, 1:4], numbers[:, 4]
+        segments["count"], segments["rule"], segments["is_double"] = numbers[:, 5:].T
+
+    def take(self, gradients: Sequence[int], rules: Sequence[KernelRule], form: Form) -> None:
+        """Take a step on the parameters whose gradients have an address that is not 0."""
+        library, factor = load_kernel(), c_double(1)
+        assert library is not None  # otherwise there is no form
+        self._gradients[:] = gradients
+        self._segments["skipped"] = self._gradients == 0
+        update = KernelUpdate(
+            segments=self._segments.ctypes.data_as(POINTER(KernelSegment)),
+            segment_count=len(self._segments),
+            rules=(KernelRule * len(rules))(*rules),
+            prescales=ctypes.pointer(factor),
+            postscale=1,
+            factor=1,
+            gradient_count=1,
+            copies=1,
+            contracts=form.contracts,
+            roots=(c_void_p * 2)(*form.roots),
+        )
+        library.hvd_update(update)
+
+
 class KernelStep:
     """Takes steps on segments, with the sums of their gradients, for all ranks of a node."""
 
@@ -142,6 +189,7 @@ class KernelStep:
             copies=ranks,
             own=own,
             contracts=form.contracts,
+            roots=(c_void_p * 2)(*form.roots),
         )
 
     def use_state(self, number: int, arrays: Sequence[int], steps: int) -> None:

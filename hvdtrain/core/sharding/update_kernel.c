@@ -1,9 +1,10 @@
 /* An optimizer's step on segments of parameters in one pass over memory: sum the gradients of a
  * node's ranks, update weights and state, and write the weights into every rank's copy.
  *
- * Why C: a sum, a step and a copy by themselves read and write memory three times. Sums have the
- * bits of node_kernel.c, and updates those of torch's fused optimizers, which multiply and add in
- * one operation in some places and not in others, and otherwise in the last elements of a tensor.
+ * Why C: a sum, a step and a copy by themselves read and write memory three times, and torch's
+ * default optimizers once for each term. Sums have the bits of node_kernel.c, and updates those of
+ * torch's optimizers, which multiply and add in one operation in some places and not in others, the
+ * fused ones otherwise in the last elements of a tensor.
  *
  * There is no synchronization here: gradients and weights belong to the caller meanwhile. The
  * second half of the file is the same for both types of elements: the first half includes it.
@@ -37,7 +38,7 @@ typedef struct {
 /* Elements of a parameter that this rank updates. */
 typedef struct {
     char *const *gradients; /* of each rank; that of this rank may be the sum */
-    char *const *weights;   /* copies of each rank, that of this rank first */
+    char *const *weights;   /* copies, that of this rank first */
     char *state[3];         /* momentum; or both means, and the largest mean with amsgrad */
     float *steps;           /* number of steps so far, which Adam counts */
     double squares;         /* result of hvd_sum: sum of the squares of the summed gradient */
@@ -48,6 +49,10 @@ typedef struct {
     int32_t skipped;        /* whether no rank has a gradient */
     int32_t begins;         /* whether there is no state yet */
 } segment_t;
+
+/* vmsSqrt and vmdSqrt of MKL, which do not round as the processor's instruction does. */
+typedef void (*root_t)(int64_t count, const void *from, void *to, int64_t mode);
+#define ROOT_MODE 0x140102 /* as torch calls it: accurate, subnormal numbers kept, no errors */
 
 typedef struct {
     segment_t *segments;
@@ -60,6 +65,7 @@ typedef struct {
     int32_t copies;          /* of the weights of each segment */
     int32_t own;             /* number of this rank's gradient */
     int32_t contracts;       /* whether torch multiplies and adds in one operation */
+    root_t roots[2];         /* torch's own square roots of floats and doubles, or null */
 } update_t;
 
 /* What a step needs to know about its elements. */
@@ -67,6 +73,7 @@ typedef struct {
     const rule_t *rule;
     double step_size, correction; /* of Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t) */
     int32_t begins, contracts;
+    root_t root;
 } moment_t;
 
 /* ---- parts that do not depend on the type of elements --------------------------------------- */
@@ -81,11 +88,13 @@ static int64_t block_length(const char *weights, int64_t itemsize, int64_t start
 /* Count a step of a segment, and return what depends on the number of steps. */
 static moment_t begin_step(const update_t *update, const segment_t *segment) {
     const rule_t *rule = &update->rules[segment->rule];
-    moment_t moment = {.rule = rule, .begins = segment->begins, .contracts = update->contracts};
+    moment_t moment = {.rule = rule, .begins = segment->begins, .contracts = update->contracts,
+                       .root = update->roots[segment->is_double]};
     if (rule->kind != SGD) {
         *segment->steps += 1;
         moment.step_size = rule->lr / (1 - pow(rule->beta1, *segment->steps));
-        moment.correction = sqrt(1 - pow(rule->beta2, *segment->steps));
+        double square = 1 - pow(rule->beta2, *segment->steps);
+        moment.correction = moment.root ? pow(square, 0.5) : sqrt(square); /* as Python, or C++ */
     }
     return moment;
 }
@@ -247,7 +256,7 @@ INLINE void X(sgd)(const moment_t *moment, const X(source_t) *source, T *restric
 
 INLINE void X(adam)(const moment_t *moment, const X(source_t) *source, T *restrict p, T *restrict m,
                     T *restrict v, T *restrict largest, int64_t count, int alone, int amsgrad,
-                    int contracts, int two) {
+                    int contracts, int two, int own_root) {
     const X(source_t) from = *source;
     const rule_t *rule = moment->rule;
     T weight = 1 - rule->beta1, share = 1 - rule->beta2, beta2 = rule->beta2;
@@ -255,6 +264,7 @@ INLINE void X(adam)(const moment_t *moment, const X(source_t) *source, T *restri
     T kept = rule->kind == ADAMW ? 1 - rule->lr * rule->weight_decay : 1;
     int small = weight < (T)0.5;
     T part = small ? weight : weight - 1;
+    T roots[ROOM];
     for (int64_t i = 0; i < count; i++) {
         T g = X(gradient)(&from, i, two), square;
         m[i] = X(fold)(part, g - m[i], small ? m[i] : g, contracts);
@@ -265,8 +275,12 @@ INLINE void X(adam)(const moment_t *moment, const X(source_t) *source, T *restri
             square = square > largest[i] || square != square ? square : largest[i];
             largest[i] = square;
         }
-        p[i] = p[i] * kept + rate * m[i] / (ROOT(square) / correction + epsilon);
+        if (!own_root) p[i] = p[i] * kept + rate * m[i] / (ROOT(square) / correction + epsilon);
     }
+    if (!own_root) return;
+    moment->root(count, amsgrad ? largest : v, roots, ROOT_MODE);
+    for (int64_t i = 0; i < count; i++)
+        p[i] = p[i] * kept + rate * m[i] / (roots[i] / correction + epsilon);
 }
 
 static T *X(part)(char *state, int64_t start) { return state ? (T *)state + start : 0; }
@@ -277,9 +291,13 @@ INLINE void X(step)(const moment_t *moment, const X(source_t) *from, T *p, char 
     T *m = X(part)(state[0], start), *v = X(part)(state[1], start);
     T *largest = X(part)(state[2], start);
     if (moment->rule->kind == SGD) X(sgd)(moment, from, p, m, count, alone, contracts, two);
-    else if (moment->rule->amsgrad)
-        X(adam)(moment, from, p, m, v, largest, count, alone, 1, contracts, two);
-    else X(adam)(moment, from, p, m, v, 0, count, alone, 0, contracts, two);
+    else if (moment->root) {
+        if (moment->rule->amsgrad)
+            X(adam)(moment, from, p, m, v, largest, count, 0, 1, contracts, 0, 1);
+        else X(adam)(moment, from, p, m, v, 0, count, 0, 0, contracts, 0, 1);
+    } else if (moment->rule->amsgrad)
+        X(adam)(moment, from, p, m, v, largest, count, alone, 1, contracts, two, 0);
+    else X(adam)(moment, from, p, m, v, 0, count, alone, 0, contracts, two, 0);
 }
 
 FAST void X(step_on_sum)(const moment_t *moment, const X(source_t) *from, T *p, char *const *state,
@@ -306,7 +324,9 @@ static void X(update)(const update_t *update, const segment_t *segment, const mo
     T g[ROOM], *own = (T *)segment->weights[0];
     const rule_t *rule = moment->rule;
     int decays = rule->weight_decay != 0 && rule->kind != ADAMW;
-    int two = update->gradient_count == 2 && update->factor == 1 && !decays && !rule->maximize;
+    int plain = update->factor == 1 && !decays && !rule->maximize;
+    int two = update->gradient_count == 2 && plain && !moment->root;
+    int one = update->gradient_count == 1 && plain;
     int64_t together = segment->count - segment->rest, count;
     for (int64_t start = 0; start < segment->count; start += count) {
         int alone = start >= together;
@@ -316,6 +336,9 @@ static void X(update)(const update_t *update, const segment_t *segment, const mo
                                 (const T *)segment->gradients[1] + start, update->prescales[0],
                                 update->prescales[1], update->postscale};
             X(step_on_two)(moment, &from, own + start, segment->state, start, count, alone);
+        } else if (one) {
+            X(source_t) from = {.sum = (const T *)segment->gradients[update->own] + start};
+            X(step_on_sum)(moment, &from, own + start, segment->state, start, count, alone);
         } else {
             X(source_t) from = {.sum = g};
             X(combine)(update, segment, g, start, count);

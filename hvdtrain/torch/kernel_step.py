@@ -1,0 +1,297 @@
+"""Steps of torch's optimizers in the compiled kernel, with the bits of this torch (all local)."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import optimizer as torch_optimizer
+
+from hvdtrain.core.sharding.kernel import (
+    KINDS,
+    Form,
+    KernelRule,
+    KernelStep,
+    Place,
+    TensorSteps,
+    load_kernel,
+)
+from hvdtrain.torch.operations import divergence
+
+# The state that the kernel changes for each element, in its order.
+STATES: Mapping[type, tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum_buffer",),
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+}
+TYPES = (torch.float32, torch.float64)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# With and without AVX2, with AVX-512 and with NEON. The first are the usual ones.
+_FUSED_FORMS = [Form(contracts, width) for contracts in (True, False) for width in (32, 64, 16)]
+_ROOTS = ("vmsSqrt", "vmdSqrt")
+_COUNT, _STEPS = 64 * 64 + 15, 3
+_SGD: Sequence[Mapping[str, Any]] = (
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
+    {"momentum": 0.7, "weight_decay": 0.1, "dampening": 0.3, "maximize": True},
+)
+_ADAM: Sequence[Mapping[str, Any]] = (
+    {"weight_decay": 0.0},
+    {"weight_decay": 0.1, "amsgrad": True},
+    {"weight_decay": 0.1, "betas": (0.4, 0.9), "maximize": True},
+)
+
+
+def kernel_rule(kind: type, group: Mapping[str, Any], fused: bool = True) -> KernelRule | None:
+    """Return the settings of a parameter group for the kernel; None if it lacks one of them."""
+    beta1, beta2 = group.get("betas", (0.0, 0.0))
+    numbers = (
+        *(group["lr"], group["weight_decay"], group.get("momentum", 0.0)),
+        *(group.get("dampening", 0.0), beta1, beta2, group.get("eps", 0.0)),
+    )
+    plain = all(isinstance(number, (int, float)) for number in numbers)
+    other = any(group.get(key) for key in ("foreach", "capturable", "differentiable"))
+    if not plain or other or bool(group.get("fused")) is not fused:
+        return None
+    decoupled = group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
+    name = "sgd" if kind is torch.optim.SGD else "adamw" if decoupled else "adam"
+    return KernelRule(
+        *numbers,
+        kind=KINDS.index(name),
+        maximize=group["maximize"],
+        nesterov=group.get("nesterov", False),
+        amsgrad=group.get("amsgrad", False),
+    )
+
+
+@cache
+def find_form(kind: type, fused: bool = True) -> Form | None:
+    """Return the form in which the kernel has the bits of an optimizer's fused or default steps."""
+    if kind not in STATES or load_kernel() is None:
+        return None
+    forms = _FUSED_FORMS if fused else _default_forms()
+    return next((form for form in forms if _agrees(kind, form, fused)), None)
+
+
+def _default_forms() -> list[Form]:
+    """Return forms of steps of several operations, each on a whole tensor."""
+    roots = [(0, 0)]
+    try:  # those of MKL, which torch takes where it is built with them
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        found = [ctypes.cast(library[name], ctypes.c_void_p).value for name in _ROOTS]
+        roots.insert(0, (found[0] or 0, found[1] or 0))
+    except (OSError, AttributeError):
+        pass
+    return [Form(contracts, 0, each) for contracts in (True, False) for each in roots]
+
+
+def _agrees(kind: type, form: Form, fused: bool) -> bool:
+    try:
+        return all(
+            _same_bits(kind, {"lr": 0.1, "fused": fused, **settings}, form, dtype)
+            for settings in (_SGD if kind is torch.optim.SGD else _ADAM)
+            for dtype in TYPES
+        )
+    except (RuntimeError, TypeError):  # this torch has no fused steps on the CPU
+        return False
+
+
+def _same_bits(kind: type, settings: dict[str, Any], form: Form, dtype: torch.dtype) -> bool:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> torch.Tensor:
+        numbers = torch.randn(2, _COUNT, generator=generator, dtype=dtype, device="cpu")
+        return numbers[0] * torch.exp(3 * numbers[1])
+
+    weights = drawn()
+    theirs = weights.clone()
+    optimizer = kind([theirs], **settings)
+    rule = kernel_rule(kind, optimizer.param_groups[0], settings["fused"])
+    if rule is None:
+        return False
+    gradient, steps = torch.empty_like(weights), torch.zeros((), dtype=torch.float32, device="cpu")
+    state = [torch.zeros_like(weights) for _ in STATES[kind]]
+    rest = form.rest(_COUNT, 0, _COUNT, weights.itemsize)
+    addresses = [gradient.data_ptr()], [weights.data_ptr()]
+    place = Place(*addresses, _COUNT, rest, 0, dtype is torch.float64)
+    kernel = KernelStep([place], 1, 0, form)
+    kernel.use_state(0, [array.data_ptr() for array in state], steps.data_ptr())
+    for number in range(_STEPS):
+        theirs.grad = drawn()
+        gradient.copy_(theirs.grad)
+        optimizer.step()
+        kernel.select(0, True, number == 0)
+        kernel.update([rule], None)
+    kept = optimizer.state[theirs]
+    return torch.equal(weights, theirs) and all(
+        torch.equal(own, other) for own, other in _pairs(state, kept, STATES[kind])
+    )
+
+
+def _pairs(
+    state: list[torch.Tensor], kept: Mapping[str, Any], names: tuple[str, ...]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for own, name in zip(state, names, strict=True):
+        other = kept.get(name)
+        if other is not None:
+            yield own, other
+
+
+class KernelSteps:
+    """Takes an optimizer's steps in one pass over memory, with the bits of torch's own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._kind: type = type(optimizer)
+        self._rows: list[_Row] = []
+        self._steps: TensorSteps | None = None
+
+    def take(self) -> bool:
+        """Take a step; return False, with nothing changed, where torch must.
+
+        That is so for optimizers other than SGD, Adam and AdamW in their default form, with hooks,
+        a step() of the program's own, parameters without a state yet, or tensors that the kernel
+        does not know.
+        """
+        # Another mode of this thread flushes subnormal numbers to zero.
+        usual = torch.get_num_threads() == 1 and sys.float_info.min * 0.5
+        if self._kind not in STATES or not usual or not _is_torchs_own(self._optimizer):
+            return False
+        groups = self._optimizer.param_groups
+        rules = [rule for g in groups if (rule := kernel_rule(self._kind, g, fused=False))]
+        if len(rules) < len(groups) or (gradients := self._find_gradients()) is None:
+            return False
+        if (form := find_form(self._kind, fused=False)) is None:
+            return False
+        if self._steps is None:
+            self._steps = TensorSteps([row.places for row in self._rows])
+        with torch.autograd.profiler.record_function(f"Optimizer.step#{self._kind.__name__}.step"):
+            self._steps.take(gradients, rules, form)
+            self._optimizer._optimizer_step_code()
+        used = [row for row, address in zip(self._rows, gradients, strict=True) if address]
+        torch.autograd.graph.increment_version([each for row in used for each in row.tensors])
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
+        return True
+
+    def _find_gradients(self) -> list[int] | None:
+        """Return the address of each gradient, 0 without one; None where torch must step."""
+        found: list[int] = []
+        rows, state = self._rows, self._optimizer.state
+        for number, group in enumerate(self._optimizer.param_groups):
+            names = _names_of_state(self._kind, group)
+            for parameter in group["params"]:
+                gradient, place = parameter.grad, len(found)
+                entry = state.get(parameter, {}) if gradient is not None else {}
+                new = place == len(rows)
+                if new or (
+                    gradient is not None
+                    and not rows[place].is_still(parameter, number, names, entry)
+                ):
+                    rows[place : place + 1] = [_Row(parameter, number, names, entry)]
+                    self._steps = None
+                if gradient is not None and not rows[place].takes(gradient):
+                    return None
+                # The address of no elements is 0.
+                found.append(0 if gradient is None else gradient.data_ptr() or 1)
+        if len(rows) > len(found):
+            del rows[len(found) :]
+            self._steps = None
+        return found
+
+
+def _names_of_state(kind: type, group: Mapping[str, Any]) -> tuple[str, ...]:
+    if kind is torch.optim.SGD:
+        return STATES[kind] if group["momentum"] else ()
+    return (*STATES[kind][: 3 if group["amsgrad"] else 2], "step")
+
+
+class _Row:
+    """What the kernel must know of a parameter, as long as its tensors are where they were."""
+
+    def __init__(
+        self, parameter: torch.Tensor, number: int, names: Sequence[str], entry: Mapping[str, Any]
+    ) -> None:
+        self.tensors = [parameter, *(entry.get(name) for name in names)]
+        self.places = [0] * 8
+        self._number, self._names = number, names
+        self._dtype, self._strides = parameter.dtype, parameter.stride()
+        self._alike = self._dtype in TYPES and _is_dense(parameter)
+        for tensor, name in zip(self.tensors, ("", *names), strict=True):
+            dtype, strides = self._dtype, self._strides
+            if name == "step":
+                dtype, strides = torch.float32, ()
+            self._alike = self._alike and _is_plain(tensor, dtype, strides)
+        if self._alike:
+            weights, *state = self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+            steps = [state.pop() if "step" in names else 0]
+            lacking = [0] * (3 - len(state))
+            double = self._dtype is torch.float64
+            self.places = [weights, *state, *lacking, *steps, parameter.numel(), number, double]
+
+    def is_still(
+        self, parameter: torch.Tensor, number: int, names: Sequence[str], entry: Mapping[str, Any]
+    ) -> bool:
+        """Return whether nothing has changed since the row was made."""
+        if not self._alike or parameter is not self.tensors[0] or number != self._number:
+            return False
+        if names != self._names or parameter.stride() != self._strides:
+            return False
+        for name, tensor in zip(names, self.tensors[1:], strict=True):
+            if entry.get(name) is not tensor:
+                return False
+        for tensor, address in zip(self.tensors, self._addresses, strict=True):
+            if tensor.data_ptr() != address:
+                return False
+        return True
+
+    def takes(self, gradient: torch.Tensor) -> bool:
+        return self._alike and _is_plain(gradient, self._dtype, self._strides)
+
+
+def _is_plain(tensor: Any, dtype: torch.dtype, strides: tuple[int, ...]) -> bool:
+    return (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.dtype is dtype
+        and tensor.stride() == strides
+        and not tensor.is_neg()
+        and not tensor.is_inference()
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return False
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and stride != size:
+            return False
+        size *= length
+    return True
+
+
+def _is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether nothing else happens in step() than in torch's own."""
+    # That of broadcast_parameters() does nothing for wrapped optimizers.
+    after = torch_optimizer._global_optimizer_post_hooks.values()
+    others = any(getattr(hook, "__module__", None) != divergence.__name__ for hook in after)
+    own = optimizer.__dict__
+    if others or torch_optimizer._global_optimizer_pre_hooks:
+        return False
+    if own.get("_optimizer_step_pre_hooks") or own.get("_optimizer_step_post_hooks"):
+        return False
+    step: Callable[..., Any] | None = own.get("step", type(optimizer).step)
+    # A scheduler sets a function that counts steps, and calls what was there.
+    while step is not None:
+        function = getattr(step, "__func__", step)
+        if not getattr(function, "__globals__", {}).get("__name__", "").startswith("torch.optim."):
+            return False
+        step = getattr(function, "__wrapped__", None)
+    return True
