@@ -69,6 +69,14 @@ def allocator(framework: str) -> None:
     _answer(objection=why_no_allocator())
 
 
+def torch_steps() -> None:
+    """Compare steps: the optimizers of torch of which the compiled kernel has the bits."""
+    from hvdtrain.torch.kernel_step import STATES, find_form
+
+    wanted = Config.from_environ(os.environ).torch_steps
+    _answer(kinds=[kind.__name__ for kind in STATES if wanted and find_form(kind, fused=False)])
+
+
 def mpi_start() -> None:
     """Initialize MPI on one rank: its thread level, and the kinds of GPU memory that it takes."""
     import ctypes

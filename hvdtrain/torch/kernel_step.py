@@ -151,6 +151,7 @@ class KernelSteps:
         self._kind: type = type(optimizer)
         self._rows: list[_Row] = []
         self._steps: TensorSteps | None = None
+        self._threads = 0
 
     def take(self) -> bool:
         """Take a step; return False, with nothing changed, where torch must.
@@ -160,7 +161,7 @@ class KernelSteps:
         does not know.
         """
         # Another mode of this thread flushes subnormal numbers to zero.
-        usual = torch.get_num_threads() == 1 and sys.float_info.min * 0.5
+        usual = sys.float_info.min * 0.5
         if self._kind not in STATES or not usual or not _is_torchs_own(self._optimizer):
             return False
         groups = self._optimizer.param_groups
@@ -169,8 +170,10 @@ class KernelSteps:
             return False
         if (form := find_form(self._kind, fused=False)) is None:
             return False
-        if self._steps is None:
-            self._steps = TensorSteps([row.places for row in self._rows])
+        threads = torch.get_num_threads()
+        if self._steps is None or threads != self._threads:
+            self._steps = TensorSteps([row.places for row in self._rows], threads)
+            self._threads = threads
         with torch.autograd.profiler.record_function(f"Optimizer.step#{self._kind.__name__}.step"):
             self._steps.take(gradients, rules, form)
             self._optimizer._optimizer_step_code()
@@ -217,7 +220,7 @@ class _Row:
     def __init__(
         self, parameter: torch.Tensor, number: int, names: Sequence[str], entry: Mapping[str, Any]
     ) -> None:
-        self.tensors = [parameter, *(entry.get(name) for name in names)]
+        self.tensors: list[Any] = [parameter, *(entry.get(name) for name in names)]
         self.places = [0] * 8
         self._number, self._names = number, names
         self._dtype, self._strides = parameter.dtype, parameter.stride()

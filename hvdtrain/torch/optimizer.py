@@ -161,8 +161,8 @@ class DistributedOptimizer(ExchangingOptimizer):
         self._synchronized = False
         self._clipped = False
         self._skips = False
-        in_kernel = context.current().config.torch_steps
-        self._in_kernel = KernelSteps(optimizer) if in_kernel else None
+        taken = context.current().config.torch_steps
+        self._kernel = KernelSteps(optimizer) if taken else None
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the wrapped optimizer, whose methods find reduced gradients.
@@ -326,7 +326,7 @@ class DistributedOptimizer(ExchangingOptimizer):
 
     def _step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take the wrapped optimizer's step, in the compiled kernel where that has its bits."""
-        if closure is None and self._in_kernel is not None and self._in_kernel.take():
+        if closure is None and self._kernel is not None and self._kernel.take():
             return None
         return self._optimizer.step(closure)
 
@@ -354,7 +354,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         if steps.active:
             steps.step()
         else:
-            self._optimizer.step()
+            self._step_alone()
         return loss
 
     @collective

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +74,7 @@ class KernelUpdate(Structure):
         ("copies", c_int32),
         ("own", c_int32),
         ("contracts", c_int32),
+        ("counted", c_int32),
         ("roots", c_void_p * 2),
     )
 
@@ -83,7 +88,7 @@ def load_kernel() -> ctypes.CDLL | None:
 
 def open_kernel(path: Path | None) -> ctypes.CDLL:
     library = open_library(path, _SOURCE)
-    for function in (library.hvd_update, library.hvd_sum):
+    for function in (library.hvd_update, library.hvd_sum, library.hvd_count):
         function.restype, function.argtypes = None, [POINTER(KernelUpdate)]
     return library
 
@@ -128,43 +133,91 @@ class Place:
     double: bool
 
 
+# A thread that has less to do takes longer to wake up than it saves.
+_LEAST_OF_A_THREAD = 1 << 16
+
+
+@cache
+def _threads(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, "hvdtrain-step")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of these threads
+
+
 class TensorSteps:
     """Takes steps on whole tensors that have a state already.
 
     Args:
         places: of each parameter the addresses of its weights, of three arrays of its state, and of
             its steps, or 0; the number of its elements, that of its rule, and whether it is double.
+        threads: number of threads.
     """
 
-    def __init__(self, places: Sequence[Sequence[int]]) -> None:
-        numbers = np.array(places, np.uint64).reshape(-1, 8)
-        self._weights, self._gradients = numbers[:, 0].copy(), np.zeros(len(numbers), np.uint64)
-        self._segments = segments = np.zeros(len(numbers), np.dtype(KernelSegment))
-        bytes_before = np.arange(len(numbers), dtype=np.uint64) * np.uint64(8)
-        segments["weights"] = bytes_before + np.uint64(self._weights.ctypes.data)
-        segments["gradients"] = bytes_before + np.uint64(self._gradients.ctypes.data)
-        segments["state"], segments["steps"] = numbers[:, 1:4], numbers[:, 4]
-        segments["count"], segments["rule"], segments["is_double"] = numbers[:, 5:].T
+    def __init__(self, places: Sequence[Sequence[int]], threads: int) -> None:
+        numbers = np.array(places, np.int64).reshape(-1, 8)
+        counts, total = numbers[:, 5], int(numbers[:, 5].sum())
+        begins = np.cumsum(counts) - counts
+        threads = max(1, min(threads, total // _LEAST_OF_A_THREAD))
+        self._whole = _Part(numbers, np.zeros_like(counts), counts)
+        self._parts = []
+        for first, last in pairwise(total * number // threads for number in range(threads + 1)):
+            starts = np.clip(first - begins, 0, counts)
+            self._parts.append(_Part(numbers, starts, np.clip(last - begins, 0, counts) - starts))
 
     def take(self, gradients: Sequence[int], rules: Sequence[KernelRule], form: Form) -> None:
         """Take a step on the parameters whose gradients have an address that is not 0."""
-        library, factor = load_kernel(), c_double(1)
+        library, found = load_kernel(), np.array(gradients, np.uint64)
         assert library is not None  # otherwise there is no form
-        self._gradients[:] = gradients
-        self._segments["skipped"] = self._gradients == 0
-        update = KernelUpdate(
+        kept = (KernelRule * len(rules))(*rules)
+        if len(self._parts) == 1:
+            library.hvd_update(self._whole.update(found, kept, form, counted=False))
+            return
+        library.hvd_count(self._whole.update(found, kept, form, counted=False))
+        own, *others = [part.update(found, kept, form, counted=True) for part in self._parts]
+        running = [_threads(len(others)).submit(library.hvd_update, each) for each in others]
+        library.hvd_update(own)
+        for each in running:
+            each.result()
+
+
+class _Part:
+    """The elements of each parameter that a thread updates."""
+
+    def __init__(
+        self, numbers: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], counts: Any
+    ) -> None:
+        offsets = (starts * np.where(numbers[:, 7], 8, 4)).astype(np.uint64)
+        places = numbers[:, :4].astype(np.uint64)
+        places[places != 0] += np.broadcast_to(offsets[:, None], places.shape)[places != 0]
+        self._offsets, self._gradients = offsets, np.zeros(len(numbers), np.uint64)
+        self._weights = places[:, 0].copy()
+        self._segments = segments = np.zeros(len(numbers), np.dtype(KernelSegment))
+        bytes_before = 8 * np.arange(len(numbers), dtype=np.uint64)
+        segments["weights"] = bytes_before + np.uint64(self._weights.ctypes.data)
+        segments["gradients"] = bytes_before + np.uint64(self._gradients.ctypes.data)
+        segments["state"], segments["steps"] = places[:, 1:], numbers[:, 4]
+        segments["count"], segments["rule"] = counts, numbers[:, 6]
+        segments["is_double"] = numbers[:, 7]
+
+    def update(
+        self, gradients: npt.NDArray[np.uint64], rules: Any, form: Form, counted: bool
+    ) -> KernelUpdate:
+        self._gradients[:] = gradients + self._offsets
+        self._segments["skipped"] = gradients == 0
+        return KernelUpdate(
             segments=self._segments.ctypes.data_as(POINTER(KernelSegment)),
             segment_count=len(self._segments),
-            rules=(KernelRule * len(rules))(*rules),
-            prescales=ctypes.pointer(factor),
+            rules=rules,
+            prescales=ctypes.pointer(c_double(1)),
             postscale=1,
             factor=1,
             gradient_count=1,
             copies=1,
             contracts=form.contracts,
+            counted=counted,
             roots=(c_void_p * 2)(*form.roots),
         )
-        library.hvd_update(update)
 
 
 class KernelStep:

@@ -65,6 +65,7 @@ typedef struct {
     int32_t copies;          /* of the weights of each segment */
     int32_t own;             /* number of this rank's gradient */
     int32_t contracts;       /* whether torch multiplies and adds in one operation */
+    int32_t counted;         /* whether hvd_count() has counted this step */
     root_t roots[2];         /* torch's own square roots of floats and doubles, or null */
 } update_t;
 
@@ -85,13 +86,13 @@ static int64_t block_length(const char *weights, int64_t itemsize, int64_t start
     return left < BLOCK + head ? left : BLOCK + head;
 }
 
-/* Count a step of a segment, and return what depends on the number of steps. */
+/* Return what depends on the number of steps, after counting this one. */
 static moment_t begin_step(const update_t *update, const segment_t *segment) {
     const rule_t *rule = &update->rules[segment->rule];
     moment_t moment = {.rule = rule, .begins = segment->begins, .contracts = update->contracts,
                        .root = update->roots[segment->is_double]};
     if (rule->kind != SGD) {
-        *segment->steps += 1;
+        if (!update->counted) *segment->steps += 1;
         moment.step_size = rule->lr / (1 - pow(rule->beta1, *segment->steps));
         double square = 1 - pow(rule->beta2, *segment->steps);
         moment.correction = moment.root ? pow(square, 0.5) : sqrt(square); /* as Python, or C++ */
@@ -143,6 +144,14 @@ void hvd_update(const update_t *update) {
     uint64_t kept = enter_default_mode();
     update_all(update);
     leave_default_mode(kept);
+}
+
+/* Count a step of all segments that are not skipped, before threads take it on parts of them. */
+void hvd_count(const update_t *update) {
+    for (int64_t i = 0; i < update->segment_count; i++) {
+        const segment_t *segment = &update->segments[i];
+        if (!segment->skipped && update->rules[segment->rule].kind != SGD) *segment->steps += 1;
+    }
 }
 
 /* Overwrite this rank's gradients with the scaled sums, unless there is one already, and set

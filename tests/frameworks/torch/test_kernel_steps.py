@@ -1,0 +1,240 @@
+"""Default steps of torch's optimizers in the compiled kernel have torch's bits, or are torch's."""
+
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hvdtrain.torch.kernel_step import KernelSteps
+
+ODD = (float("nan"), float("inf"), -0.0, 1e-42, -1e-310, 1e30)
+SHAPES = ((), (0,), (1,), (7,), (511,), (4097,), (33, 70), (4, 3, 5, 5), (200_001,))
+
+
+@pytest.fixture(params=[1, 2, 3], autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+class Twins:
+    """An optimizer whose steps the kernel takes, and an equal one whose steps torch takes."""
+
+    def __init__(self, kind: Any, *groups: dict[str, Any], seed: int = 0) -> None:
+        self.draws, self.taken = random.Random(seed), 0
+        self.generator = torch.Generator().manual_seed(seed)
+        weights = [[self.drawn(*each) for each in group.pop("shapes")] for group in groups]
+        self.own, self.torchs = [
+            kind(
+                [
+                    {"params": [torch.nn.Parameter(each.clone()) for each in own], **group}
+                    for own, group in zip(weights, groups, strict=True)
+                ]
+            )
+            for _ in range(2)
+        ]
+        self.steps = KernelSteps(self.own)
+
+    def drawn(self, shape: tuple[int, ...], dtype: torch.dtype, order: str = "C") -> torch.Tensor:
+        numbers = torch.randn(2, *shape, generator=self.generator, dtype=dtype)
+        tensor = numbers[0] * torch.exp(4 * numbers[1])
+        if tensor.numel() and self.draws.random() < 0.2:
+            tensor.view(-1)[self.draws.randrange(tensor.numel())] = self.draws.choice(ODD)
+        if order == "F" and len(shape) == 2:
+            return tensor.t().contiguous().t()
+        if order == "F" and len(shape) == 4:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
+
+    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for own, other in zip(self.own.param_groups, self.torchs.param_groups, strict=True):
+            yield from zip(own["params"], other["params"], strict=True)
+
+    def step(self, without: float = 0.1) -> None:
+        for own, other in self.pairs():
+            own.grad = other.grad = None
+            if self.draws.random() >= without:
+                gradient = self.drawn(tuple(own.shape), own.dtype)
+                own.grad, other.grad = (torch.empty_like(own).copy_(gradient) for _ in range(2))
+        self.torchs.step()
+        if self.steps.take():
+            self.taken += 1
+        else:
+            self.own.step()
+        self.compare()
+
+    def compare(self) -> None:
+        for own, other in self.pairs():
+            torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)
+            entry, expected = dict(self.own.state[own]), dict(self.torchs.state[other])
+            torch.testing.assert_close(entry, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def settings(draws: random.Random, kind: type) -> dict[str, Any]:
+    found = {
+        "lr": draws.choice((0.1, 1e-3, 1, 3e-4)),
+        "weight_decay": draws.choice((0, 0.01, 0.1)),
+        "maximize": draws.random() < 0.2,
+    }
+    if kind is SGD:
+        momentum = draws.choice((0, 0.5, 0.9))
+        nesterov = momentum > 0 and draws.random() < 0.4
+        dampening = 0 if nesterov else draws.choice((0, 0.1))
+        return {**found, "momentum": momentum, "nesterov": nesterov, "dampening": dampening}
+    betas = draws.choice(((0.9, 0.999), (0.4, 0.9), (0.5, 0.5), (0.0, 0.99)))
+    amsgrad = draws.random() < 0.3
+    return {**found, "betas": betas, "eps": draws.choice((1e-8, 1e-3)), "amsgrad": amsgrad}
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_every_bit_of_weights_and_state_is_that_of_torch(kind: type) -> None:
+    taken = 0
+    for seed in range(20):
+        draws = random.Random(seed)
+        types = (torch.float32, torch.float32, torch.float64)
+        groups = [
+            {
+                "shapes": [
+                    (draws.choice(SHAPES), draws.choice(types), draws.choice("CF"))
+                    for _ in range(draws.randint(1, 4))
+                ],
+                **settings(draws, kind),
+            }
+            for _ in range(draws.randint(1, 3))
+        ]
+        twins = Twins(kind, *groups, seed=seed)
+        for _ in range(5):
+            twins.step()
+            for optimizer in (twins.own, twins.torchs):
+                optimizer.param_groups[0]["lr"] *= 0.7
+        taken += twins.taken
+    assert taken > 50  # the first step of a parameter is torch's
+
+
+PLAIN = {"shapes": [((5, 3), torch.float32), ((4,), torch.float32)], "lr": 0.1}
+
+
+def use_a_hook(twins: Twins) -> None:
+    twins.own.register_step_post_hook(lambda *_: None)
+
+
+def use_a_step_of_its_own(twins: Twins) -> None:
+    for optimizer in (twins.own, twins.torchs):
+        torchs = optimizer.step
+
+        def step(torchs: Callable[[], Any] = torchs, at: Any = optimizer) -> None:
+            at.param_groups[0]["params"][0].grad.mul_(2)
+            torchs()
+
+        optimizer.step = step
+
+
+def use_rates_in_tensors(twins: Twins) -> None:
+    for optimizer in (twins.own, twins.torchs):
+        optimizer.param_groups[0]["lr"] = torch.tensor(0.05)
+
+
+def use_lists_of_tensors(twins: Twins) -> None:
+    twins.own.param_groups[0]["foreach"] = True
+
+
+def move_a_parameter(twins: Twins) -> None:
+    for parameter, _ in twins.pairs():
+        parameter.data = torch.cat([parameter.data.flatten(), torch.zeros(1)])[:-1].view_as(
+            parameter
+        )[..., ::1]
+
+
+CHANGES: dict[Callable[[Twins], None], bool] = {
+    use_a_hook: False,
+    use_a_step_of_its_own: False,
+    use_rates_in_tensors: False,
+    use_lists_of_tensors: False,
+    move_a_parameter: True,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_a_program_may_change_what_it_likes_between_steps(
+    kind: type, change: Callable[[Twins], None]
+) -> None:
+    twins = Twins(kind, dict(PLAIN))
+    for _ in range(3):
+        twins.step(without=0)
+    before = twins.taken
+    assert before > 0
+    change(twins)
+    twins.step(without=0)
+    assert twins.taken == before + CHANGES[change]
+
+
+def test_state_is_replaced_and_parameters_are_added() -> None:
+    twins = Twins(Adam, dict(PLAIN), {"shapes": [((6,), torch.float64)], "amsgrad": True})
+    for _ in range(3):
+        twins.step(without=0)
+    for optimizer in (twins.own, twins.torchs):
+        optimizer.load_state_dict(optimizer.state_dict())
+        for entry in optimizer.state.values():
+            entry["exp_avg"].mul_(0.5)
+            entry["exp_avg_sq"] = entry["exp_avg_sq"] + 1
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(9))]})
+    taken = twins.taken
+    for _ in range(3):
+        twins.step(without=0)
+    assert twins.taken == taken + 2  # a first step for the new parameter
+    for optimizer in (twins.own, twins.torchs):
+        del optimizer.param_groups[0]
+    twins.step(without=0)
+    assert twins.taken == taken + 3
+
+
+def test_schedulers_profilers_and_graphs_see_the_step() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = SGD([parameter], lr=0.1, momentum=0.9)
+    scheduler, steps = StepLR(optimizer, 1), KernelSteps(optimizer)
+    loss = (parameter**2).sum()
+    loss.backward(retain_graph=True)
+    assert not steps.take()
+    optimizer.step()
+    loss = (parameter**2).sum()
+    loss.backward(retain_graph=True)
+    optimizer._opt_called = False  # type: ignore[attr-defined]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert steps.take()
+    assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_hooks_of_all_optimizers_are_called() -> None:
+    twins, seen = Twins(SGD, dict(PLAIN)), []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
+    try:
+        twins.step(without=0)
+    finally:
+        handle.remove()
+    assert seen == [twins.torchs, twins.own]
+    assert twins.taken == 0
+
+
+def test_subnormal_numbers_are_flushed_where_the_program_wants_it() -> None:
+    twins = Twins(SGD, {"shapes": [((9,), torch.float32)], "lr": 1e-42})
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush subnormal numbers")
+    try:
+        twins.step(without=0)
+    finally:
+        torch.set_flush_denormal(False)
+    assert twins.taken == 0
