@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -151,7 +152,7 @@ class KernelSteps:
         self._kind: type = type(optimizer)
         self._rows: list[_Row] = []
         self._steps: TensorSteps | None = None
-        self._threads = 0
+        self._threads = (0, 0)
 
     def take(self) -> bool:
         """Take a step; return False, with nothing changed, where torch must.
@@ -170,9 +171,9 @@ class KernelSteps:
             return False
         if (form := find_form(self._kind, fused=False)) is None:
             return False
-        threads = torch.get_num_threads()
+        threads = torch.get_num_threads(), os.getpid()  # a forked child has none of them
         if self._steps is None or threads != self._threads:
-            self._steps = TensorSteps([row.places for row in self._rows], threads)
+            self._steps = TensorSteps([row.places for row in self._rows], threads[0])
             self._threads = threads
         with torch.autograd.profiler.record_function(f"Optimizer.step#{self._kind.__name__}.step"):
             self._steps.take(gradients, rules, form)

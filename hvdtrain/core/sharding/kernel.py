@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
@@ -137,14 +136,6 @@ class Place:
 _LEAST_OF_A_THREAD = 1 << 16
 
 
-@cache
-def _threads(number: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(number, "hvdtrain-step")
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # a child has none of these threads
-
-
 class TensorSteps:
     """Takes steps on whole tensors that have a state already.
 
@@ -159,6 +150,7 @@ class TensorSteps:
         counts, total = numbers[:, 5], int(numbers[:, 5].sum())
         begins = np.cumsum(counts) - counts
         threads = max(1, min(threads, total // _LEAST_OF_A_THREAD))
+        self._others = ThreadPoolExecutor(max(1, threads - 1), "hvdtrain-step")
         self._whole = _Part(numbers, np.zeros_like(counts), counts)
         self._parts = []
         for first, last in pairwise(total * number // threads for number in range(threads + 1)):
@@ -175,7 +167,7 @@ class TensorSteps:
             return
         library.hvd_count(self._whole.update(found, kept, form, counted=False))
         own, *others = [part.update(found, kept, form, counted=True) for part in self._parts]
-        running = [_threads(len(others)).submit(library.hvd_update, each) for each in others]
+        running = [self._others.submit(library.hvd_update, each) for each in others]
         library.hvd_update(own)
         for each in running:
             each.result()
