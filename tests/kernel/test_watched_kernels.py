@@ -31,20 +31,12 @@ FAULTS = [
         "(int64_t)rows[0] + 1);",
         "overflow",
     ),
-    ("placed_driver.c", "node/placed.h", "rows[1 + sources + k]", "rows[1 + k]", "wrong elements"),
     (
         "codes_driver.c",
         "codes_kernel.c",
         "return left < 0 ? 0 : left < bytes ? left : bytes;",
         "return bytes;",
         "overflow",
-    ),
-    (
-        "codes_driver.c",
-        "codes_kernel.c",
-        "level = level < outermost ? level : outermost;",
-        "",
-        "outside the range",
     ),
     (
         "update_driver.c",

@@ -17,20 +17,11 @@ from hvdtrain_bench.scaling.scheme import (
     allreduce_seconds,
     backward_seconds,
 )
-from hypothesis import strategies as st
 
 from hvdtrain.errors import HvdtrainError
 
 LINK = Link("10 GB/s", 5e-6, 10e9)
 MB = 10**6
-
-links = st.builds(
-    Link,
-    st.just("any"),
-    st.floats(1e-7, 1e-3),
-    st.floats(1e6, 1e12),
-    st.sampled_from([0.0, 0.5, 1.0]),
-)
 
 
 @pytest.mark.parametrize(
@@ -139,20 +130,6 @@ def test_computing_while_communicating_is_as_slow_as_every_other_turn_tells() ->
     assert check.turns_inside == 0
     assert check.error == pytest.approx((0.11 + SPENT) / 9 - 1)
     assert check_line([check]).startswith("0 of 1 measured steps, and 0 of 3 of their turns, lie")
-
-
-@pytest.mark.parametrize("crowding", [1.0, 2.0, 4.0])
-def test_ranks_that_share_cores_take_longer(crowding: float) -> None:
-    base = profile(
-        2, 1, [0.1 + allreduce_seconds(2, 100 * MB, NODE)], points(Cluster(NODE), 2, [1.0])
-    )
-    slow = NODE.slowed(crowding)
-    expected = 0.1 * crowding + allreduce_seconds(4, 100 * MB, slow)
-    crowded = profile(4, 1, [expected], points(Cluster(slow), 4, [1.0]), crowding=crowding)
-    first, second = check_predictions([base, crowded])
-    assert first.error == pytest.approx(0, abs=1e-9)
-    assert second.error == pytest.approx(0, abs=1e-9)
-    assert second.efficiency == pytest.approx(0.1 / expected)
 
 
 def test_times_that_no_link_fits_are_an_error_in_one_line() -> None:
