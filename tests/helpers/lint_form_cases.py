@@ -35,7 +35,7 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         "class T:\n    @property\n    def q(self):\n        return h.rank() == 0\n"
         "t = T()\nif t.q:\n    h.barrier()  # here\n",
     ),
-    ("HVD101", HVD, "q = h.rank() > 0 or x\nif not q:\n    h.barrier()  # here\n"),
+    ("HVD101", HVD, "q = bool(h.rank()) or x\nif not q:\n    h.barrier()  # here\n"),
     ("HVD101", HVD, "def g(f):\n    if r == 0:\n        f()  # here\ng(h.barrier)\n"),
     (
         "HVD101",

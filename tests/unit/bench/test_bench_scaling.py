@@ -1,6 +1,5 @@
 """Scaling on paper: known limits, predicted intervals, and how they are checked."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,16 +64,6 @@ def test_ranks_of_a_node_share_its_card() -> None:
     assert backward_seconds(cluster, AVERAGE, 32, 100 * MB) == pytest.approx(one_node + between)
     alone = Cluster(network, node, 1)
     assert backward_seconds(alone, AVERAGE, 4, MB) == allreduce_seconds(4, MB, network)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "milliseconds"),
-    # 2 lg n 5 us + 2 * 10 ms, or in a ring 2 (n-1) 5 us + 2 (n-1)/n 10 ms; lg 6 is rounded up
-    [(2, 10.010), (4, 15.030), (6, 0.050 + 100 / 6), (64, 0.060 + 20)],
-)
-def test_trees_have_no_powers_of_two_to_prefer(ranks: int, milliseconds: float) -> None:
-    trees = replace(LINK, trees=True)
-    assert 1e3 * allreduce_seconds(ranks, 100 * MB, trees) == pytest.approx(milliseconds)
 
 
 def test_an_exchange_sends_less_and_computes_more() -> None:

@@ -57,47 +57,8 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def tree(folder: Path, files: dict[str, str]) -> Path:
-    """Write a made-up package named hvdtrain, with an empty __init__.py in each folder."""
-    package = folder / "hvdtrain"
-    for name, text in files.items():
-        path = package / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        for parent in (path.parent, package):
-            (parent / "__init__.py").touch()
-    return package
-
-
 def test_imports_point_down() -> None:
     assert faults(PACKAGE, *BESIDE) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "fault"),
-    [
-        ("topology.py", "import hvdtrain.core.x", "foundations must not import core"),
-        ("core/a.py", "def f():\n    import hvdtrain.torch.x", "core must not import torch"),
-        ("core/a.py", "if TYPE_CHECKING:\n    import hvdtrain.cli.x", "must not import cli"),
-        ("train/loop/a.py", "import hvdtrain.train.torch.x", "loop must not import torch"),
-        ("train/odd/a.py", "", "no order is known for this folder"),
-        ("core/a.py", "from hvdtrain.engines import x", "only engines know a concrete engine"),
-        ("surprise/a.py", "", "hvdtrain.surprise.a: no layer is known for it"),
-        ("core/a.py", "import hvdtrain.core.gone", "hvdtrain.core.gone, which is not there"),
-        ("launch/a.py", "def f():\n    from mpi4py import MPI", "launch must not know it"),
-        ("data/a.py", "import torch.utils", "data must import it inside a function"),
-    ],
-)
-def test_a_wrong_import_is_found(tmp_path: Path, name: str, text: str, fault: str) -> None:
-    layers = ("engines", "core", "torch", "tensorflow", "train", "train/torch", "cli")
-    found = faults(tree(tmp_path, {f"{layer}/x.py": "" for layer in layers} | {name: text}))
-    assert any(fault in line for line in found), found
-
-
-def test_a_cycle_is_found(tmp_path: Path) -> None:
-    files = {"core/a.py": "from . import b", "core/b.py": "def f():\n    from .a import x"}
-    (fault,) = faults(tree(tmp_path, files))
-    assert fault.startswith("cycle: ")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-import channel_trials
 import pytest
 from channel_trials import faulty_trial, sound_trial
-
-from hvdtrain.core.agreement import queue
 
 Trial = Callable[[int], list[str]]
 
@@ -44,24 +41,3 @@ def failures(trial: Trial, numbers: range) -> Iterator[list[str]]:
 def test_random_programs(trial: Trial, numbers: range) -> None:
     wrong = next(failures(trial, numbers), None)
     assert wrong is None, "\n".join(wrong or ())
-
-
-# What may go wrong: the trials that find it, what is replaced, and by what.
-MUTATIONS: dict[str, tuple[Trial, type, str, object]] = {
-    "a rank that listens waits for ever": (
-        *(sound_trial, queue.Queue, "call_listeners", lambda self, ranks: None),
-    ),
-    "a channel closes without failing what is pending": (
-        *(faulty_trial, queue.Queue, "fail", lambda self, actions: None),
-    ),
-}
-
-
-@pytest.mark.parametrize(("trial", "owner", "name", "wrong"), MUTATIONS.values(), ids=MUTATIONS)
-def test_they_find(
-    trial: Trial, owner: type, name: str, wrong: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, name, wrong)
-    # A trial may hang now, and that is a finding, too.
-    monkeypatch.setattr(channel_trials, "HANG_SECONDS", 1.0)
-    assert any(failures(trial, range(300)))
