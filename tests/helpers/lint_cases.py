@@ -146,11 +146,7 @@ RIGHT: list[tuple[str, str, str]] = [
     ),
     ("HVD105", HVD, "for x in xs[hvd.rank() :: hvd.size()]:\n    total += model(x)\n"),
     # A name that is made from itself alone.
-    (
-        "HVD105",
-        HVD,
-        "from data import *\nxs = xs.map(f)\nfor x in xs:\n    hvd.allreduce_(x)\n",
-    ),
+    ("HVD105", HVD, "from data import *\nxs = xs.map(f)\nfor x in xs:\n    hvd.allreduce_(x)\n"),
     (
         "HVD106",
         KERAS,

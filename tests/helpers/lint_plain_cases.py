@@ -98,11 +98,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "a = keras.callbacks.EarlyStopping()  # here\n"
         "b = [state, a, hvd.callbacks.MetricAverageCallback()]\n",
     ),
-    (
-        "HVD206",
-        DDP,
-        "s = torch.manual_seed\ns(1)\na = DataLoader(d, 8, shuffle=True)  # here\n",
-    ),
+    ("HVD206", DDP, "s = torch.manual_seed\ns(1)\na = DataLoader(d, 8, shuffle=True)  # here\n"),
     ("HVD207", DDP, "c = torch.utils.data.random_split\na, b = c(d, [8, 2])  # here\n"),
     ("HVD208", HVD, "g = h.allreduce\ng(z, name='l')  # here\nprint(r, z)\n"),
     (
@@ -204,9 +200,5 @@ PLAIN_RIGHT: list[tuple[str, str, str]] = [
         "test_set = d\na = DataLoader(test_set, 8, sampler=DistributedSampler(test_set))\n"
         "for x in a:\n    f(m(x)).backward()\n    o.step()\n",
     ),
-    (
-        "HVD401",
-        KERAS,
-        "model_card = Card()\nmodel_card.save('card')\n",
-    ),
+    ("HVD401", KERAS, "model_card = Card()\nmodel_card.save('card')\n"),
 ]

@@ -21,13 +21,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PHONE = 390
 # One page of each kind.
 LOOKED_AT = [
-    "index.html",
-    "options.html",
-    "optimizers.html",
-    "training.html",
-    "reference/commands.html",
-    "reference/hvdtrain.torch.html",
-    "repository/examples/torch_loop.py.html",
+    *("index.html", "options.html", "optimizers.html", "training.html", "reference/commands.html"),
+    *("reference/hvdtrain.torch.html", "repository/examples/torch_loop.py.html"),
     "repository/CHANGELOG.html",
 ]
 # How much wider than the window the page is, and what makes it so.

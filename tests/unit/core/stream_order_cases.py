@@ -194,13 +194,8 @@ class Rounded(Compressor):
 
 
 CASES: list[Case] = [
-    training,
-    shared_steps,
-    named_operations,
-    operations_beside_others,
-    operations_done_together,
-    buckets,
-    several_devices,
+    *(training, shared_steps, named_operations, operations_beside_others, operations_done_together),
+    *(buckets, several_devices),
 ]
 
 
