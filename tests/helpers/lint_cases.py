@@ -61,11 +61,7 @@ MISTAKES: list[tuple[str, str, str]] = [
         "rank = 0\ndef start():\n    global rank\n    rank = hvd.rank()\n"
         "start()\nif rank == 0:\n    hvd.allreduce(x)  # here\n",
     ),
-    (
-        "HVD102",
-        DDP,
-        "for x in xs:\n    if rank > 0:\n        continue\n    dist.all_reduce(x)  # here\n",
-    ),
+    ("HVD102", DDP, "for x in xs:\n if rank > 0:\n  continue\n dist.all_reduce(x)  # here\n"),
     (
         "HVD103",
         DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n",
@@ -116,16 +112,8 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD104", HVD, "if hvd.rank() == 0:\n    optimizer.step()\nhvd.join()\n"),
     # Other numbers that are named as ranks are.
     ("HVD101", HVD, "rank = 8\nif rank > 0:\n    hvd.barrier()\n"),
-    (
-        "HVD101",
-        HVD,
-        "for rank in range(hvd.size()):\n    if rank == 0:\n        hvd.allreduce(x)\n",
-    ),
-    (
-        "HVD102",
-        HVD,
-        "def f(x):\n    hvd.barrier()\n    if hvd.rank() != 0:\n        return\n    g(x)\n",
-    ),
+    ("HVD101", HVD, "for rank in range(hvd.size()):\n if rank == 0:\n  hvd.allreduce(x)\n"),
+    ("HVD102", HVD, "def f(x):\n hvd.barrier()\n if hvd.rank() != 0:\n  return\n g(x)\n"),
     ("HVD102", DDP, "def f(x):\n    if x is None:\n        return\n    dist.all_reduce(x)\n"),
     (
         "HVD103",
@@ -139,11 +127,7 @@ RIGHT: list[tuple[str, str, str]] = [
         "class Scheduler:  # of jobs\n    def step(self):\n        print(self)\n"
         "a = Scheduler()\nif hvd.rank() == 0:\n    a.step()\n",
     ),
-    (
-        "HVD105",
-        HVD,
-        "for x in xs[hvd.rank() :: hvd.size()]:\n    model(x).backward()\nhvd.join()\n",
-    ),
+    ("HVD105", HVD, "for x in xs[hvd.rank() :: hvd.size()]:\n model(x).backward()\nhvd.join()\n"),
     ("HVD105", HVD, "for x in xs[hvd.rank() :: hvd.size()]:\n    total += model(x)\n"),
     # A name that is made from itself alone.
     ("HVD105", HVD, "from data import *\nxs = xs.map(f)\nfor x in xs:\n    hvd.allreduce_(x)\n"),
@@ -244,11 +228,7 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD404", DDP, "print('start')\nfor x in xs:\n    print(f'rank {rank}: {x}')\n"),
     ("HVD404", ACCELERATE, "for x in xs:\n    accelerator.print(x)\n"),
     ("HVD404", DDP, "for x in xs:\n    if rank == 0 and x > 1:\n        print('loss', x)\n"),
-    (
-        "HVD405",
-        DDP + "from tqdm import tqdm\n",
-        "for x in tqdm(xs, disable=rank != 0):\n    f(x)\n",
-    ),
+    ("HVD405", DDP + "from tqdm import tqdm\n", "for x in tqdm(xs, disable=rank != 0):\n f(x)\n"),
     ("HVD405", KERAS, "model.fit(x, y, verbose=1 if hvd.rank() == 0 else 0)\n"),
     (
         "HVD406",

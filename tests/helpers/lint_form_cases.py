@@ -35,7 +35,8 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         "class T:\n    @property\n    def q(self):\n        return h.rank() == 0\n"
         "t = T()\nif t.q:\n    h.barrier()  # here\n",
     ),
-    ("HVD101", HVD, "q = bool(h.rank()) or x\nif not q:\n    h.barrier()  # here\n"),
+    ("HVD101", HVD, "q = h.rank() > 0 or x\nif not q:\n    h.barrier()  # here\n"),
+    ("HVD101", HVD, "q = bool(h.rank())\nif q:\n    h.barrier()  # here\n"),
     ("HVD101", HVD, "def g(f):\n    if r == 0:\n        f()  # here\ng(h.barrier)\n"),
     (
         "HVD101",
@@ -85,21 +86,9 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
         "class T:\n    @classmethod\n    def of(cls, a):\n        t = cls()\n        t.a = a\n"
         "        return t\nt = T.of(StepLR(o, 1))\n" + _STEP.format("t.a"),
     ),
-    (
-        "HVD104",
-        HVD,
-        "for a, b in zip([1], [StepLR(o, 1)]):\n    if r == 0:\n        b.step()  # here\n",
-    ),
-    (
-        "HVD104",
-        HVD,
-        "def g(a, *b):\n    if r == 0:\n        b[1].step()  # here\ng(1, o, StepLR(o, 1))\n",
-    ),
-    (
-        "HVD104",
-        HVD,
-        "def g(**a):\n    if r == 0:\n        a['b'].step()  # here\ng(b=StepLR(o, 1))\n",
-    ),
+    ("HVD104", HVD, "for a, b in zip([1], [StepLR(o, 1)]):\n if r == 0:\n  b.step()  # here\n"),
+    ("HVD104", HVD, "def g(a, *b):\n if r == 0:\n  b[1].step()  # here\ng(1, o, StepLR(o, 1))\n"),
+    ("HVD104", HVD, "def g(**a):\n if r == 0:\n  a['b'].step()  # here\ng(b=StepLR(o, 1))\n"),
     ("HVD104", HVD, "def g(a=StepLR(o, 1)):\n    if r == 0:\n        a.step()  # here\ng()\n"),
     (
         "HVD104",
@@ -155,21 +144,13 @@ FORM_MISTAKES: list[tuple[str, str, str]] = [
 # The same forms without a mistake.
 FORM_RIGHT: list[tuple[str, str, str]] = [
     ("HVD101", HVD, "match x:\n    case 0:\n        h.barrier()\n"),
-    (
-        "HVD101",
-        HVD,
-        "match r:\n    case 0:\n        h.barrier()\n    case _:\n        h.barrier()\n",
-    ),
+    ("HVD101", HVD, "match r:\n case 0:\n  h.barrier()\n case _:\n  h.barrier()\n"),
     ("HVD101", HVD, "if 0 <= r:\n    h.barrier()\n"),
     ("HVD101", HVD, "q = h.rank() > 0 or x\nif q:\n    h.barrier()\n"),
     ("HVD101", HVD, "a, *b = r, n\nif b[0] == 2:\n    h.barrier()\n"),
     ("HVD104", HVD, "a = {'b': P(), 'c': StepLR(o, 1)}\nif r == 0:\n    a['b'].step()\n"),
     ("HVD104", HVD, "for a, b in zip([P()], [o]):\n    if r == 0:\n        a.step()\n"),
     ("HVD104", HVD, "a = StepLR(o, 1)\ng = lambda: a.step()\nif x == 0:\n    g()\n"),
-    (
-        "HVD104",
-        HVD,
-        "class T:\n    a = P()\nclass U:\n    a = StepLR(o, 1)\nif r == 0:\n    T().a.step()\n",
-    ),
+    ("HVD104", HVD, "class T:\n a = P()\nclass U:\n a = StepLR(o, 1)\nif r == 0:\n T().a.step()\n"),
     ("HVD401", DDP, "rank == 0 and torch.save(m, 'b')\n"),
 ]

@@ -34,11 +34,7 @@ class T:
 
 # Code, beginning of the script, the rest with the mistake (`# here` marks its line).
 PLAIN_MISTAKES: list[tuple[str, str, str]] = [
-    (
-        "HVD101",
-        HVD,
-        "def who():\n    return h.rank()\nif who() == 0:\n    q = h.allreduce(x)  # here\n",
-    ),
+    ("HVD101", HVD, "def who():\n return h.rank()\nif who() == 0:\n q = h.allreduce(x)  # here\n"),
     (
         "HVD101",
         HVD,
@@ -145,11 +141,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         HVD + "from torch.utils.tensorboard import SummaryWriter as w\n",
         "def g(a):\n    a.add_scalar('b', 1)\nc = w\ng(c('d'))  # here\n",
     ),
-    (
-        "HVD404",
-        DDP,
-        "def a(x):\n    print(x)  # here\ndef b():\n    for x in xs:\n        a(x)\nb()\n",
-    ),
+    ("HVD404", DDP, "def a(x):\n print(x)  # here\ndef b():\n for x in xs:\n  a(x)\nb()\n"),
     ("HVD405", HVD + "from tqdm import tqdm as t\n", "a = t\nfor x in a(xs):  # here\n    m(x)\n"),
     ("HVD405", KERAS, "a = model.fit\na(x, y, callbacks=[state])  # here\n"),
     ("HVD406", DDP, "a = True\nb = datasets.MNIST('data', download=a)  # here\n"),
