@@ -167,7 +167,7 @@ def main() -> None:
     with hidden_files():
         warned = warnings_apart()
     if rank == 1:
-        os.pidfd_open = forbidden
+        vars(os)["pidfd_open"] = forbidden
     warned += warnings_apart()
     report(
         cases=len(said),
