@@ -21,11 +21,12 @@ from hypothesis import settings
 from leaks import MARK, Snapshot, leaks, restore
 
 _CHECKOUT = Path(__file__).parents[1]
-# Lost ranks, programs of users, explorations: `make test` leaves them to `make test-rest`.
+# Lost ranks, programs of users, explorations, broken installations: `make test` leaves them to
+# `make test-rest`.
 LONG = [
     *("failure/*.py", "scripts/*.py", "bench/*.py", "compare/*.py", "train/test_own_recipe.py"),
     *("unit/core/agreement/test_exploration*.py", "unit/core/test_stream_order.py"),
-    *("kernel/*.py", "launch/test_lint_run.py"),
+    *("kernel/*.py", "launch/test_lint_run.py", "launch/test_check.py"),
 ]
 _PATIENCE_SECONDS = 120.0
 _HEADER_PACKAGES = ("hvdtrain", "torch", "mpi4py", "numpy")

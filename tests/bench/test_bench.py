@@ -216,10 +216,7 @@ BAD_INPUT: list[tuple[list[str], str]] = [
     (["-np", "1"], "-np 1 must be at least 2"),
     (["steps", "--model", "gpt"], "'gpt' is not one of"),
     (["collectives", "--bytes", "6"], "--bytes 6: give positive multiples of 4"),
-    (
-        ["exchange", "--exchange", "quarter"],
-        "--exchange: exchange 'quarter': the name must be one of",
-    ),
+    (["exchange", "--exchange", "quarter"], "exchange 'quarter': the name must be one of"),
     (["scaling", "--gigabytes", "1"], "both --latency-us and --gigabytes"),
     (["scaling", "--forward-ms", "1"], "--backward-ms"),
     (["scaling", "--exchange", "auto"], "--exchange auto: predicted are half, nbit, "),

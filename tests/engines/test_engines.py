@@ -11,7 +11,7 @@ from contract_special import SPECIAL_TYPES, expected_of
 from horovod_environment import horovod_python
 from hosts import on_hosts
 from mpis import MPICH, OPEN_MPI_4
-from ranks import launch, run_ranks, start
+from ranks import run_ranks, start
 from shared_launch import SharedLaunch, results_of
 
 from hvdtrain.types import DType, ReduceOp
@@ -163,16 +163,6 @@ assert (array[0], array[-1], array.sum()) == (0, count - 1, count * (count - 1) 
     run_ranks(["-c", code], 2)
 
 
-@pytest.mark.parametrize(
-    ("fault", "caught_by"),
-    [("forgets a rank", "allreduce sum"), ("wrong root", "broadcast from the first")],
-)
-def test_a_broken_engine_fails(fault: str, caught_by: str) -> None:
-    done = launch(WORKER, 3, args=[f"mpi: {fault}"]).end()
-    assert done.returncode != 0
-    assert f"rank 0 of 3, {caught_by}" in done.stderr
-
-
 WITHOUT_GLOO = "import torch.distributed as d; d.is_backend_available = lambda _: False"
 
 
@@ -191,26 +181,3 @@ def test_an_engine_that_is_not_installed_is_refused(engine: str, hide: str, mess
     done = start([sys.executable, "-c", code]).end(code=2)
     assert done.stderr.startswith(f"hvdtrain: engine {engine} {message}")
     assert len(done.stderr.splitlines()) == 1
-
-
-# Two ranks compute on one core while Horovod has nothing to do. The launcher knows of more cores;
-# else Open MPI would give way by itself.
-BUSY = """
-import os, time
-from hvdtrain.config import Config
-from hvdtrain.engines.registry import open_world
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-communicator = open_world("horovod", Config.from_environ(os.environ), os.environ).communicator
-communicator.barrier()
-own, whole = time.thread_time(), time.process_time()
-while time.thread_time() - own < 0.5:  # however long it takes to get so much of the core
-    pass
-share = (time.thread_time() - own) / (time.process_time() - whole)
-communicator.barrier()
-assert share > 0.8, share  # Open MPI left to itself: a half
-"""
-
-
-@pytest.mark.horovod
-def test_horovods_waiting_threads_give_way_to_training() -> None:
-    run_ranks(["-c", BUSY], 2, python=horovod_python())

@@ -95,11 +95,8 @@ def train(fault: Callable[[], None]) -> None:
 
 
 EVERYWHERE = (
-    leaves_in_the_middle_of_a_step,
-    leaves_in_backward_before_its_peers,
-    leaves_between_backward_and_step,
-    waits,
-    goes_on,
+    *(leaves_in_the_middle_of_a_step, leaves_in_backward_before_its_peers),
+    *(leaves_between_backward_and_step, waits, goes_on),
 )
 
 if __name__ == "__main__":

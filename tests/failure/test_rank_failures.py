@@ -3,9 +3,6 @@
 import re
 import signal
 from collections.abc import Iterator, Mapping
-from functools import reduce
-from itertools import combinations
-from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +10,6 @@ import pytest
 from hosts import on_hosts
 from job import Completed
 from mpis import MPICH
-from paths import ROOT
 from ranks import launch, mpi_python, start, torch_beside
 from segments import no_new_segments
 
@@ -247,12 +243,3 @@ def test_different_exit_codes_under_mpich(codes: tuple[int, int], tmp_path: Path
     for job in jobs:
         with job:
             job.ended(code=codes[0] | codes[1])
-
-
-def test_no_exit_code_is_made_of_others() -> None:
-    rows = re.findall(r"^\| ([\d, ]+) \|", (ROOT / "docs" / "variables.md").read_text(), re.M)
-    codes = {int(code) for row in rows for code in row.split(",")}
-    assert {1, 2, 78} <= codes
-    for count in range(2, len(codes) + 1):
-        for joined in combinations(codes, count):
-            assert reduce(or_, joined) not in codes - {*joined}

@@ -58,11 +58,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(size: int, tmp_path: Path)
     for ours, theirs in zip(metrics_of(parts), metrics_of(whole), strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-12)
         assert (ours["accuracy"], ours["step"]) == (theirs["accuracy"], theirs["step"])
-    assert [position_of(path) for path in checkpoint_files(parts)] == [
-        (3, 0),
-        (2, 250),
-        (2, 0),
-    ]
+    assert [position_of(path) for path in checkpoint_files(parts)] == [(3, 0), (2, 250), (2, 0)]
 
 
 def test_a_signal_to_one_rank_stops_all_to_go_on(tmp_path: Path) -> None:

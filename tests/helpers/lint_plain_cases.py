@@ -34,11 +34,7 @@ class T:
 
 # Code, beginning of the script, the rest with the mistake (`# here` marks its line).
 PLAIN_MISTAKES: list[tuple[str, str, str]] = [
-    (
-        "HVD101",
-        HVD,
-        "def who():\n    return h.rank()\nif who() == 0:\n    q = h.allreduce(x)  # here\n",
-    ),
+    ("HVD101", HVD, "def who():\n return h.rank()\nif who() == 0:\n q = h.allreduce(x)  # here\n"),
     (
         "HVD101",
         HVD,
@@ -98,11 +94,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "a = keras.callbacks.EarlyStopping()  # here\n"
         "b = [state, a, hvd.callbacks.MetricAverageCallback()]\n",
     ),
-    (
-        "HVD206",
-        DDP,
-        "s = torch.manual_seed\ns(1)\na = DataLoader(d, 8, shuffle=True)  # here\n",
-    ),
+    ("HVD206", DDP, "s = torch.manual_seed\ns(1)\na = DataLoader(d, 8, shuffle=True)  # here\n"),
     ("HVD207", DDP, "c = torch.utils.data.random_split\na, b = c(d, [8, 2])  # here\n"),
     ("HVD208", HVD, "g = h.allreduce\ng(z, name='l')  # here\nprint(r, z)\n"),
     (
@@ -149,11 +141,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         HVD + "from torch.utils.tensorboard import SummaryWriter as w\n",
         "def g(a):\n    a.add_scalar('b', 1)\nc = w\ng(c('d'))  # here\n",
     ),
-    (
-        "HVD404",
-        DDP,
-        "def a(x):\n    print(x)  # here\ndef b():\n    for x in xs:\n        a(x)\nb()\n",
-    ),
+    ("HVD404", DDP, "def a(x):\n print(x)  # here\ndef b():\n for x in xs:\n  a(x)\nb()\n"),
     ("HVD405", HVD + "from tqdm import tqdm as t\n", "a = t\nfor x in a(xs):  # here\n    m(x)\n"),
     ("HVD405", KERAS, "a = model.fit\na(x, y, callbacks=[state])  # here\n"),
     ("HVD406", DDP, "a = True\nb = datasets.MNIST('data', download=a)  # here\n"),
@@ -204,9 +192,5 @@ PLAIN_RIGHT: list[tuple[str, str, str]] = [
         "test_set = d\na = DataLoader(test_set, 8, sampler=DistributedSampler(test_set))\n"
         "for x in a:\n    f(m(x)).backward()\n    o.step()\n",
     ),
-    (
-        "HVD401",
-        KERAS,
-        "model_card = Card()\nmodel_card.save('card')\n",
-    ),
+    ("HVD401", KERAS, "model_card = Card()\nmodel_card.save('card')\n"),
 ]

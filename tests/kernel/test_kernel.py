@@ -30,29 +30,13 @@ BUILDS = {
     ),
     "as installed": (("-O3",), "processes"),
 }
-# Each takes one thing away that orders what ranks write and read.
+# Each takes one thing away that orders what ranks write and read: a fence, and a wait.
 MUTATIONS = {
     "an arrival releases nothing": (
         "atomic_store(&own->phase, team->phase)",
         "atomic_store_explicit(&own->phase, team->phase, memory_order_relaxed)",
     ),
-    "a look acquires nothing": (
-        "atomic_load_explicit(&peer->phase, memory_order_acquire), target)",
-        "atomic_load_explicit(&peer->phase, memory_order_relaxed), target)",
-    ),
-    "a first look acquires nothing": (
-        "atomic_load_explicit(&peer->phase, memory_order_acquire), team->phase)",
-        "atomic_load_explicit(&peer->phase, memory_order_relaxed), team->phase)",
-    ),
-    "a sleeper acquires nothing": (
-        "uint32_t phase = atomic_load(&peer->phase);",
-        "uint32_t phase = atomic_load_explicit(&peer->phase, memory_order_relaxed);",
-    ),
     "turns share a place": ("(turn & 1) * team->chunk_bytes", "0 * team->chunk_bytes"),
-    "nobody waits for the last slice": (
-        "spread_slice(task);\n        arrive(team);\n        task->stage = ADDED;",
-        "spread_slice(task);\n        arrive(team);\n        team->turn++;\n        return 1;",
-    ),
 }
 
 

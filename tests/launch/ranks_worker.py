@@ -41,9 +41,6 @@ def misbehave(behaviour: str) -> None:
         sys.exit(0)
     if behaviour == "sleeps":
         time.sleep(3600)
-    if behaviour == "sleeps through SIGTERM":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(3600)
     if behaviour.startswith("leaves a child") and os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.setsid()

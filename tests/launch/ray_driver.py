@@ -68,11 +68,8 @@ if __name__ == "__main__":
     see_all(
         partial(hvdtrain.ray.run, num_workers=RANKS),
         [
-            see_variables,
-            see_ranks_with_gpus_of_their_own,
-            see_an_actor_that_is_killed,
-            see_too_few_resources,
-            see_a_trainer_of_ray,
+            *(see_variables, see_ranks_with_gpus_of_their_own, see_an_actor_that_is_killed),
+            *(see_too_few_resources, see_a_trainer_of_ray),
         ],
     )
     ray.shutdown()

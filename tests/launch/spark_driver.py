@@ -116,12 +116,8 @@ def main() -> None:
     see_all(
         partial(hvdtrain.spark.run, num_proc=RANKS),
         [
-            see_another_process,
-            see_too_few_slots,
-            see_one_run_of_mlflow,
-            see_a_distributor,
-            see_rows_of_a_dataframe,
-            see_an_executor_that_is_lost,
+            *(see_another_process, see_too_few_slots, see_one_run_of_mlflow, see_a_distributor),
+            *(see_rows_of_a_dataframe, see_an_executor_that_is_lost),
         ],
     )
     logs = Path(pyspark.__file__).parent / "work" / spark.sparkContext.applicationId

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 from horovod_environment import horovod_python, require_compiler
 from job import Completed
 from ranks import start
-
-from hvdtrain.compiled.library import COMPILERS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ("-m", "hvdtrain", "build-horovod")
@@ -89,28 +86,6 @@ def test_it_builds_and_checks_and_takes_the_wheel_from_the_cache_next_time(tmp_p
     assert wheel.is_file()
     assert wheel.name.startswith("horovod-0.28.1-")
     assert "compiling" not in only.stdout
-
-
-@pytest.mark.parametrize(
-    ("compilers", "arguments", "environment"),
-    [(COMPILERS[-1:], (), ".venv-horovod"), ((), (), ""), (COMPILERS, ("HOROVOD=",), "")],
-)
-def test_make_builds_horovod_where_a_compiler_is(
-    tmp_path: Path, compilers: tuple[str, ...], arguments: tuple[str, ...], environment: str
-) -> None:
-    for compiler in compilers:
-        (tmp_path / compiler).touch(0o755)
-    show = "--eval=show: ; @echo '$(HOROVOD): $(COMPILERS)'"
-    make = [shutil.which("make") or "make", "-C", str(ROOT), "--no-print-directory", show, "show"]
-    done = subprocess.run(
-        [*make, *arguments],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert done.stdout == f"{environment}: {' '.join(COMPILERS)}\n"
 
 
 def _without_compilers() -> str:

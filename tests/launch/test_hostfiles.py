@@ -132,12 +132,7 @@ def test_hosts_are_checked(text: str, words: list[str], message: str, hosts_of: 
     [
         ("me@a slots=2 port=22\n", "pbs", "a\na\n", "not written for pbs: me@a, port=22 of a"),
         ("me@a slots=1\n", "mpich", "a:1 user=me\n", ""),
-        (
-            "fe80::1 slots=1\n",
-            "slurm",
-            "",
-            "form slurm: 'fe80::1': an IPv6 address cannot stand here",
-        ),
+        ("fe80::1 slots=1\n", "slurm", "", "slurm: 'fe80::1': an IPv6 address cannot stand here"),
     ],
 )
 def test_what_a_conversion_loses_is_said(

@@ -14,16 +14,11 @@ WAIT = Job.wait
 @pytest.mark.parametrize(
     ("mpi", "behaviour", "reason"),
     [
-        ("openmpi", "exits 3", "exit code 3"),
         ("warm", "is killed", "exit code 137"),
         ("warm", "sleeps", "still running after 1 s"),
         ("warm", "leaves a child", "outlived the job"),
         ("openmpi", "is killed", "exit code 137"),
-        pytest.param("mpich", "is killed", "exit code 9", marks=pytest.mark.mpich),
         ("openmpi", "reports nothing", "rank 1 of 2 left no result"),
-        pytest.param(
-            "mpich", "sleeps through SIGTERM", "still running after 1 s", marks=pytest.mark.mpich
-        ),
     ],
 )
 def test_misbehaviour_fails(

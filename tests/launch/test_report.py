@@ -92,28 +92,7 @@ def test_a_value_read_from_a_curve_is_the_one_in_the_file(browser: Browser, runs
         assert (opened.faults, opened.requests) == ([], [])
 
 
-# The share of the pixels of an upright line in the colour of marks; `share` is its place.
-MARKED = """([over, share]) => {
-  const canvas = over.closest('.uplot').querySelector('canvas');
-  const own = canvas.getBoundingClientRect(), box = over.getBoundingClientRect();
-  const ratio = canvas.width / own.width;
-  const left = Math.round((box.left - own.left + share * box.width) * ratio);
-  const height = Math.round(box.height * ratio);
-  const copy = Object.assign(document.createElement('canvas'), {width: 5, height});
-  const pen = copy.getContext('2d', {willReadFrequently: true});
-  pen.drawImage(canvas, left - 2, 0, 5, height, 0, 0, 5, height);
-  const {data} = pen.getImageData(0, 0, 5, height);
-  const ink = getComputedStyle(document.documentElement).getPropertyValue('--edge').trim();
-  const wanted = [1, 3, 5].map((at) => parseInt(ink.slice(at, at + 2), 16));
-  let found = 0;
-  for (let at = 0; at < data.length; at += 4) {
-    if (wanted.every((each, n) => Math.abs(each - data[at + n]) < 3)) found += 1;
-  }
-  return found / height;
-}"""
-
-
-def test_ranks_that_were_lost_or_joined_are_marked(browser: Browser, runs: Path) -> None:
+def test_ranks_that_were_lost_or_joined_are_listed(browser: Browser, runs: Path) -> None:
     with open_page(browser, runs / "one.html") as opened:
         page = opened.page
         rows = [row.inner_text().split("\t") for row in page.locator("#losses tbody tr").all()]
@@ -123,11 +102,6 @@ def test_ranks_that_were_lost_or_joined_are_marked(browser: Browser, runs: Path)
         ]
         rows = [row.inner_text().split("\t") for row in page.locator("#joins tbody tr").all()]
         assert rows == [["600", "2, 3", "4", "2.50 s", "0.75 s", "128", "0.4"]]
-        for axis in ("step", "epoch", "time"):
-            page.get_by_label(axis, exact=True).check(force=True)
-            over = chart(page, "lr").locator(".u-over").element_handle()
-            marked = [page.evaluate(MARKED, [over, share]) for share in (0.25, 0.4, 0.5, 0.75)]
-            assert [share > 0.3 for share in marked] == [True, False, True, True], (axis, marked)
         assert opened.faults == []
     with open_page(browser, runs / "all.html") as opened:
         assert opened.page.locator("#losses table").count() == 1
@@ -151,37 +125,6 @@ def test_the_slow_rank_is_named_and_seen(browser: Browser, runs: Path) -> None:
         assert 30 < float(against.removeprefix("+").removesuffix(" %")) < 70
         assert page.locator(".cells tbody tr").count() == 10
         assert opened.faults == []
-
-
-def test_runs_side_by_side(browser: Browser, runs: Path) -> None:
-    known = [lines(runs / name) for name in ("one", "two", "three")]
-    with open_page(browser, runs / "all.html") as opened:
-        page, plot = opened.page, chart(opened.page, "accuracy")
-        assert [row.inner_text().split()[0] for row in page.locator(".runs tbody tr").all()] == [
-            *("one", "two", "three")
-        ]
-        box = plot.locator(".u-over").bounding_box()
-        assert box is not None
-        middle = box["x"] + box["width"] / 2, box["y"] + 40
-        page.mouse.move(*middle)
-        found = shown(plot, "step")
-        for lines_, name in zip(known, ("one", "two", "three"), strict=True):
-            assert float(found[f"{name}, test"][0]) == lines_["test", 800]["accuracy"]
-        page.get_by_role("button", name="two").click()
-        page.mouse.move(*middle)
-        assert set(shown(plot, "step")) == {
-            f"{name}, {split}" for name in ("one", "three") for split in ("test", "train")
-        }
-        differing = page.locator("#configuration .differs th").all_inner_texts()
-        assert [name.split()[0] for name in differing] == ["epochs", "lr", "optimizer", "seed"]
-        assert "ranks.jsonl is missing" in page.inner_text(".notes")
-        # Dragging looks closer.
-        page.mouse.move(*middle)
-        page.mouse.down()
-        page.mouse.move(middle[0] + 80, middle[1], steps=3)
-        page.mouse.up()
-        page.get_by_role("button", name="Show all again").click()
-        assert (opened.faults, opened.requests) == ([], [])
 
 
 def test_names_cannot_break_out_of_the_page(browser: Browser, tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from PIL import Image
 from ranks import launch, run_ranks, start
 from tensorflow_environment import keras_variables, tensorflow_python
 
@@ -69,35 +66,6 @@ def test_a_coordinator_a_worker_a_parameter_server_and_an_evaluator(tmp_path: Pa
     )
     lines = {line for line in done.stdout.splitlines() if line.startswith(("chief", "evaluator"))}
     assert lines == {"chief: weight 2.625 on the server", "evaluator: loss 0.140625"}
-
-
-def test_efficientnet_on_ranks_and_on_mirrored_devices(tmp_path: Path) -> None:
-    """On two devices of one process, MirroredStrategy, and on two ranks: the same training."""
-    for number in range(12):
-        folder = tmp_path / "images" / f"class{number % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (40, 36, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    found: list[list[Any]] = []
-    for ranks, words in ((2, []), (1, ["mirrored"])):
-        run_ranks(
-            [str(PROGRAMS / "image_folder.py"), str(tmp_path / "images"), str(tmp_path / "out")],
-            ranks,
-            args=words,
-            python=tensorflow_python(),
-            env=keras_variables(),
-            timeout_seconds=900,
-        )
-        for rank in range(ranks):
-            with np.load(tmp_path / f"out-{rank}.npz") as arrays:
-                found.append([arrays[name] for name in ("arr_0", "arr_1", "losses")])
-    first, second, mirrored = found
-    start, end, losses = first
-    assert (end == second[1]).all()
-    assert (mirrored[0] == start).all()
-    assert np.abs(end - start).max() > 1e-3
-    np.testing.assert_allclose(mirrored[1], end, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(mirrored[2], losses, rtol=1e-5)
 
 
 def test_a_model_that_a_rank_logs_as_a_script(tmp_path: Path) -> None:

@@ -294,13 +294,8 @@ def on_one_node_the_average_is_chosen_at_once() -> int:
 
 
 CASES = (
-    nothing_is_lost,
-    n_bit_follows_its_formula,
-    matrices_follow_their_formulas,
-    a_low_rank_does_not_last,
-    what_is_not_finite_shows,
-    half_types_cross_the_network,
-    a_choice_has_the_bits_of_the_chosen,
-    all_ranks_choose_alike,
+    *(nothing_is_lost, n_bit_follows_its_formula, matrices_follow_their_formulas),
+    *(a_low_rank_does_not_last, what_is_not_finite_shows, half_types_cross_the_network),
+    *(a_choice_has_the_bits_of_the_chosen, all_ranks_choose_alike),
     on_one_node_the_average_is_chosen_at_once,
 )

@@ -109,10 +109,7 @@ def test_the_bucket_plan_and_shared_memory_do_not_matter(tmp_path: Path) -> None
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shards", "words"),
-    [(3, 8, "powers of two"), (2, 1, "too few")],
-)
+@pytest.mark.parametrize(("ranks", "shards", "words"), [(3, 8, "powers of two"), (2, 1, "too few")])
 def test_shards_that_do_not_fit(ranks: int, shards: int, words: str) -> None:
     arguments = ["-m", "hvdtrain", "--global-batch-size", "64", "--virtual-shards", str(shards)]
     done = launch(arguments, ranks, warm="torch").end()

@@ -141,20 +141,10 @@ def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:
             noise = np.random.default_rng(number).integers(0, 256, (12, 12, 3), np.uint8)
             image.fromarray(noise).save(folder / f"{number:02}.png")
     (tmp_path / "train" / "dog" / "07.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    train = [
-        "train",
-        "imagefolder",
-        "--data-dir",
-        tmp_path,
-        "--quiet",
-        "--epochs",
-        1,
-        "--batch-size",
-        6,
-    ]
-    train += [
-        word for name in ("size=8", "crop=8", "width=4", "blocks=1") for word in ("--set", name)
-    ]
+    train = ["train", "imagefolder", "--data-dir", tmp_path, "--quiet", "--epochs", 1]
+    train += ["--batch-size", 6]
+    for name in ("size=8", "crop=8", "width=4", "blocks=1"):
+        train += ["--set", name]
     for more in (["--workers", 2], ["--seed", 1]):  # one rank meets it, or the other
         done = launch(JOB, 2, args=[*train, *more, "--out", f"out{more[1]}"], warm="torch").end(
             code=2
@@ -171,15 +161,7 @@ def test_with_keras(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", points(300, 8).inputs)
     own = TRAINING / "keras_points.py"
     train: list[object] = [
-        "train",
-        own,
-        "--framework",
-        "keras",
-        "--epochs",
-        2,
-        "--quiet",
-        "--out",
-        "run",
+        *("train", own, "--framework", "keras", "--epochs", 2, "--quiet", "--out", "run")
     ]
     use: list[list[object]] = [
         ["evaluate", "run"],

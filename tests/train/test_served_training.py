@@ -29,13 +29,7 @@ CUT = {**DIGITS, "optimizer": "adam", "epochs": 1}
 STOPPED = {"stop": 13, "eager": True}  # in the second epoch
 
 CASES: dict[int, dict[str, dict[str, Any]]] = {
-    1: {
-        "sgd": SGD,
-        "adam": ADAM,
-        "short": SHORT,
-        "cut": CUT,
-        "alone": {**SGD, "strategy": "ps"},
-    },
+    1: {"sgd": SGD, "adam": ADAM, "short": SHORT, "cut": CUT, "alone": {**SGD, "strategy": "ps"}},
     2: {
         "sgd": {**SGD, "strategy": "ps"},
         "adam": {**ADAM, "strategy": "ps:mode=async,staleness=0"},

@@ -81,15 +81,10 @@ def resumed_job(options: dict[str, Any], whole: Path, parts: Path) -> None:
 
 # Ranks keep what one bit has lost, or a velocity of all ranks, and have each an Adam of their own.
 EXCHANGED = (
-    "onebit:hierarchical=false,warmup=1",
-    "postlocal:after=2,steps=2,state=average",
-    "postlocal:after=rate,steps=2",
-    "blockmomentum:block=960",
-    "blockmomentum:steps=2,state=average",
-    "local:steps=2,state=reset",
-    "diloco:steps=2,state=reset",
-    "diloco:steps=2,fragments=2",
-    "auto:allow=half,steps=1",
+    *("onebit:hierarchical=false,warmup=1", "postlocal:after=2,steps=2,state=average"),
+    *("postlocal:after=rate,steps=2", "blockmomentum:block=960"),
+    *("blockmomentum:steps=2,state=average", "local:steps=2,state=reset"),
+    *("diloco:steps=2,state=reset", "diloco:steps=2,fragments=2", "auto:allow=half,steps=1"),
 )
 
 

@@ -62,45 +62,6 @@ def learning_rates_follow_the_formulas() -> None:
     np.testing.assert_allclose(got, falling + falling[-1:] * STEPS, rtol=1e-6)
 
 
-class Follow(keras.callbacks.Callback):
-    """Sets the learning rate of each step."""
-
-    rates: Any = None
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        optimizer: Any = self.model.optimizer
-        optimizer.learning_rate = next(self.rates)
-
-
-def scaled_rates_and_averaged_metrics_are_those_of_one_process() -> None:
-    """Bit by bit, of numbers that no sum or mean rounds if the ranks are 1, 2 or 4."""
-    size, steps, follow = hvd.size(), 4, Follow()
-    if size not in (1, 2, 4):
-        return
-    x = np.random.default_rng(0).integers(-8, 9, (steps, size, 4, 1)).astype(np.float32)
-
-    def seen(y: Any, out: Any) -> Any:
-        return keras.ops.mean(y, axis=-1)
-
-    def fitted(optimizer: Any, mine: Any, *callbacks: Any) -> tuple[Any, Any]:
-        kernel = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-        model, rows = keras.Sequential([keras.Input([1]), kernel]), mine.reshape(-1, 1)
-        model.compile(optimizer, lambda y, out: keras.ops.mean(out, axis=-1), metrics=[seen])
-        how = {"batch_size": len(rows) // steps, "epochs": 3, "verbose": 0, "shuffle": False}
-        logs = model.fit(rows, 3 * rows, callbacks=[*callbacks], **how).history
-        return model.get_weights()[0], logs
-
-    warmup = hvd.callbacks.LearningRateWarmupCallback(0.5 * size, warmup_epochs=2)
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5 * size))
-    averaged = hvd.callbacks.MetricAverageCallback()
-    weight, logs = fitted(optimizer, x[:, hvd.rank()], averaged, warmup)
-    rates = [0.5 + 0.5 * (size - 1) * min(n / (2 * steps), 1) for n in range(1, 3 * steps + 1)]
-    follow.rates = iter(rates)
-    alone, expected = fitted(keras.optimizers.SGD(), x, follow)
-    assert alone.tolist() == weight.tolist() != [[1.0]]
-    assert (logs["lr"], logs["seen"]) == (rates[steps - 1 :: steps], expected["seen"])
-
-
 class Slope(keras.layers.Layer):
     """Returns its only weight, of which the loss makes a gradient of 1."""
 

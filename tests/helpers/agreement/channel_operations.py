@@ -11,13 +11,7 @@ from channel_program import BARRIER, OTHER, Planned
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.collectives.allreduce import Allreduce, AllreducePlan, PlannedAllreduce
-from hvdtrain.core.collectives.gathers import (
-    Allgather,
-    AllocateMemory,
-    Barrier,
-    Broadcast,
-    Split,
-)
+from hvdtrain.core.collectives.gathers import Allgather, AllocateMemory, Barrier, Broadcast, Split
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep

@@ -92,8 +92,9 @@ class ChannelModel:
                     yield f"{number}: {letter} {move}", self._put(world, number, changed)
                 # In an engine call, or where it waits in one for its program.
                 if number == self._failing and rank.actions and is_call(rank.actions[0]):
-                    failed = (self._one.fail(words, rank, Failed("the engine")),)
-                    after_it = self._put(world, number, failed)
+                    failed = self._one.fail(words, rank, Failed("the engine", lost=True))
+                    self._one.see_that_it_tells(failed)
+                    after_it = self._put(world, number, (failed,))
                     yield f"{number}: engine fails", after_it._replace(job_ends=True)
         for channel, letter in enumerate(self._letters):
             members = self._members[channel]

@@ -208,17 +208,6 @@ class RankModel:
             raise Fault("a driver goes on after a failed engine call")
         return failed
 
-    def abandon(self, rank: Rank, event: Event) -> Rank:
-        """Close the channel while its driver may be in an engine call, as Queue.abandon does."""
-        life, _ = self._rules(rank.life, event)
-        return abandon(rank)._replace(life=life)
-
-    def end_pending(self, rank: Rank) -> Rank:
-        """Fail what is pending when the driver is at rest, and give the communicator back."""
-        for request in rank.pending:
-            rank = finish(rank, name_of(request), FAILED)
-        return rank._replace(freed=True)
-
     def see_that_it_tells(self, rank: Rank) -> None:
         """See that later operations fail because ranks are lost, so that the program recovers."""
         _, refusal = self.submit(rank, request_of("later"))

@@ -12,36 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 REQUIRED = "HVDTRAIN_TEST_CHROMIUM"
-_LEAST_CONTRAST = 4.5
 _PATIENCE_MILLISECONDS = 180_000  # of playwright, which would give up after 30 seconds
-
-# For each element with text of its own: its colour against all that is painted behind it.
-_CONTRASTS = """() => {
-  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  canvas.canvas.width = canvas.canvas.height = 1;
-  const over = (layers) => {
-    canvas.clearRect(0, 0, 1, 1);
-    for (const layer of layers) { canvas.fillStyle = layer; canvas.fillRect(0, 0, 1, 1); }
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => c / 255);
-  };
-  const light = (rgb) => {
-    const [r, g, b] = rgb.map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const found = [];
-  for (const element of document.querySelectorAll('body *')) {
-    const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !element.checkVisibility({opacityProperty: true})) continue;
-    const behind = [];
-    for (let at = element; at; at = at.parentElement) {
-      behind.unshift(getComputedStyle(at).backgroundColor);
-    }
-    const [a, b] = [over(behind), over([...behind, getComputedStyle(element).color])].map(light);
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    found.push([contrast, element.tagName + '.' + element.className + ' ' + element.textContent]);
-  }
-  return found;
-}"""
 
 
 @dataclass
@@ -92,9 +63,3 @@ def open_page(browser: Browser, path: Path, width: int = 1200, **options: Any) -
         yield opened
     finally:
         context.close()
-
-
-def low_contrasts(page: Page) -> list[str]:
-    found = page.evaluate(_CONTRASTS)
-    assert len(found) > 20, found
-    return [f"{contrast:.2f} {text}" for contrast, text in found if contrast < _LEAST_CONTRAST]

@@ -5,27 +5,9 @@ from pathlib import Path
 from typing import Any
 
 SUMMARY_FIELDS = [
-    "world_size",
-    "hosts",
-    "host_names",
-    "engine",
-    "framework",
-    "exchange",
-    "global_batch_size",
-    "base_lr",
-    "scaled_lr",
-    "epochs",
-    "final",
-    "samples",
-    "samples_per_second",
-    "seconds",
-    "weights_sha256",
-    "steps",
-    "best",
-    "ended",
-    "parameter_server",
-    "failures",
-    "joins",
+    *("world_size", "hosts", "host_names", "engine", "framework", "exchange", "global_batch_size"),
+    *("base_lr", "scaled_lr", "epochs", "final", "samples", "samples_per_second", "seconds"),
+    *("weights_sha256", "steps", "best", "ended", "parameter_server", "failures", "joins"),
 ]
 
 

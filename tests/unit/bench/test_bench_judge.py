@@ -2,37 +2,17 @@
 
 from collections.abc import Sequence
 from math import exp
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hvdtrain_bench.analysis import kills, statistics
 from hvdtrain_bench.analysis.judge import efficiencies, is_trustworthy, rows
 from hvdtrain_bench.analysis.losses import Curve, compare_losses
-from hvdtrain_bench.cases.models import MODELS
-from hvdtrain_bench.cases.sums import WrongResultError, most_calls, sum_contender
 from hvdtrain_bench.harness.notes import Note
 from hvdtrain_bench.harness.results import Case, Result
 from hvdtrain_bench.harness.settings import period_of, turn_steps
 from hvdtrain_bench.harness.turns import in_turns
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
-
-times = st.floats(1e-6, 1e3)
-enough = st.lists(times, min_size=8, max_size=30)
-
-
-@given(enough, st.floats(1.05, 100.0))
-def test_a_constant_factor_differs_whatever_the_spread(values: list[float], factor: float) -> None:
-    slower = [factor * value for value in values]
-    found = statistics.compare(values, slower)
-    assert found.differs
-    assert found.ratio == pytest.approx(factor)
-    assert statistics.compare(slower, values).ratio == pytest.approx(1 / factor)
-    assert statistics.compare(slower, values).size == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("count", statistics.STUDENT)
@@ -58,14 +38,6 @@ def test_few_repeats_have_the_interval_of_students_t(count: int) -> None:
 )
 def test_what_repeats_say(ratios: Sequence[float], said: str) -> None:
     assert statistics.compare([1.0] * len(ratios), ratios).verdict == said
-
-
-@pytest.mark.parametrize("count", [3, 5, 8, 12])
-@pytest.mark.parametrize("spread", [0.02, 0.3])
-def test_equal_contenders_are_rarely_told_apart(count: int, spread: float) -> None:
-    draws = np.random.default_rng(count).lognormal(0, spread, (1000, 2, count))
-    found = [statistics.compare(list(one), list(other)).differs for one, other in draws]
-    assert sum(found) <= 20
 
 
 def test_all_take_one_turn_in_each_repeat() -> None:
@@ -207,59 +179,3 @@ def test_figures_of_kills() -> None:
     assert kills.costs_of(cases[0]) == ("40 of 41", "20.50 s (1.00 to 40.00)", "0", "0", "0")
     usual, late = kills.figures_of_kills(Result("kills", 3, 1, [], {}, cases))
     assert (usual.number, usual.met, late.number, late.met) == (20.5, False, 38.0, False)
-
-
-COUNT = 70_001
-RANKS: Any = SimpleNamespace(rank=1, size=3, title="[rank 1/3]")
-
-
-def right(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum as three ranks do: the first time 1 + 2 + 3 from 2, and then of three equal parts."""
-    return tensor.mul_(3)
-
-
-def all_but_the_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Forget one element."""
-    tensor[:-1].mul_(3)
-    return tensor
-
-
-# It is left as it is, one element is forgotten, and a rank counts twice.
-WRONG_SUMS = (lambda tensor: tensor, all_but_the_last, lambda tensor: tensor.mul_(4))
-
-
-def run(reduce: Any, calls: int) -> None:
-    """Call it so often, and check."""
-    peer: Any = SimpleNamespace(name="made", library="none", reduce=reduce, turn=None)
-    contender = sum_contender(RANKS, peer, torch.empty(COUNT))
-    contender.prepare()
-    for _ in range(calls):
-        contender.call()
-    contender.check(calls)
-
-
-@pytest.mark.parametrize("calls", [1, 2, 7, most_calls(3)])
-def test_a_right_sum_passes(calls: int) -> None:
-    run(right, calls)
-
-
-@pytest.mark.parametrize("reduce", WRONG_SUMS)
-@pytest.mark.parametrize("calls", [1, 7])
-def test_a_wrong_sum_is_found(reduce: Any, calls: int) -> None:
-    with pytest.raises(WrongResultError, match=r"rank 1/3.* made: element \d+ is .*, but must be"):
-        run(reduce, calls)
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"),
-    [("mlp", 25.2), ("transformer", 27.3), ("resnet50", 25.6), ("mnist-cnn", 1.2)],
-)
-def test_models_have_the_size_that_they_say(name: str, millions: float) -> None:
-    model = MODELS[name]
-    torch.manual_seed(0)
-    module = model.build()
-    count = sum(parameter.numel() for parameter in module.parameters())
-    assert round(count / 1e6, 1) == millions
-    assert f"{millions} M" in model.title
-    inputs, targets = model.make_batch(2, seed=0)
-    assert 0 < float(model.loss(module.eval()(inputs), targets).detach()) < 20

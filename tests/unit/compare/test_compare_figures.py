@@ -1,6 +1,5 @@
 """Contenders, their times and when they differ, rows and the page."""
 
-import ast
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import chromium, low_contrasts, open_page
 from hvdtrain_bench.analysis.statistics import WITHIN_THE_NOISE
 from hvdtrain_bench.compare import protocol
 from hvdtrain_bench.compare.contenders import parse_contenders, reference
@@ -22,7 +20,7 @@ from hvdtrain_bench.compare.rows import (
     ratio_to,
     time_steps,
 )
-from hvdtrain_bench.compare.strategies import STRATEGIES, Need
+from hvdtrain_bench.compare.strategies import Need
 from hvdtrain_bench.compare.tables import ratio_text
 from hvdtrain_bench.compare.turns import Difference, Outcome, Turn, failure, largest_difference
 from hvdtrain_bench.harness.jobs import JobEnd
@@ -40,14 +38,6 @@ def test_commas_between_options_of_an_exchange() -> None:
         ("ddp", ""),
         ("hvdtrain", "sharded"),
     ]
-
-
-@pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_the_lines_to_change_are_python(framework: str) -> None:
-    for name, strategy in STRATEGIES[framework].items():
-        assert strategy.name == name
-        ast.parse(strategy.code)
-        assert strategy.lines == len(strategy.code.splitlines())
 
 
 def test_a_missing_package_is_named_with_its_command() -> None:
@@ -94,13 +84,6 @@ def test_the_cause_of_a_failure_in_one_line(tmp_path: Path) -> None:
     assert said(2, JobEnd(1)) == "torch is not installed (rank 1 of 2)"
     protocol.write_error(tmp_path, 1, ValueError("x"))
     assert protocol.error_file(tmp_path, 1).read_text() == "ValueError: x"
-
-
-def test_the_interval_holds_the_quartiles_and_the_median_of_each_repeat() -> None:
-    timing = time_steps([[1.0, 2.0, 3.0], [10.0, 10.0, 10.0], [2.0]])
-    assert timing.seconds == 2.0
-    assert timing.repeats == (2.0, 10.0, 2.0)
-    assert (timing.low, timing.high) == (2.0, 10.0)
 
 
 def test_ratios_are_those_of_the_same_repeat() -> None:
@@ -224,19 +207,3 @@ def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
     assert "<b>" not in page
     assert "ValueError: &lt;no&gt;" in page
     assert " style=" not in page  # the policy forbids them
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_in_a_browser(tmp_path: Path, scheme: str) -> None:
-    write_page(tmp_path / "compare.html", ABOUT, make_rows(outcomes(), 2))
-    with (
-        chromium() as browser,
-        open_page(browser, tmp_path / "compare.html", width=375, color_scheme=scheme) as opened,
-    ):
-        assert (opened.faults, opened.requests) == ([], [])
-        assert low_contrasts(opened.page) == []
-        wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-        assert not opened.page.evaluate(wide)
-        opened.page.get_by_text("ddp: 10 lines").click()
-        assert opened.page.get_by_text("DistributedDataParallel(model)").is_visible()

@@ -86,10 +86,7 @@ def test_a_joined_rank_answers_what_has_no_state() -> None:
     [
         (lambda: AllreduceExchange(ReduceOp.MAX), "op must be Average or Sum"),
         (lambda: WarmUp(AllreduceExchange(), -1), "at least 0, got -1"),
-        (
-            lambda: AllreduceExchange().load(ExchangeState({"x.1": np.zeros(1)})),
-            "keeps nothing.*x.1",
-        ),
+        (lambda: AllreduceExchange().load(ExchangeState({"x.1": np.zeros(1)})), "nothing.*x.1"),
         (lambda: BlockMomentum(steps=1).load(ExchangeState()), "was given no look-ahead"),
         (lambda: DiLoCo().load(ExchangeState()), "was given no next fragment"),
         (lambda: WarmUp(AllreduceExchange(), 1).load(ExchangeState()), "warm-up steps"),
@@ -134,10 +131,7 @@ def test_steps_are_whole_numbers() -> None:
         ("blockmomentum:block=4,steps=4", "got block=4 and steps=4"),
         ("blockmomentum:steps=4,momentum=1", "momentum must be at least 0 and less than 1"),
         ("blockmomentum:steps=4,time_constant=9", "time_constant needs block"),
-        (
-            "blockmomentum:block=4,time_constant=0",
-            "time_constant must be a positive number, got 0.0",
-        ),
+        ("blockmomentum:block=4,time_constant=0", "time_constant must be a positive number, got 0"),
         (f"blockmomentum:block=1{'0' * 400},time_constant=1", "int too large to convert to float"),
         ("blockmomentum:steps=4,rate=inf", "rate must be a positive number, got inf"),
         ("diloco:rate=inf", "rate must be a positive number, got inf"),

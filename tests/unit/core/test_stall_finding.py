@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
-from hvdtrain.core.stall import (
-    StallSettings,
-    StallWarnings,
-    Wait,
-    describe,
-    find_stalls,
-)
+from hvdtrain.core.stall import StallSettings, StallWarnings, Wait, describe, find_stalls
 from hvdtrain.topology import Topology
 
 SUM = Request("allreduce", "a")

@@ -96,11 +96,7 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
         ("openmpi", "a slots=4 max_slots=2", "'max_slots=2': is less than slots=4"),
         ("openmpi", "a slots=4 b", "'b': is unexpected: write 'a slots=N', one host per line"),
         ("openmpi", "a slots=2 slots=3", "hosts:1: 'slots=3': is a second number"),
-        (
-            "openmpi",
-            "a slots=1\nb\n\na slots=2",
-            "hosts:4: 'a': is also in hosts:1, which goes only",
-        ),
+        ("openmpi", "a slots=1\nb\n\na slots=2", "hosts:4: 'a': is also in hosts:1, which goes"),
         ("openmpi", "a slots=1\nb slots=1 # two", "hosts:2: Open MPI needs a newline after a"),
         ("openmpi", "name_of_node1 slots=4", "'name_of_node1': is a placeholder"),
         ("openmpi", "a /* slots=4", "'/\\*': this comment does not end"),

@@ -184,12 +184,6 @@ def test_ranks_that_do_the_same_are_right(first: list[Fact], second: list[Fact])
             "rank 1 allgather() of float32 [2] (line 6): ",
         ),
         (
-            operation(0, "allreduce() of float32 [2]"),
-            operation(0, "allreduce() of float32 [3]"),
-            "a.py:5: HVD903 after step 0, rank 0 calls allreduce() of float32 [2], "
-            "rank 1 allreduce() of float32 [3] (line 5): ",
-        ),
-        (
             operation(0, "barrier()") + operation(0) + step(0, "0"),
             operation(0, "barrier()") + step(0, "1") + operation(1),
             "a.py:5: HVD903 before step 1, rank 0 calls allreduce() of float32 [2], "

@@ -111,51 +111,6 @@ def test_values_are_followed_into_modules_beside_the_script(tmp_path: Path) -> N
     ]
 
 
-DDP_LOOP = """
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
-
-
-def setup(options):
-    options.rank = int(os.environ["RANK"])
-    options.world_size = int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", rank=options.rank, world_size=options.world_size)
-
-
-def run(options):
-    setup(options)
-    train_data, test_data = load()
-    train_part = DistributedSampler(train_data)  # HVD201
-    test_part = DistributedSampler(test_data, shuffle=False)  # HVD202
-    train_loader = DataLoader(train_data, options.batch // options.world_size, sampler=train_part)
-    test_loader = DataLoader(test_data, options.batch // options.world_size, sampler=test_part)
-    model = DistributedDataParallel(Network())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-    for epoch in range(options.epochs):
-        for inputs, labels in train_loader:
-            optimizer.zero_grad()
-            loss_of(model(inputs), labels).backward()
-            optimizer.step()
-        right = torch.tensor([count(model, test_loader)])
-        everywhere = [torch.zeros_like(right) for _ in range(options.world_size)]
-        if options.rank == 0:
-            dist.gather(right, gather_list=everywhere)
-        else:
-            dist.gather(right, dst=0)
-        if options.rank == 0:
-            print(sum(everywhere) / len(test_data))
-            scheduler.step()  # HVD104
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    run(parse())
-"""
 DISTRIBUTOR = """
 import os
 import mlflow
@@ -220,7 +175,7 @@ model.save("last.keras")  # HVD401
 """
 
 
-@pytest.mark.parametrize("text", [DDP_LOOP, DISTRIBUTOR, KERAS_FIT])
+@pytest.mark.parametrize("text", [DISTRIBUTOR, KERAS_FIT])
 def test_the_mistakes_of_a_script_are_found_and_nothing_else(tmp_path: Path, text: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(text)

@@ -92,17 +92,3 @@ def extras() -> set[str]:
     ]
     assert isinstance(found, ast.Dict)
     return {str(key.value) for key in found.keys if isinstance(key, ast.Constant)}
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("python -m hvdtrain run -np 2 -- train digits --epocs 2", "No such option"),
-        ("HVDTRAIN_ENGINE=gloo mpirun -np 2 python -m hvdtrain trian", "train"),
-        ("pip install 'hvdtrain[torch,openmp]'", "no extra {'openmp'}"),
-        ("make trian", "no trian"),
-        ("rm -rf site", UNKNOWN),
-    ],
-)
-def test_a_wrong_command_is_found(line: str, fault: str) -> None:
-    assert fault in str(objection(line))

@@ -111,25 +111,3 @@ def test_local_functions_call_no_collective_one() -> None:
     package = Package(Path(hvdtrain.__file__).parent)
     assert list(package.faults()) == []
     assert {name for _, name in package.functions} >= set(LOCAL)
-
-
-def test_a_local_function_that_calls_a_collective_one_is_found(tmp_path: Path) -> None:
-    (tmp_path / "hvdtrain").mkdir()
-    (tmp_path / "hvdtrain" / "a.py").write_text(
-        "@collective\ndef together(): pass\n\n"
-        "class Base:\n    @collective\n    def __init__(self): pass\n"
-        "    @collective\n    def end(self): pass\n"
-    )
-    (tmp_path / "hvdtrain" / "b.py").write_text(
-        "from hvdtrain import a\nfrom hvdtrain.a import Base, together\n\n"
-        "def by_name():\n    together()\n\n"
-        "def by_module():\n    a.together()\n\n"
-        "def makes_one():\n    Base()\n\n"
-        "class Own(Base):\n    def close(self):\n        self.end()\n\n"
-        "@collective\ndef marked():\n    together()\n\n"
-        "def hands_on():\n    return lambda: together()\n"
-    )
-    found = [
-        fault.split(": ")[1].split(" ")[0] for fault in Package(tmp_path / "hvdtrain").faults()
-    ]
-    assert found == ["by_name", "by_module", "makes_one", "Own.close"]

@@ -68,23 +68,8 @@ def test_the_page_has_the_messages_that_it_is_for() -> None:
     assert len(MESSAGES) == len(set(MESSAGES)) >= 50
 
 
-CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-NAVIGATION = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", CONFIGURATION, re.MULTILINE)
 # The packages that users import, beside `hvdtrain` itself.
 NOT_FOR_USERS = ("hvdtrain.cli.", "hvdtrain.horovod.", "hvdtrain.train.options")
-
-
-def test_every_page_is_in_the_navigation_once() -> None:
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
-    made = {name for name in NAVIGATION if name.startswith(("reference/", "repository/"))}
-    assert set(NAVIGATION) - made == pages
-    assert len(NAVIGATION) == len(set(NAVIGATION))
-
-
-def test_copied_pages_are_there() -> None:
-    copied = [name.partition("/")[2] for name in NAVIGATION if name.startswith("repository/")]
-    assert copied
-    assert [name for name in copied if not (ROOT / name).is_file()] == []
 
 
 def test_every_public_package_has_a_page() -> None:

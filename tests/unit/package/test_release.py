@@ -160,11 +160,6 @@ def test_citation() -> None:
     assert (cited["version"], cited["date-released"].isoformat()) == releases()[0]
 
 
-def test_the_security_policy_is_about_this_minor_version() -> None:
-    minor = hvdtrain.__version__.rpartition(".")[0]
-    assert f"which is {minor}." in (ROOT / "SECURITY.md").read_text()
-
-
 def test_notes_are_the_section_of_the_release(repository: Path) -> None:
     done = told(repository, "v1.2.0")
     assert (done.returncode, done.stderr) == (0, "")
@@ -235,32 +230,9 @@ def test_jobs_end_and_have_no_more_rights_than_they_need(path: Path) -> None:
 
 
 @workflows
-def test_no_secrets(path: Path) -> None:
-    assert not re.search(r"\bsecrets\b", path.read_text())
-
-
-@workflows
 def test_actions_are_pinned(path: Path) -> None:
     used = re.findall(r"uses: (\S+)", path.read_text())
     own = [name for name in used if name.startswith("./")]
     assert all((ROOT / name).is_file() for name in own)
     pinned = re.compile(r"[\w.-]+/[\w./-]+@(v\d+|release/v\d+|[0-9a-f]{40})")
     assert [name for name in used if name not in own and not pinned.fullmatch(name)] == []
-
-
-def test_every_change_runs_all_tests() -> None:
-    workflow = parsed(FOLDER / "ci.yml")
-    # YAML 1.1 reads the key `on` as a boolean.
-    events: Any = {str(key): value for key, value in workflow.items()}["True"]
-    assert set(events) == {"push", "pull_request", "workflow_call"}
-    assert workflow["jobs"]["test"]["steps"][-1]["run"] == ".ci/run"
-
-
-def test_nothing_is_published_before_tests_and_build() -> None:
-    jobs = parsed(FOLDER / "release.yml")["jobs"]
-    assert jobs["test"]["uses"] == "./.github/workflows/ci.yml"
-    assert any(step.get("run") == "make dist" for step in jobs["build"]["steps"])
-    assert set(jobs["pypi"]["needs"]) == {"test", "build"}
-    assert jobs["pypi"]["environment"]["name"] == "pypi"
-    assert jobs["github"]["needs"] == "pypi"
-    assert jobs["test"]["needs"] == jobs["build"]["needs"] == "version"

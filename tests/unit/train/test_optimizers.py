@@ -164,13 +164,6 @@ class Options:
     clip_norm: float | None = None
 
 
-def test_scaling() -> None:
-    assert scaled_lr(0.1, 4, "linear") == pytest.approx(0.4)
-    assert scaled_lr(0.1, 4, "sqrt") == pytest.approx(0.2)
-    assert scaled_lr(0.1, 4, "none") == 0.1
-    assert [scaled_lr(0.1, 1, scaling) for scaling in ("linear", "sqrt", "none")] == [0.1] * 3
-
-
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_warmup_is_horovods(size: int) -> None:
     steps, epochs, base = 7, 3, 0.05

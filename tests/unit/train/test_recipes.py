@@ -21,15 +21,7 @@ from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
-from hvdtrain.train.recipes import (
-    cifar10,
-    digits,
-    imagefolder,
-    mapfile,
-    mnist,
-    synthetic,
-    text,
-)
+from hvdtrain.train.recipes import cifar10, digits, imagefolder, mapfile, mnist, synthetic, text
 
 
 def images(folder: Path) -> None:

@@ -150,10 +150,7 @@ def test_state_that_is_no_parameter_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("buffer", "words"),
     [
-        (
-            torch.eye(2).to_sparse(),
-            "model/odd is sparse_coo of float32, which a checkpoint cannot hold",
-        ),
+        (torch.eye(2).to_sparse(), "model/odd is sparse_coo of float32, which a checkpoint cannot"),
         (torch.ones(2, dtype=torch.complex128), "model/odd is complex128, which a checkpoint"),
         (torch.ones(1).expand(2), "model/odd is expanded float32"),
         (torch.empty(2, device="meta"), "model/odd is on the meta device"),

@@ -18,13 +18,7 @@ from hvdtrain.files import replacing, sync_directory
 from hvdtrain.train import records
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.setup import choose_framework
-from hvdtrain.train.terminal import (
-    Terminal,
-    decay_text,
-    exchange_text,
-    failure_tags,
-    on_terminal,
-)
+from hvdtrain.train.terminal import Terminal, decay_text, exchange_text, failure_tags, on_terminal
 
 
 def test_a_file_system_that_does_not_sync_directories(tmp_path: Path) -> None:

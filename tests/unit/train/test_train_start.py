@@ -12,7 +12,7 @@ from torch import nn
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint, write_checkpoint
-from hvdtrain.train.checkpoint.saver import Saver, best_file, checkpoint_files, mark_best
+from hvdtrain.train.checkpoint.saver import Saver, best_file, mark_best
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.resume import (
@@ -88,11 +88,6 @@ def test_what_is_no_better_is_not_marked(tmp_path: Path) -> None:
     save(tmp_path, 2, trainee(), best=BestEvaluation("loss", 0.5, 1, 10, since=1))
     resume(tmp_path)
     assert best_file(tmp_path) == best
-
-
-def test_epochs_are_ordered_as_numbers(tmp_path: Path) -> None:
-    saved = [save(tmp_path, epoch, trainee()) for epoch in (3, 9999, 10000)]
-    assert checkpoint_files(tmp_path) == saved[::-1]
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path: Path) -> None:

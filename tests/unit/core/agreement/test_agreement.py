@@ -12,9 +12,11 @@ import pytest
 from hvdtrain.core.agreement.channel import Channel, FirstUse
 from hvdtrain.core.agreement.lifecycle import (
     ChannelState,
+    Closed,
     Decision,
     EndJoin,
     FailAll,
+    Failed,
     JoinOrder,
     Notify,
     Phase,
@@ -23,6 +25,7 @@ from hvdtrain.core.agreement.lifecycle import (
     ReportsExchanged,
     RunRequests,
     Submitted,
+    Voted,
     decide,
     last_to_join,
     transition,
@@ -94,6 +97,16 @@ def test_what_failed_on_others_because_a_rank_left_fails_when_it_comes() -> None
     assert refusal.deserted
     assert refusal.reason.startswith("rank 0 left the job while others were in")
     assert transition(told, Submitted(a)) == (told, ())
+
+
+def test_a_channel_that_has_lost_ranks_runs_nothing_more_and_says_so() -> None:
+    """Also where a call of the engine still ends with a vote: ranks that are left recover."""
+    a = reduce("a")
+    lost, actions = transition(ChannelState(2), Failed("rank 1 has ended", lost=True))
+    assert actions == (FailAll("rank 1 has ended"),)
+    for late in (Voted((a,), (a,)), ReportsExchanged((report(a),), (0,), report(a)), Closed()):
+        assert transition(lost, late) == (lost, ())
+    assert transition(lost, Submitted(a)) == (lost, (Refuse("rank 1 has ended", lost=True),))
 
 
 def test_the_rank_that_joined_last_is_known() -> None:
