@@ -48,7 +48,7 @@ environments: $(HOROVOD:%=%/installed) $(OPENMPI4:%=%/installed) $(CLUSTERS:%=%/
 environments: $(TRANSFORMERS:%=%/installed) .venv-dist/installed .venv-docs/installed
 
 # Tests with these marks need more than Open MPI, or more time; pyproject.toml says what they are.
-REST := mpich or openmpi4 or horovod or transformers or slurm or spark or ray
+REST := mpich or openmpi4 or horovod or transformers or slurm or gridengine or spark or ray
 REST := $(REST) or browser or wheel or long
 # These repeat others with more ranks, backends or trials.
 SOAK := soak or bench

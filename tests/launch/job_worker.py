@@ -27,7 +27,8 @@ from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.session import train
 
 batches = StepPlan.batches
-_FIRST_START = "SLURM_RESTART_COUNT" not in os.environ
+# Slurm sets one of them in later starts only, Grid Engine the other always.
+_FIRST_START = "SLURM_RESTART_COUNT" not in os.environ and os.environ.get("RESTARTED") != "1"
 
 
 def slow_batches(self: StepPlan, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
@@ -48,7 +49,8 @@ def slow() -> None:
 
 def dies() -> None:
     context.init()
-    places = allgather_object(os.environ["SLURMD_NODENAME"], "places")
+    place = os.environ.get("SLURMD_NODENAME") or os.environ["QUEUE"]
+    places = allgather_object(place, "places")
     if context.current().topology.rank == 1:
         print("places", *places, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,24 +2,17 @@
 
 import os
 import re
-import shutil
 import socket
-import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
-import pytest
-from job import Job
-from ranks import start
+from daemons import Scheduler, require_programs
 
 from hvdtrain.launch.cluster_environment import free_ports
 
 REQUIRED = "HVDTRAIN_TEST_SLURM"
 _NODES = ("n1", "n2")
-_START_SECONDS = _COMMAND_SECONDS = 120
+_START_SECONDS = 120
 
 # A job that is requeued waits until credentials have expired, two minutes by default.
 _CONFIGURATION = """\
@@ -50,60 +43,12 @@ PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 
 
 def require_slurm() -> None:
-    missing = [n for n in ("slurmctld", "slurmd", "sbatch", "munged") if find_program(n) is None]
-    reason = f"no {', '.join(missing)} here: apt-get install slurm-wlm munge" if missing else ""
-    if not reason and os.geteuid() != 0:
-        reason = "only root can start slurmctld"
-    if reason and os.environ.get(REQUIRED) == "1":
-        pytest.fail(f"{REQUIRED}=1, but {reason}")
-    if reason:
-        pytest.skip(reason)
+    require_programs(("slurmctld", "slurmd", "sbatch", "munged"), "slurm-wlm munge", REQUIRED)
 
 
-def find_program(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
-
-
-class Slurm(ExitStack):
-    """Its daemons end, the last one first, with the `with` block."""
-
+class Slurm(Scheduler):
     def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self._directory, self._own = directory, {"SLURM_CONF": str(directory / "slurm.conf")}
-        self._jobs: list[Job] = []
-
-    def __enter__(self) -> Self:
-        with ExitStack() as failing:
-            failing.callback(self.close)
-            self._begin()
-            failing.pop_all()
-        return self
-
-    def _start(self, program: str, *words: str) -> None:
-        self._jobs.append(self.enter_context(start([find_program(program), *words], env=self._own)))
-
-    def ask(self, *words: object, check: bool = False) -> str:
-        done = subprocess.run(
-            list(map(str, words)),
-            env={**os.environ, **self._own},
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-        )
-        assert not (check and done.returncode), f"{words}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
-
-    def wait(self, test: Callable[[], bool], timeout_seconds: float = 300) -> None:
-        deadline = time.monotonic() + timeout_seconds
-        while not test():
-            for daemon in self._jobs:
-                if daemon.process.poll() is not None:
-                    daemon.fail("a daemon has ended")
-            if time.monotonic() > deadline:
-                logs = [*self._directory.parent.glob("*.out"), self._directory / "slurmctld.log"]
-                tails = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in logs]
-                raise AssertionError("\n".join([f"not after {timeout_seconds} s", *tails]))
-            time.sleep(0.1)
+        super().__init__(directory, {"SLURM_CONF": str(directory / "slurm.conf")}, {})
 
     def _begin(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(_NODES))
@@ -149,3 +94,6 @@ class Slurm(ExitStack):
         files = [f"--{name}-file={folder / name}" for name in ("key", "pid", "log", "seed")]
         self._start("munged", "--foreground", "--force", f"--socket={folder / 'socket'}", *files)
         self.wait((folder / "socket").exists, _START_SECONDS)
+
+    def _logs(self) -> Iterable[Path]:
+        return [*self._directory.parent.glob("*.out"), self._directory / "slurmctld.log"]
