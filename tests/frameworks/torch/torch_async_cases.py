@@ -28,17 +28,15 @@ def sets_that_overlap() -> None:
     """Each rank submits operations that others lack: those in common run first, and twice alike."""
     size, rank = hvd.size(), hvd.rank()
     own, every = range(rank, rank + 20), range(size + 19)
-    summed, averaged = (hvd.Sum, torch.float32), (hvd.Average, torch.int64)
-    for op, dtype in (summed, averaged, summed):
-        tensors = {n: torch.full((7,), n + rank, dtype=dtype) for n in every}
+    for op in (hvd.Sum, hvd.Average, hvd.Sum):
+        tensors = {n: torch.full((7,), n + rank) for n in every}
 
         def submit(n: int, tensors: dict[int, torch.Tensor] = tensors, op: Any = op) -> Any:
             return hvd.allreduce_async(tensors[n], name=f"overlap {n}", op=op)
 
         handles = {number: submit(number) for number in own}
         part = size if op is hvd.Average else 1
-        totals = {n: (size * n + size * (size - 1) // 2) // part for n in every}
-        sums = {n: torch.full((7,), total, dtype=dtype) for n, total in totals.items()}
+        sums = {n: torch.full((7,), (size * n + size * (size - 1) // 2) // part) for n in every}
         for number in range(size - 1, 20):
             assert torch.equal(hvd.synchronize(handles[number]), sums[number])
         handles |= {number: submit(number) for number in every if number not in own}
