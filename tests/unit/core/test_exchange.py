@@ -76,7 +76,7 @@ def test_a_slice_of_a_bucket_is_split_at_its_parameters() -> None:
     plan, elements = plan_of(DType.FLOAT32, 1 << 20), np.arange(111, dtype=np.float32)
     bucket = FilledBucket(0, Buffer.from_array(elements), plan.buckets[0], plan.specs)
     starts = dict(zip(bucket.layout.parameters, bucket.layout.starts, strict=True))
-    found = bucket.pieces(bucket.elements[10:100], 10)
+    found: Any = bucket.pieces(bucket.elements[10:100], 10)
     assert np.concatenate([piece.elements for piece in found]).tolist() == [*range(10, 100)]
     assert all(piece.elements[0] == starts[piece.index] + piece.first for piece in found)
 
