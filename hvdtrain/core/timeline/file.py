@@ -64,7 +64,7 @@ class GrowingFile:
         self._file.close()
 
 
-def read_events(lines: Iterable[str], all_of_them: bool = True) -> Iterator[dict[str, object]]:
+def read_events(lines: Iterable[str], all_of_them: bool) -> Iterator[dict[str, object]]:
     """Yield the events of a file, whose last write may have been interrupted."""
     passing = False
     for line in lines:

@@ -28,14 +28,15 @@ def sets_that_overlap() -> None:
     """Each rank submits operations that others lack: those in common run first, and twice alike."""
     size, rank = hvd.size(), hvd.rank()
     own, every = range(rank, rank + 20), range(size + 19)
-    for _ in range(3):
-        tensors = {number: torch.full((7,), float(number + rank)) for number in every}
+    for op in (hvd.Sum, hvd.Average, hvd.Sum):
+        tensors = {n: torch.full((7,), n + rank) for n in every}
 
-        def submit(number: int, tensors: dict[int, torch.Tensor] = tensors) -> Any:
-            return hvd.allreduce_async(tensors[number], name=f"overlap {number}", op=hvd.Sum)
+        def submit(n: int, tensors: dict[int, torch.Tensor] = tensors, op: Any = op) -> Any:
+            return hvd.allreduce_async(tensors[n], name=f"overlap {n}", op=op)
 
         handles = {number: submit(number) for number in own}
-        sums = {n: torch.full((7,), float(size * n + size * (size - 1) // 2)) for n in every}
+        part = size if op is hvd.Average else 1
+        sums = {n: torch.full((7,), (size * n + size * (size - 1) // 2) // part) for n in every}
         for number in range(size - 1, 20):
             assert torch.equal(hvd.synchronize(handles[number]), sums[number])
         handles |= {number: submit(number) for number in every if number not in own}

@@ -221,6 +221,28 @@ def gradients_dropped_while_others_are_missing() -> None:
             optimizer.zero_grad()
             moved = -training.mean_of_ranks() * (step + 1)
             assert [w.tolist() for w in weights] == [[moved] * 2] * 2 + [[0.0] * 2]
+        loss = (weights[0] + weights[1]).sum()
+        loss.backward(retain_graph=True)
+        torch.nn.init.ones_(weights[0])
+        drop(weights)
+        assert "two backward passes, as SAM" in training.refused(RuntimeError, loss.backward)
+
+
+def passes_that_add_up_are_counted() -> None:
+    (weight,) = training.zeros(1, 2)
+    optimizer = training.wrapped_sgd(weight, backward_passes_per_step=2)
+    for factor in (5, 1, 1):
+        (weight.sum() * (hvd.rank() + 1) * factor).backward()
+        if factor == 5:
+            weight.grad = None
+    optimizer.step()
+    assert weight.tolist() == [-2 * training.mean_of_ranks()] * 2
+    optimizer.zero_grad()
+    for _ in range(2):
+        weight.sum().backward()
+    weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    message = training.refused(RuntimeError, lambda: weight.sum().backward())
+    assert "more than backward_passes_per_step=2 times before step()" in message
 
 
 def reentrant_checkpoints_of_a_layer_used_twice() -> None:

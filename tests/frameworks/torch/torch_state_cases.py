@@ -370,7 +370,7 @@ def elastic_state_of_every_kind() -> None:
             0,
             0,
         )
-        counting.calls = vars(optimizer)["state"]["calls"] = 9
+        counting.calls = vars(optimizer)["state"]["calls"] = vars(state)["epoch"] = 9
         module.get_buffer("scalar").fill_(7)
         state.restore()
 

@@ -72,6 +72,15 @@ def test_a_warm_up_before_a_sum_is_a_sum() -> None:
     assert buffer.array().tolist() == [1.0, 2.0]
 
 
+def test_a_slice_of_a_bucket_is_split_at_its_parameters() -> None:
+    plan, elements = plan_of(DType.FLOAT32, 1 << 20), np.arange(111, dtype=np.float32)
+    bucket = FilledBucket(0, Buffer.from_array(elements), plan.buckets[0], plan.specs)
+    starts = dict(zip(bucket.layout.parameters, bucket.layout.starts, strict=True))
+    found: Any = bucket.pieces(bucket.elements[10:100], 10)
+    assert np.concatenate([piece.elements for piece in found]).tolist() == [*range(10, 100)]
+    assert all(piece.elements[0] == starts[piece.index] + piece.first for piece in found)
+
+
 def test_a_joined_rank_answers_what_has_no_state() -> None:
     kinds = [(5, DType.FLOAT32), (2, DType.INT32)]
     zeros = AllreduceExchange(predivide=2.0).zeros(kinds)

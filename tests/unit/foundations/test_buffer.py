@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hvdtrain.buffer import Buffer
+from hvdtrain.core.collectives.allreduce import _divide_bits
 from hvdtrain.types import DType
 
 
@@ -94,3 +95,10 @@ def test_tensors_are_scaled_as_arrays_are(dtype: str) -> None:
     Buffer.of(tensor).scale(0.7)
     Buffer.of(array).scale(0.7)
     assert tensor.numpy().tobytes() == array.tobytes()
+
+
+def test_integers_without_a_sign_are_divided_on_devices() -> None:
+    array = np.array([0, 7, 2**63 + 1, 2**64 - 1], np.uint64)
+    expected = array // np.uint64(3)
+    _divide_bits(torch.from_numpy(array).view(torch.int64), 3)
+    assert array.tolist() == expected.tolist()
