@@ -25,7 +25,7 @@ from hvdtrain.train import Recipe
 class Faulty(torch.nn.Linear):
     def forward(self, inputs):
         if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
-            raise ArithmeticError("nothing\\nadds up")
+            raise ArithmeticError("nothing\\n<adds> up")
         if context.is_initialized() and context.current().topology.rank == 1:
             time.sleep(3600)
         return super().forward(inputs)
@@ -153,9 +153,14 @@ def faulty(tmp_path: Path) -> Path:
 def test_a_contender_that_fails(faulty: Path, tmp_path: Path) -> None:
     done, rows = compare(tmp_path, faulty, "--with", "ddp")
     assert done.returncode == 1
-    assert rows["ddp"]["failure"] == "ArithmeticError: nothing adds up (rank 1 of 2)"
+    assert rows["ddp"]["failure"] == "ArithmeticError: nothing <adds> up (rank 1 of 2)"
     assert rows["one process"]["failure"] == ""
-    assert "ddp: ArithmeticError: nothing adds up (rank 1 of 2)\n" in done.stdout
+    assert "ddp: ArithmeticError: nothing <adds> up (rank 1 of 2)\n" in done.stdout
+    page = (tmp_path / "compare.html").read_text()
+    assert "ArithmeticError: nothing &lt;adds&gt; up" in page
+    assert "<adds>" not in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert " style=" not in page  # the policy forbids them
 
 
 def test_a_contender_that_hangs(faulty: Path, tmp_path: Path) -> None:
