@@ -126,18 +126,10 @@ def test_ctrl_c_without_a_launcher_saves(tmp_path: Path) -> None:
 
 # 100 samples in steps of 12, the last of four: nine an epoch.
 RICH = {
-    "kind": "noisy",
-    "optimizer": "adam",
-    "accumulate": 2,
-    "amp": "bf16",
-    "ema": 0.9,
-    "global_batch_size": 12,
-    "device": "cpu",
-    "seed": 3,
-    "checkpoint_every": "5 steps",
-    "resume": "auto",
-    "epochs": 3,
-}
+    "kind": "noisy", "optimizer": "adam", "accumulate": 2, "amp": "bf16", "ema": 0.9,
+    "global_batch_size": 12, "device": "cpu", "seed": 3, "checkpoint_every": "5 steps",
+    "resume": "auto", "epochs": 3,
+}  # fmt: skip
 SCALED = {**RICH, "amp": "fp16", "clip_norm": 0.5}
 
 

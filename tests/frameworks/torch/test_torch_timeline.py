@@ -14,14 +14,9 @@ BUCKETS = {"HVDTRAIN_BUCKET_BYTES": 6600, "HVDTRAIN_FIRST_BUCKET_BYTES": 6600}
 ENDS = ("start", "end")
 LATE_MICROSECONDS = 400_000  # in the worker, too
 KINDS = {
-    "allreduce 'late'",
-    "allgather 'gathered'",
-    "broadcast 'sent'",
-    "alltoall 'exchanged'",
-    "reducescatter 'scattered'",
-    "barrier",
-    *(f"allreduce 'any {number}'" for number in range(6)),
-}
+    "allreduce 'late'", "allgather 'gathered'", "broadcast 'sent'", "alltoall 'exchanged'",
+    "reducescatter 'scattered'", "barrier", *(f"allreduce 'any {number}'" for number in range(6)),
+}  # fmt: skip
 BARRIERS = (
     "from hvdtrain.core import context, operations; context.init();"
     "operations.barrier(context.current().world)"

@@ -103,24 +103,16 @@ def _summary(run: MadeRun, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     test: dict[str, Any] = next((line for line in reversed(metrics) if line["split"] == "test"), {})
     seconds = metrics[-1]["seconds"] if metrics else 0.0
     return {
-        "world_size": run.ranks,
-        "hosts": 2,
-        "host_names": ["node01", "node02"],
-        "engine": "mpi",
-        "framework": "torch",
-        "global_batch_size": 32 * run.ranks,
-        "base_lr": run.lr,
-        "scaled_lr": run.lr * run.ranks,
-        "epochs": run.epochs,
-        "steps": run.epochs * run.steps,
-        "ended": "epochs",
-        "final": {name: test.get(name) for name in ("loss", "accuracy")},
+        "world_size": run.ranks, "hosts": 2, "host_names": ["node01", "node02"], "engine": "mpi",
+        "framework": "torch", "global_batch_size": 32 * run.ranks, "base_lr": run.lr,
+        "scaled_lr": run.lr * run.ranks, "epochs": run.epochs, "steps": run.epochs * run.steps,
+        "ended": "epochs", "final": {name: test.get(name) for name in ("loss", "accuracy")},
         "samples": run.epochs * run.steps * 32 * run.ranks,
         "samples_per_second": 32 * run.ranks / 0.05,
         "seconds": {"total": seconds, "compute": 0.7 * seconds, "communicate": 0.3 * seconds},
         "failures": [_loss(run, *at, left=at == run.losses[-1]) for at in run.losses],
         "joins": [_join(run, *at) for at in run.joins],
-    }
+    }  # fmt: skip
 
 
 def _loss(run: MadeRun, step: int, ranks: tuple[int, ...], left: bool) -> dict[str, Any]:

@@ -14,14 +14,9 @@ from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
 LIBRARY = MpiLibrary("openmpi", "5.0.11", None)
 GOOD = {
-    "engine": "mpi",
-    "library": "Open MPI v5.0.11",
-    "size": 2,
-    "sums": [3.0],
-    "nodes": 1,
-    "hosts": 1,
-    "cores": [2, 2],
-}
+    "engine": "mpi", "library": "Open MPI v5.0.11", "size": 2, "sums": [3.0], "nodes": 1,
+    "hosts": 1, "cores": [2, 2],
+}  # fmt: skip
 
 
 def control_groups(text: str) -> Callable[[Path], str | None]:

@@ -204,9 +204,8 @@ def test_no_other_form_is_guessed_from_a_comment(text: str) -> None:
 def test_an_address_is_written_where_it_can_be_read_back(form: str) -> None:
     hosts = [Host("node1", 2), Host("fe80::1", 2)]
     if form in ("openmpi", "k8s"):
-        assert (
-            formats.FORMATS[form].read(HostText("hosts", formats.write_hosts(hosts, form))) == hosts
-        )
+        written = HostText("hosts", formats.write_hosts(hosts, form))
+        assert formats.FORMATS[form].read(written) == hosts
     else:
         with pytest.raises(HostfileError, match=f"form {form}: 'fe80::1': an IPv6 address cannot"):
             formats.write_hosts(hosts, form)
