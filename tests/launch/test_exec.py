@@ -195,11 +195,8 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([], "which script?"),
-        (["no.py"], "there is no file no.py"),
-        (["-m"], "which module?"),
-        (["--rols", "x:1"], "No such option '--rols'"),
-        (["--roles", "x:1", "--print"], "x:1"),
+        *(([], "which script?"), (["no.py"], "there is no file no.py"), (["-m"], "which module?")),
+        *((["--rols", "x:1"], "No such option '--rols'"), (["--roles", "x:1", "--print"], "x:1")),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:

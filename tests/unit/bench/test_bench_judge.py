@@ -90,13 +90,9 @@ def test_efficiencies_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("exchange", "period", "of_at_least_ten"),
     [
-        ("average", 1, 10),
-        ("nbit:bits=1", 1, 10),
-        ("local:steps=8", 8, 16),
-        ("local:state=reset,steps=5", 5, 10),
-        ("postlocal:after=3,steps=4", 4, 12),
-        ("blockmomentum:block=4096", 1, 10),
-        ("diloco:rate=0.5", 500, 500),
+        *(("average", 1, 10), ("nbit:bits=1", 1, 10), ("local:steps=8", 8, 16)),
+        *(("local:state=reset,steps=5", 5, 10), ("postlocal:after=3,steps=4", 4, 12)),
+        *(("blockmomentum:block=4096", 1, 10), ("diloco:rate=0.5", 500, 500)),
     ],
 )
 def test_turns_are_whole_periods(exchange: str, period: int, of_at_least_ten: int) -> None:

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -137,30 +136,23 @@ def test_the_largest_difference() -> None:
         largest_difference(one, {**one, "b": np.zeros(2)})
 
 
-def result(rank: int, seconds: float, **changes: Any) -> protocol.RankResult:
-    made = protocol.RankResult(
-        library="library 1.0",
-        samples=4,
-        test_samples=3,
-        threads=1,
-        step_seconds=[9.0, seconds, seconds, seconds * 1.1],
-        epoch_seconds=[4 * seconds],
-        trained=[np.array([rank, rank + 2])],
-        evaluated=np.array([0, 1] if rank == 0 else [2, 0]),
-        scores={"loss": (4.0 - rank, 2.0)},
-        checked_after=2,
-        peak_memory_bytes=1000 + rank,
-        socket_bytes_per_step=10.0 if rank == 0 else None,
+def turn(seconds: float) -> Turn:
+    """Return that of one process whose steps take so long."""
+    result = protocol.RankResult(
+        library="library 1.0", samples=4, test_samples=3, threads=1,
+        step_seconds=[9.0, seconds, seconds, seconds * 1.1], epoch_seconds=[4 * seconds],
+        trained=[np.array([0, 2])], evaluated=np.array([0, 1]), scores={"loss": (4.0, 2.0)},
+        checked_after=2, peak_memory_bytes=1000, socket_bytes_per_step=10.0,
         checked_weights={"a/b": np.array([1.0])},
-    )
-    return replace(made, **changes)
+    )  # fmt: skip
+    return Turn((result,))
 
 
 def test_a_difference_within_that_of_any_strategy_given_twice_is_noise() -> None:
     """The second ddp takes 1.25 of the time of the first, in each repeat."""
     contenders = parse_contenders(["hvdtrain,fsdp2,ddp,ddp"], {}, "torch")
     found = [
-        Outcome(one, (Turn((result(0, each),)),) * 3)
+        Outcome(one, (turn(each),) * 3)
         for one, each in zip(contenders, [1.0, 1.2, 2.0, 2.5], strict=True)
     ]
     assert [row.verdict for row in make_rows(found[:3], 2)] == ["", "slower", "slower"]

@@ -28,14 +28,10 @@ def modules(gpus: int, *others: str, nccl: bool = True, usable: bool = True) -> 
 @pytest.mark.parametrize(
     ("counts", "objection"),
     [
-        ((2, 2, 2, 2), None),
-        ((8, 8, 2, 3), None),
-        ((0, 0, 0, 0), ""),
-        ((-1, -1, -1, -1), ""),
+        *(((2, 2, 2, 2), None), ((8, 8, 2, 3), None), ((0, 0, 0, 0), ""), ((-1, -1, -1, -1), "")),
         ((2, 2, 2, 0), "rank 3 on b sees no GPU"),
         ((2, 2, -1, 2), "rank 2 has not loaded hvdtrain.torch with NCCL, but others have"),
-        ((2, 2, 1, 1), "2 ranks on b see 1 GPU"),
-        ((4, 1, 2, 2), "2 ranks on a see 1 GPU"),
+        *(((2, 2, 1, 1), "2 ranks on b see 1 GPU"), ((4, 1, 2, 2), "2 ranks on a see 1 GPU")),
     ],
 )
 def test_each_rank_needs_a_gpu_of_its_own(counts: tuple[int, ...], objection: str | None) -> None:
