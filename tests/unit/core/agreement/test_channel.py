@@ -116,7 +116,7 @@ def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None
     first, second = channels
     for number in range(ahead):
         first.submit(summed(f"ahead {number}"))
-    first.queue.track = _Interrupted()
+    first.queue.track = _Interrupted()  # type: ignore[abstract]
     with pytest.raises(KeyboardInterrupt):
         first.submit(summed("x"))
     first.queue.track = None
