@@ -75,9 +75,13 @@ def _defer(module: ModuleType) -> None:
 def _let_generators_be_made() -> None:
     # As torch._prims.rng_prims does, which _meta_registrations imports.
     from torch._C import _set_generator_metaclass
-    from torch._opaque_base import OpaqueBaseMeta
 
-    _set_generator_metaclass(OpaqueBaseMeta)
+    try:
+        from torch._custom_class_base import CustomClassBaseMeta as Meta
+    except ImportError:  # until torch 2.14
+        from torch._opaque_base import OpaqueBaseMeta as Meta
+
+    _set_generator_metaclass(Meta)
 
 
 def _is_importing(name: str) -> bool:
