@@ -156,6 +156,7 @@ def test_suite(python: Path, end: str, framework: str, record: VersionsRecord) -
         pytest.skip("the suites use what the oldest packages lack")
     with record.run(end, f"the tests of `hvdtrain.{framework}`"):
         folder, own = ROOT / "tests" / "frameworks" / framework, {**os.environ, **TENSORFLOW}
-        words = [python.with_name("pytest"), "-q", "-p", "no:cacheprovider", "-m", SUITE, folder]
-        done = subprocess.run(words, env=own, capture_output=True, text=True, timeout=3600)
+        words = ["-q", "-p", "no:cacheprovider", "-m", SUITE, str(folder)]
+        command = [str(python.with_name("pytest")), *words]
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=3600)
         assert done.returncode == 0, done.stdout[-6000:]

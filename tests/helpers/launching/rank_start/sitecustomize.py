@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -77,11 +78,10 @@ def _let_generators_be_made() -> None:
     from torch._C import _set_generator_metaclass
 
     try:
-        from torch._custom_class_base import CustomClassBaseMeta as Meta
+        base: Any = import_module("torch._custom_class_base").CustomClassBaseMeta
     except ImportError:  # until torch 2.14
-        from torch._opaque_base import OpaqueBaseMeta as Meta
-
-    _set_generator_metaclass(Meta)
+        base = import_module("torch._opaque_base").OpaqueBaseMeta
+    _set_generator_metaclass(base)
 
 
 def _is_importing(name: str) -> bool:
