@@ -32,10 +32,6 @@ for split in ("train", "test"):
             Image.new("RGB", (32, 32), (shade,) * 3).save(folder / f"{number}.png")
 """
 
-# What `make test` runs of a suite, and that TensorFlow is beside the interpreter.
-SUITE = "not (horovod or mpich or openmpi4 or soak or bench or long or gpu)"
-TENSORFLOW = {"HVDTRAIN_TENSORFLOW_PYTHON": ""}
-
 _VERSIONS = """
 import json, platform, sys
 from importlib.metadata import distributions
@@ -148,15 +144,3 @@ def test_images(python: Path, end: str, record: VersionsRecord, tmp_path: Path) 
 def test_check(python: Path, end: str, record: VersionsRecord) -> None:
     with record.run(end, "`check`"):
         assert json.loads(run(python, "-m", "hvdtrain", "check", "--json"))["problems"] == []
-
-
-@pytest.mark.parametrize("framework", ["torch", "keras", "tensorflow"])
-def test_suite(python: Path, end: str, framework: str, record: VersionsRecord) -> None:
-    if end == "oldest":
-        pytest.skip("the suites use what the oldest packages lack")
-    with record.run(end, f"the tests of `hvdtrain.{framework}`"):
-        folder, own = ROOT / "tests" / "frameworks" / framework, {**os.environ, **TENSORFLOW}
-        words = ["-q", "-p", "no:cacheprovider", "-m", SUITE, str(folder)]
-        command = [str(python.with_name("pytest")), *words]
-        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=3600)
-        assert done.returncode == 0, done.stdout[-6000:]
