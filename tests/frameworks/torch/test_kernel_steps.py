@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hvdtrain.torch.kernel_step import KernelSteps
+from hvdtrain.torch.sharding.kernel_step import KernelSteps
 
 ODD = (float("nan"), float("inf"), -0.0, 1e-42, -1e-310, 1e30)
 SHAPES = ((), (0,), (1,), (7,), (511,), (4097,), (33, 70), (4, 3, 5, 5), (200_001,))
