@@ -94,21 +94,6 @@ def test_other_strategies_of_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_padded_evaluation(tmp_path: Path) -> None:
-    """DistributedSampler has three ranks evaluate samples twice, which the others avoid."""
-    recipe = TRAINING / "point_recipes.py"
-    words = (recipe, "--with", "hvdtrain,ddp,accelerate", "-np", 3, "--batch-size", 2)
-    done, rows = compare(tmp_path, *words)
-    assert done.returncode == 0, rows
-    counts = {name: row["evaluated"] for name, row in rows.items()}
-    samples = counts["one process"]["samples"]
-    assert samples % 3 != 0
-    assert counts["ddp"]["duplicates"] == -samples % 3
-    for name in ("hvdtrain", "accelerate", "one process"):
-        assert (counts[name]["seen"], counts[name]["duplicates"]) == (samples, 0)
-
-
-@pytest.mark.soak
 def test_strategies_of_keras(tmp_path: Path) -> None:
     """In float64: in float32 rounding grows to 4e-3 within an epoch."""
     names = "hvdtrain,horovod,mirrored,multiworker,ps-sync,ps-async,jax-distribution"

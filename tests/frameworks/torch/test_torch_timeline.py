@@ -61,12 +61,9 @@ def check_phases(trace: Trace, np: int) -> None:
         assert trace.phases(rank, "allreduce 'alone'") == ["negotiation", "moving"]
     (late,) = trace.of("allreduce 'late'", "moving")[0]
     assert late.args == {
-        "operation": "allreduce",
-        "name": "late",
-        "op": "average",
-        "bytes": 4000,
+        "operation": "allreduce", "name": "late", "op": "average", "bytes": 4000,
         "process set": "world",
-    }
+    }  # fmt: skip
     refused = trace.of("allreduce 'differs'", "negotiation")
     assert all("sent allreduce" in refused[rank][0].args["error"] for rank in range(np))
     cut = [s for s in trace.slices if s.subject == "allreduce 'cut'"]

@@ -120,12 +120,9 @@ def _join(run: MadeRun, step: int, ranks: tuple[int, ...]) -> dict[str, Any]:
 
 def _change(run: MadeRun, step: int) -> dict[str, Any]:
     return {
-        "step": step,
-        "epoch": step / run.steps,
-        "trained_seconds": step * 0.05,
-        "global_batch_size": 32 * run.ranks,
-        "scaled_lr": run.lr * run.ranks,
-    }
+        "step": step, "epoch": step / run.steps, "trained_seconds": step * 0.05,
+        "global_batch_size": 32 * run.ranks, "scaled_lr": run.lr * run.ranks,
+    }  # fmt: skip
 
 
 def _environment(run: MadeRun) -> dict[str, Any]:

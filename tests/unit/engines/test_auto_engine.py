@@ -112,12 +112,10 @@ def _fails(kind: ctypes.c_int, answer: Any) -> int:
 @pytest.mark.parametrize(
     ("functions", "kinds"),
     [
-        ({}, ()),
-        ({"MPIX_Query_cuda_support": lambda: 1}, ("CUDA",)),
+        *(({}, ()), ({"MPIX_Query_cuda_support": lambda: 1}, ("CUDA",))),
         ({"MPIX_Query_cuda_support": lambda: 0, "MPIX_Query_rocm_support": lambda: 1}, ("ROCm",)),
         ({"MPIX_Query_hip_support": lambda: 1}, ("ROCm",)),
-        ({"MPIX_GPU_query_support": _cray}, ("ROCm",)),
-        ({"MPIX_GPU_query_support": _fails}, ()),
+        *(({"MPIX_GPU_query_support": _cray}, ("ROCm",)), ({"MPIX_GPU_query_support": _fails}, ())),
         ({"MPIX_Query_hip_support": lambda: 0, "MPIX_GPU_query_support": _cray}, ()),
     ],
 )

@@ -49,9 +49,8 @@ METHODS_FOUND = [
     "def first():\n    return step == 0\ndef run():\n    def first():\n        return rank == 0\n"
     "    if first():\n        dist.barrier()  # here\n",
     # The class of a method may be named, which then gets `self` as an argument.
-    "class Base:\n    def __init__(self, chosen):\n        if chosen:\n"
-    "            dist.barrier()  # here\n"
-    "class Other(Base):\n    def __init__(self):\n        Base.__init__(self, rank == 0)\n",
+    "class Base:\n def __init__(self, chosen):\n  if chosen:\n   dist.barrier()  # here\n"
+    "class Other(Base):\n def __init__(self):\n  Base.__init__(self, rank == 0)\n",
 ]
 METHODS_LEFT_ALONE = [
     TESTS + "options = Options()\nif options.first():\n    dist.barrier()\n",
