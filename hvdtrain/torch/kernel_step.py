@@ -204,10 +204,9 @@ class KernelSteps:
                 ):
                     rows[place : place + 1] = [_Row(parameter, number, names, entry)]
                     self._steps = None
-                address = 0 if gradient is None else gradient.data_ptr()
-                if gradient is not None and not rows[place].takes(gradient, address):
+                found.append(0 if gradient is None else rows[place].address_of(gradient))
+                if gradient is not None and not found[-1]:
                     return None
-                found.append(address or int(gradient is not None))  # no elements have no address
         if len(rows) > len(found):
             del rows[len(found) :]
             self._steps = None
@@ -232,10 +231,10 @@ class _Row:
         self._alike = parameter.dtype in TYPES and _is_dense(parameter)
         if not self._alike:
             return
-        self._form = parameter.dtype, parameter.shape, parameter.stride()
+        self._form = parameter.dtype, parameter.nbytes, parameter.stride()
         for tensor, name in zip(tensors, ("", *names), strict=True):
-            form = (torch.float32, (), ()) if name == "step" else self._form
-            self._alike = self._alike and _is_plain(tensor, *form)
+            form = (torch.float32, 4, ()) if name == "step" else self._form
+            self._alike &= _is_plain(tensor, *form) and not tensor.is_inference()
         if self._alike:
             self.tensors = [weakref.ref(tensor) for tensor in tensors]
             weights, *state = self._addresses = [tensor.data_ptr() for tensor in tensors]
@@ -250,31 +249,31 @@ class _Row:
         """Return whether nothing has changed since the row was made."""
         if not self._alike or number != self._number or names != self._names:
             return False
-        if (parameter.shape, parameter.stride()) != self._form[1:]:
+        _, nbytes, strides = self._form
+        if parameter.nbytes != nbytes or parameter.stride() != strides:
             return False
-        tensors = (parameter, *map(entry.get, names))
+        tensors = parameter, *map(entry.get, names)
         for tensor, kept, address in zip(tensors, self.tensors, self._addresses, strict=True):
             if tensor is None or tensor is not kept() or tensor.data_ptr() != address:
                 return False
         return True
 
-    def takes(self, gradient: torch.Tensor, address: int) -> bool:
-        here = address or not self.places[5]
-        return bool(self._alike and here and _is_plain(gradient, *self._form))
+    def address_of(self, gradient: torch.Tensor) -> int:
+        """Return 1 for no elements, and 0 where torch must step."""
+        if not self._alike or not _is_plain(gradient, *self._form):
+            return 0
+        return gradient.data_ptr() or int(not self.places[5])
 
 
-def _is_plain(
-    tensor: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> bool:
+def _is_plain(tensor: Any, dtype: torch.dtype, nbytes: int, strides: tuple[int, ...]) -> bool:
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and tensor.dtype is dtype
-        and tensor.shape == shape
+        and tensor.nbytes == nbytes
         and tensor.stride() == strides
         and not tensor.is_neg()
-        and not tensor.is_inference()
     )
 
 

@@ -250,6 +250,7 @@ def test_subnormal_numbers_are_flushed_where_the_program_wants_it() -> None:
         lambda optimizer, p: setattr(p, "data", p.data[:2]),
         lambda optimizer, p: setattr(p, "grad", torch._efficientzerotensor(4)),
         lambda optimizer, p: setattr(p, "grad", p.detach()),
+        lambda optimizer, p: setattr(p, "grad", torch.ones(4).to_sparse()),
         lambda optimizer, p: optimizer.param_groups[0]["params"].append(p),
         lambda optimizer, p: optimizer.param_groups[0].update(betas=(1.0, 0.9)),
         lambda optimizer, p: optimizer.state[p].update(exp_avg=torch.zeros(1)),
