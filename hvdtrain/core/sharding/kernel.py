@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from ctypes import POINTER, Structure, c_double, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -74,6 +75,7 @@ class KernelUpdate(Structure):
         ("own", c_int32),
         ("contracts", c_int32),
         ("counted", c_int32),
+        ("powers", c_int32),
         ("roots", c_void_p * 2),
     )
 
@@ -148,6 +150,13 @@ class TensorSteps:
     def __init__(self, places: Sequence[Sequence[int]], threads: int) -> None:
         numbers = np.array(places, np.int64).reshape(-1, 8)
         counts, total = numbers[:, 5], int(numbers[:, 5].sum())
+        self._bytes = counts * np.where(numbers[:, 7], 8, 4)
+        lengths = np.stack([*[self._bytes] * 4, np.full_like(counts, 4)], axis=1)
+        used = (numbers[:, :5] != 0) & (lengths > 0)
+        written, lengths = numbers[:, :5][used], lengths[used]
+        order = np.argsort(written)
+        self._written, self._ends = written[order], np.append(0, (written + lengths)[order])
+        self._apart = bool((self._ends[:-1] <= self._written).all())
         begins = np.cumsum(counts) - counts
         threads = max(1, min(threads, total // _LEAST_OF_A_THREAD))
         self._others = ThreadPoolExecutor(max(1, threads - 1), "hvdtrain-step")
@@ -156,6 +165,12 @@ class TensorSteps:
         for first, last in pairwise(total * number // threads for number in range(threads + 1)):
             starts = np.clip(first - begins, 0, counts)
             self._parts.append(_Part(numbers, starts, np.clip(last - begins, 0, counts) - starts))
+
+    def are_apart(self, gradients: Sequence[int]) -> bool:
+        """Return whether nothing else is in memory that a step writes."""
+        first = np.array(gradients, np.int64)
+        before = np.searchsorted(self._written, first + self._bytes)
+        return self._apart and bool((self._ends[before] <= first).all())
 
     def take(self, gradients: Sequence[int], rules: Sequence[KernelRule], form: Form) -> None:
         """Take a step on the parameters whose gradients have an address that is not 0."""
@@ -166,11 +181,20 @@ class TensorSteps:
             library.hvd_update(self._whole.update(found, kept, form, counted=False))
             return
         library.hvd_count(self._whole.update(found, kept, form, counted=False))
-        own, *others = [part.update(found, kept, form, counted=True) for part in self._parts]
-        running = [self._others.submit(library.hvd_update, each) for each in others]
-        library.hvd_update(own)
-        for each in running:
-            each.result()
+        left = [part.update(found, kept, form, counted=True) for part in self._parts]
+
+        def work() -> None:
+            with suppress(IndexError):
+                while True:
+                    library.hvd_update(left.pop())
+
+        running: list[Future[None]] = []
+        try:
+            with suppress(RuntimeError):  # no thread starts, as when the main thread has ended
+                running.extend(self._others.submit(work) for _ in self._parts[1:])
+            work()
+        finally:
+            wait(running)
 
 
 class _Part:
@@ -208,6 +232,7 @@ class _Part:
             copies=1,
             contracts=form.contracts,
             counted=counted,
+            powers=not form.width_bytes,
             roots=(c_void_p * 2)(*form.roots),
         )
 
@@ -234,6 +259,7 @@ class KernelStep:
             copies=ranks,
             own=own,
             contracts=form.contracts,
+            powers=not form.width_bytes,
             roots=(c_void_p * 2)(*form.roots),
         )
 

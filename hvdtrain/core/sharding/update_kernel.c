@@ -66,6 +66,7 @@ typedef struct {
     int32_t own;             /* number of this rank's gradient */
     int32_t contracts;       /* whether torch multiplies and adds in one operation */
     int32_t counted;         /* whether hvd_count() has counted this step */
+    int32_t powers;          /* whether torch takes roots of numbers as powers, as Python does */
     root_t roots[2];         /* torch's own square roots of floats and doubles, or null */
 } update_t;
 
@@ -95,7 +96,7 @@ static moment_t begin_step(const update_t *update, const segment_t *segment) {
         if (!update->counted) *segment->steps += 1;
         moment.step_size = rule->lr / (1 - pow(rule->beta1, *segment->steps));
         double square = 1 - pow(rule->beta2, *segment->steps);
-        moment.correction = moment.root ? pow(square, 0.5) : sqrt(square); /* as Python, or C++ */
+        moment.correction = update->powers ? pow(square, 0.5) : sqrt(square);
     }
     return moment;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -56,7 +57,7 @@ def kernel_rule(kind: type, group: Mapping[str, Any], fused: bool = True) -> Ker
         *(group["lr"], group["weight_decay"], group.get("momentum", 0.0)),
         *(group.get("dampening", 0.0), beta1, beta2, group.get("eps", 0.0)),
     )
-    plain = all(isinstance(number, (int, float)) for number in numbers)
+    plain = all(isinstance(each, (int, float)) for each in numbers) and max(beta1, beta2) < 1
     other = any(group.get(key) for key in ("foreach", "capturable", "differentiable"))
     if not plain or other or bool(group.get("fused")) is not fused:
         return None
@@ -65,9 +66,9 @@ def kernel_rule(kind: type, group: Mapping[str, Any], fused: bool = True) -> Ker
     return KernelRule(
         *numbers,
         kind=KINDS.index(name),
-        maximize=group["maximize"],
-        nesterov=group.get("nesterov", False),
-        amsgrad=group.get("amsgrad", False),
+        maximize=bool(group["maximize"]),
+        nesterov=bool(group.get("nesterov")),
+        amsgrad=bool(group.get("amsgrad")),
     )
 
 
@@ -163,7 +164,9 @@ class KernelSteps:
         """
         # Another mode of this thread flushes subnormal numbers to zero.
         usual = sys.float_info.min * 0.5
-        if self._kind not in STATES or not usual or not _is_torchs_own(self._optimizer):
+        if type(self._optimizer) is not self._kind or self._kind not in STATES:
+            return False
+        if not usual or not _is_torchs_own(self._optimizer):
             return False
         groups = self._optimizer.param_groups
         rules = [rule for g in groups if (rule := kernel_rule(self._kind, g, fused=False))]
@@ -175,11 +178,13 @@ class KernelSteps:
         if self._steps is None or threads != self._threads:
             self._steps = TensorSteps([row.places for row in self._rows], threads[0])
             self._threads = threads
+        if not self._steps.are_apart(gradients):
+            return False
         with torch.autograd.profiler.record_function(f"Optimizer.step#{self._kind.__name__}.step"):
             self._steps.take(gradients, rules, form)
             self._optimizer._optimizer_step_code()
         used = [row for row, address in zip(self._rows, gradients, strict=True) if address]
-        torch.autograd.graph.increment_version([each for row in used for each in row.tensors])
+        torch.autograd.graph.increment_version([each() for row in used for each in row.tensors])
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
         return True
 
@@ -199,10 +204,9 @@ class KernelSteps:
                 ):
                     rows[place : place + 1] = [_Row(parameter, number, names, entry)]
                     self._steps = None
-                if gradient is not None and not rows[place].takes(gradient):
+                found.append(0 if gradient is None else rows[place].address_of(gradient))
+                if gradient is not None and not found[-1]:
                     return None
-                # The address of no elements is 0.
-                found.append(0 if gradient is None else gradient.data_ptr() or 1)
         if len(rows) > len(found):
             del rows[len(found) :]
             self._steps = None
@@ -221,57 +225,60 @@ class _Row:
     def __init__(
         self, parameter: torch.Tensor, number: int, names: Sequence[str], entry: Mapping[str, Any]
     ) -> None:
-        self.tensors: list[Any] = [parameter, *(entry.get(name) for name in names)]
+        tensors: list[Any] = [parameter, *(entry.get(name) for name in names)]
         self.places = [0] * 8
         self._number, self._names = number, names
-        self._dtype, self._strides = parameter.dtype, parameter.stride()
-        self._alike = self._dtype in TYPES and _is_dense(parameter)
-        for tensor, name in zip(self.tensors, ("", *names), strict=True):
-            dtype, strides = self._dtype, self._strides
-            if name == "step":
-                dtype, strides = torch.float32, ()
-            self._alike = self._alike and _is_plain(tensor, dtype, strides)
+        self._alike = parameter.dtype in TYPES and _is_dense(parameter)
+        if not self._alike:
+            return
+        self._form = parameter.dtype, parameter.nbytes, parameter.stride()
+        for tensor, name in zip(tensors, ("", *names), strict=True):
+            form = (torch.float32, 4, ()) if name == "step" else self._form
+            self._alike &= _is_plain(tensor, *form) and not tensor.is_inference()
         if self._alike:
-            weights, *state = self._addresses = [tensor.data_ptr() for tensor in self.tensors]
+            self.tensors = [weakref.ref(tensor) for tensor in tensors]
+            weights, *state = self._addresses = [tensor.data_ptr() for tensor in tensors]
             steps = [state.pop() if "step" in names else 0]
             lacking = [0] * (3 - len(state))
-            double = self._dtype is torch.float64
+            double = parameter.dtype is torch.float64
             self.places = [weights, *state, *lacking, *steps, parameter.numel(), number, double]
 
     def is_still(
         self, parameter: torch.Tensor, number: int, names: Sequence[str], entry: Mapping[str, Any]
     ) -> bool:
         """Return whether nothing has changed since the row was made."""
-        if not self._alike or parameter is not self.tensors[0] or number != self._number:
+        if not self._alike or number != self._number or names != self._names:
             return False
-        if names != self._names or parameter.stride() != self._strides:
+        _, nbytes, strides = self._form
+        if parameter.nbytes != nbytes or parameter.stride() != strides:
             return False
-        for name, tensor in zip(names, self.tensors[1:], strict=True):
-            if entry.get(name) is not tensor:
-                return False
-        for tensor, address in zip(self.tensors, self._addresses, strict=True):
-            if tensor.data_ptr() != address:
+        tensors = parameter, *map(entry.get, names)
+        for tensor, kept, address in zip(tensors, self.tensors, self._addresses, strict=True):
+            if tensor is None or tensor is not kept() or tensor.data_ptr() != address:
                 return False
         return True
 
-    def takes(self, gradient: torch.Tensor) -> bool:
-        return self._alike and _is_plain(gradient, self._dtype, self._strides)
+    def address_of(self, gradient: torch.Tensor) -> int:
+        """Return 1 for no elements, and 0 where torch must step."""
+        if not self._alike or not _is_plain(gradient, *self._form):
+            return 0
+        return gradient.data_ptr() or int(not self.places[5])
 
 
-def _is_plain(tensor: Any, dtype: torch.dtype, strides: tuple[int, ...]) -> bool:
+def _is_plain(tensor: Any, dtype: torch.dtype, nbytes: int, strides: tuple[int, ...]) -> bool:
     return (
         type(tensor) in _PLAIN
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and tensor.dtype is dtype
+        and tensor.nbytes == nbytes
         and tensor.stride() == strides
         and not tensor.is_neg()
-        and not tensor.is_inference()
     )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return False
     size = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -287,6 +294,8 @@ def _is_torchs_own(optimizer: torch.optim.Optimizer) -> bool:
     after = torch_optimizer._global_optimizer_post_hooks.values()
     others = any(getattr(hook, "__module__", None) != divergence.__name__ for hook in after)
     own = optimizer.__dict__
+    if optimizer.defaults.get("differentiable"):
+        return False
     if others or torch_optimizer._global_optimizer_pre_hooks:
         return False
     if own.get("_optimizer_step_pre_hooks") or own.get("_optimizer_step_post_hooks"):

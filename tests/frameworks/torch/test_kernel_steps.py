@@ -1,7 +1,9 @@
 """Default steps of torch's optimizers in the compiled kernel have torch's bits, or are torch's."""
 
+import math
 import random
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +13,8 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hvdtrain.torch.sharding.kernel_step import KernelSteps
+from hvdtrain.core.sharding.kernel import Form, KernelStep, Place
+from hvdtrain.torch.sharding.kernel_step import KernelSteps, kernel_rule
 
 ODD = (float("nan"), float("inf"), -0.0, 1e-42, -1e-310, 1e30)
 SHAPES = ((), (0,), (1,), (7,), (511,), (4097,), (33, 70), (4, 3, 5, 5), (200_001,))
@@ -239,3 +242,59 @@ def test_subnormal_numbers_are_flushed_where_the_program_wants_it() -> None:
     finally:
         torch.set_flush_denormal(False)
     assert twins.taken == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer, p: setattr(p, "data", p.data[:2]),
+        lambda optimizer, p: setattr(p, "grad", torch._efficientzerotensor(4)),
+        lambda optimizer, p: setattr(p, "grad", p.detach()),
+        lambda optimizer, p: setattr(p, "grad", torch.ones(4).to_sparse()),
+        lambda optimizer, p: optimizer.param_groups[0]["params"].append(p),
+        lambda optimizer, p: optimizer.param_groups[0].update(betas=(1.0, 0.9)),
+        lambda optimizer, p: optimizer.state[p].update(exp_avg=torch.zeros(1)),
+        lambda optimizer, p: optimizer.defaults.update(differentiable=True),
+        lambda optimizer, p: setattr(optimizer, "__class__", type("Own", (Adam,), {})),
+    ],
+)
+def test_torch_takes_steps_that_it_refuses_or_takes_in_another_order(change: Any) -> None:
+    twins = Twins(Adam, {"shapes": [((4,), torch.float32)]})
+    for _ in range(2):
+        twins.step(without=0)
+    change(twins.own, twins.own.param_groups[0]["params"][0])
+    assert twins.taken
+    assert not twins.steps.take()
+
+
+def test_steps_need_no_threads_and_keep_no_state() -> None:
+    torch.set_num_threads(2)
+    twins = Twins(Adam, {"shapes": [((200_001,), torch.float64)]})
+    for _ in range(2):
+        twins.step(without=0)
+    twins.steps._steps._others.shutdown()  # type: ignore[union-attr]  # as where the main thread ends
+    twins.step(without=0)
+    assert twins.taken == 2
+    kept = [weakref.ref(each) for entry in twins.own.state.values() for each in entry.values()]
+    twins.own.state.clear()
+    assert not any(each() is not None for each in kept)
+    assert not twins.steps.take()
+
+
+def test_corrections_are_computed_as_in_python_without_roots_of_mkl() -> None:
+    group = Adam([torch.ones(1)], lr=1, betas=(0.0, 0.9)).param_groups[0]
+    rule, compared = kernel_rule(Adam, group, fused=False), 0
+    assert rule is not None
+    for number in range(1, 999):
+        correction = (1 - 0.9**number) ** 0.5
+        if correction == math.sqrt(1 - 0.9**number):
+            continue
+        weights, mean, square = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).split(1)
+        steps, gradient = torch.tensor(number - 1.0), torch.ones(1, dtype=torch.float64)
+        place = Place([gradient.data_ptr()], [weights.data_ptr()], 1, 0, 0, double=True)
+        step = KernelStep([place], 1, 0, Form(contracts=True, width_bytes=0))
+        step.use_state(0, [mean.data_ptr(), square.data_ptr(), 0], steps.data_ptr())
+        step.update([rule], None)
+        assert weights.item() == -mean.item() / (math.sqrt(square.item()) / correction + 1e-8)
+        compared += 1
+    assert compared
