@@ -164,9 +164,8 @@ class KernelSteps:
         """
         # Another mode of this thread flushes subnormal numbers to zero.
         usual = sys.float_info.min * 0.5
-        if type(self._optimizer) is not self._kind or self._kind not in STATES:
-            return False
-        if not usual or not _is_torchs_own(self._optimizer):
+        self._kind = type(self._optimizer)  # a program may set another class
+        if self._kind not in STATES or not usual or not _is_torchs_own(self._optimizer):
             return False
         groups = self._optimizer.param_groups
         rules = [rule for g in groups if (rule := kernel_rule(self._kind, g, fused=False))]
@@ -236,8 +235,9 @@ class _Row:
             form = (torch.float32, 4, ()) if name == "step" else self._form
             self._alike &= _is_plain(tensor, *form) and not tensor.is_inference()
         if self._alike:
-            self.tensors = [weakref.ref(tensor) for tensor in tensors]
-            weights, *state = self._addresses = [tensor.data_ptr() for tensor in tensors]
+            self.tensors: list[Callable[[], Any]] = [weakref.ref(tensor) for tensor in tensors]
+            weights, *state = addresses = [tensor.data_ptr() for tensor in tensors]
+            self._kept = [*zip(("", *names), self.tensors, addresses, strict=True)]
             steps = [state.pop() if "step" in names else 0]
             lacking = [0] * (3 - len(state))
             double = parameter.dtype is torch.float64
@@ -249,14 +249,14 @@ class _Row:
         """Return whether nothing has changed since the row was made."""
         if not self._alike or number != self._number or names != self._names:
             return False
-        _, nbytes, strides = self._form
-        if parameter.nbytes != nbytes or parameter.stride() != strides:
-            return False
-        tensors = parameter, *map(entry.get, names)
-        for tensor, kept, address in zip(tensors, self.tensors, self._addresses, strict=True):
-            if tensor is None or tensor is not kept() or tensor.data_ptr() != address:
+        for name, kept, address in self._kept:
+            tensor = kept()
+            if tensor is None or tensor.data_ptr() != address:
                 return False
-        return True
+            if (entry.get(name) if name else parameter) is not tensor:
+                return False
+        _, nbytes, strides = self._form
+        return parameter.nbytes == nbytes and parameter.stride() == strides
 
     def address_of(self, gradient: torch.Tensor) -> int:
         """Return 1 for no elements, and 0 where torch must step."""
