@@ -150,7 +150,7 @@ class KernelSteps:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._kind: Any = type(optimizer)
+        self._kind: Any = None
         self._rows: list[_Row] = []
         self._steps: TensorSteps | None = None
         self._threads = (0, 0)
@@ -164,15 +164,15 @@ class KernelSteps:
         """
         # Another mode of this thread flushes subnormal numbers to zero.
         usual = sys.float_info.min * 0.5
-        if type(self._optimizer) is not self._kind or self._kind not in STATES:
-            return False
-        if not usual or not _is_torchs_own(self._optimizer):
+        kind: Any = type(self._optimizer)  # a program may set another class
+        self._kind = kind
+        if kind not in STATES or not usual or not _is_torchs_own(self._optimizer):
             return False
         groups = self._optimizer.param_groups
-        rules = [rule for g in groups if (rule := kernel_rule(self._kind, g, fused=False))]
+        rules = [rule for g in groups if (rule := kernel_rule(kind, g, fused=False))]
         if len(rules) < len(groups) or (gradients := self._find_gradients()) is None:
             return False
-        if (form := find_form(self._kind, fused=False)) is None:
+        if (form := find_form(kind, fused=False)) is None:
             return False
         threads = torch.get_num_threads(), os.getpid()  # a forked child has none of them
         if self._steps is None or threads != self._threads:
@@ -180,7 +180,7 @@ class KernelSteps:
             self._threads = threads
         if not self._steps.are_apart(gradients):
             return False
-        with torch.autograd.profiler.record_function(f"Optimizer.step#{self._kind.__name__}.step"):
+        with torch.autograd.profiler.record_function(f"Optimizer.step#{kind.__name__}.step"):
             self._steps.take(gradients, rules, form)
             self._optimizer._optimizer_step_code()
         used = [row for row, address in zip(self._rows, gradients, strict=True) if address]
@@ -237,8 +237,9 @@ class _Row:
             form = (torch.float32, 4, ()) if name == "step" else self._form
             self._alike &= _is_plain(tensor, *form) and not tensor.is_inference()
         if self._alike:
-            self.tensors = [weakref.ref(tensor) for tensor in tensors]
-            weights, *state = self._addresses = [tensor.data_ptr() for tensor in tensors]
+            self.tensors: list[Callable[[], Any]] = [weakref.ref(tensor) for tensor in tensors]
+            weights, *state = addresses = [tensor.data_ptr() for tensor in tensors]
+            self._kept = [*zip(("", *names), self.tensors, addresses, strict=True)]
             steps = [state.pop() if "step" in names else 0]
             lacking = [0] * (3 - len(state))
             double = parameter.dtype is torch.float64
@@ -250,14 +251,14 @@ class _Row:
         """Return whether nothing has changed since the row was made."""
         if not self._alike or number != self._number or names != self._names:
             return False
-        _, nbytes, strides = self._form
-        if parameter.nbytes != nbytes or parameter.stride() != strides:
-            return False
-        tensors: list[Any] = [parameter, *map(entry.get, names)]
-        for tensor, kept, address in zip(tensors, self.tensors, self._addresses, strict=True):
-            if tensor is None or tensor is not kept() or tensor.data_ptr() != address:
+        for name, kept, address in self._kept:
+            tensor = kept()
+            if tensor is None or tensor.data_ptr() != address:
                 return False
-        return True
+            if (entry.get(name) if name else parameter) is not tensor:
+                return False
+        _, nbytes, strides = self._form
+        return parameter.nbytes == nbytes and parameter.stride() == strides
 
     def address_of(self, gradient: torch.Tensor) -> int:
         """Return 1 for no elements, and 0 where torch must step."""
