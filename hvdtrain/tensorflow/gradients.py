@@ -17,7 +17,7 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange
-from hvdtrain.core.arrays.fused import reduce_fused
+from hvdtrain.core.arrays.fused import is_overwritten, reduce_fused
 from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, stays_alone
@@ -378,7 +378,7 @@ def reduce_gradients(
     results, alone = list(gradients), stays_alone(process_set)
     if not alone:
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if variable in local:
+            if variable in local and not is_overwritten(variable):
                 results[index] = local.scaled(gradient, process_set)
     shared = [i for i, variable in enumerate(variables) if variable not in local]
     own, theirs = [results[i] for i in shared], [variables[i] for i in shared]

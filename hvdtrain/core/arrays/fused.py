@@ -24,6 +24,7 @@ from hvdtrain.core.arrays.collectives import (
     Lending,
     MemoryPool,
     aligned_order,
+    allreduce,
     empty,
     open_lending,
     wire_type,
@@ -47,7 +48,7 @@ from hvdtrain.core.objects import allgather_object, broadcast_object
 from hvdtrain.core.places import LentBucket
 from hvdtrain.core.warnings_once import note_differences, note_one_node
 from hvdtrain.errors import MismatchError
-from hvdtrain.types import DType
+from hvdtrain.types import DType, ReduceOp
 
 # A gradient of this size or more does not stay in the caches until it is reduced.
 _LARGE_BYTES = 256 << 10
@@ -250,7 +251,14 @@ def begin_fused(
     weights: Sequence[HostArray], parameters: Sequence[object], settings: GradientSettings
 ) -> None:
     """Pass the weights that all ranks have in common to their exchange (collective at first)."""
+    chosen = [i for i, parameter in enumerate(parameters) if not is_overwritten(parameter)]
+    weights, parameters = [weights[i] for i in chosen], [parameters[i] for i in chosen]
     _plan_for(_specs(weights), parameters, settings).begin(weights)
+
+
+def is_overwritten(parameter: object) -> bool:
+    """Return whether a variable becomes what comes as its gradient: in Keras, scales of float8."""
+    return bool(getattr(parameter, "overwrite_with_gradient", False))
 
 
 @collective
@@ -263,7 +271,19 @@ def exchange_fused(
     layout: Layout | None = None,
     weights: Weights | None = None,
 ) -> tuple[list[HostArray], StepInfo]:
-    """Exchange gradients or weights as one operation; ranks compare `weights` now and then."""
+    """Exchange gradients or weights as one operation; ranks compare `weights` now and then.
+
+    Of what overwrites a variable ranks take the largest, as Keras does of several passes.
+    """
+    overwritten = [i for i, parameter in enumerate(parameters) if is_overwritten(parameter)]
+    if overwritten:
+        others = sorted({*range(len(arrays))}.difference(overwritten))
+        given, owners = [arrays[i] for i in others], [parameters[i] for i in others]
+        results, info = exchange_fused(given, owners, name, settings, own, layout, weights)
+        given, members = [arrays[i] for i in overwritten], settings.process_set
+        results += allreduce(given, ReduceOp.MAX, f"{name}_largest", 1.0, 1.0, members)
+        found = dict(zip([*others, *overwritten], results, strict=True))
+        return [found[i] for i in range(len(arrays))], info
     if not arrays:  # other ranks may have some, and are to learn that this one has none
         _settle(settings.process_set.channel(), settings.make_exchange())
         plain = replace(settings, exchange=None, groups=None)

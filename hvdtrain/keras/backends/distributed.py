@@ -13,7 +13,7 @@ from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange, InnerState
 from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.reduction import GradientReduction, SampleWeight
+from hvdtrain.keras.backends.reduction import GradientReduction, SampleWeight, scaled
 from hvdtrain.keras.backends.sharding import StateVariable, check_shared
 from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, to_array
 
@@ -213,9 +213,8 @@ class LossScaleMixin(DistributedMixin):
         scale: BackendTensor | float = self.initial_scale
         if self.built:
             scale = keras.ops.convert_to_tensor(self.dynamic_scale)
-        reduced = super()._reduce([_divided(g, scale) for g in grads], variables)
-        inverse = keras.ops.divide(1.0, scale)
-        return [_divided(gradient, inverse) for gradient in reduced]
+        unscaled = scaled(grads, variables, keras.ops.divide(1.0, scale))
+        return scaled(super()._reduce(unscaled, variables), variables, scale)
 
     def _update_alone(self, grads: Sequence[BackendTensor | None]) -> None:
         """Update the variables if the gradients of this rank are finite."""
@@ -227,12 +226,6 @@ class LossScaleMixin(DistributedMixin):
         )
         for variable, value in zip([*own, *others], [*updated[0], *updated[1]], strict=True):
             variable.assign(value)
-
-
-def _divided(
-    gradient: BackendTensor | None, divisor: BackendTensor | float
-) -> BackendTensor | None:
-    return None if gradient is None else keras.ops.divide(gradient, divisor)
 
 
 # Optimizers of keras.optimizers, some of which only later versions have.

@@ -14,7 +14,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import sample_weights
 from hvdtrain.core.allocators import FindLibrary
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.arrays.fused import exchange_fused
+from hvdtrain.core.arrays.fused import exchange_fused, is_overwritten
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.state import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradients.step_info import OwnStep
@@ -207,19 +207,14 @@ class GradientReduction:
         if self._scale_local and size != 1:
             for i in set(range(len(results))) - set(shared):
                 gradient = results[i]
-                if gradient is not None:
+                if gradient is not None and not is_overwritten(variables[i]):
                     ranks = self._backend.size_like(gradient, process_set)
                     results[i] = keras.ops.divide(gradient, ranks)
-        return self._scaled(results)
+        return scaled(results, variables, self._factor)
 
     @property
     def _as_dense(self) -> bool:
         return self.settings.sparse_as_dense or self.sharded or self.uneven
-
-    def _scaled(self, gradients: Sequence[BackendTensor | None]) -> list[BackendTensor | None]:
-        if self._factor == 1.0:
-            return list(gradients)
-        return [g if g is None else keras.ops.multiply(g, self._factor) for g in gradients]
 
     @collective
     def update_together(
@@ -247,7 +242,8 @@ class GradientReduction:
     ) -> None:
         """Update variables, and exchange their values if that is due (collective if due)."""
         if self.weights is not None:
-            own = self._scaled(self._backend.as_dense(gradients) if self._as_dense else gradients)
+            own = self._backend.as_dense(gradients) if self._as_dense else gradients
+            own = scaled(own, variables, self._factor)
             self.weights.update(update, own, variables, self._local, self.weight, optimizer)
 
     @collective
@@ -307,3 +303,17 @@ class GradientReduction:
         self.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
         if self.weights is not None:
             self.weights.begin_anew(counts)
+
+
+def scaled(
+    gradients: Sequence[BackendTensor | None],
+    variables: Sequence[KerasVariable],
+    factor: BackendTensor | float,
+) -> list[BackendTensor | None]:
+    """Return gradients times a factor, except for what overwrites a variable."""
+    if isinstance(factor, float) and factor == 1.0:
+        return list(gradients)
+    return [
+        g if g is None or is_overwritten(v) else keras.ops.multiply(g, factor)
+        for g, v in zip(gradients, variables, strict=True)
+    ]

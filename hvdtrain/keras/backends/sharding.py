@@ -12,6 +12,7 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, check_sharding
+from hvdtrain.core.arrays.fused import is_overwritten
 from hvdtrain.core.arrays.shared_steps import (
     AdamRule,
     ArraySharedSteps,
@@ -219,6 +220,11 @@ def _values(optimizer: Any, rate: float, steps: int, decayed: Sequence[bool]) ->
 
 
 def _spec(number: int, variable: KerasVariable) -> ParameterSpec:
+    if is_overwritten(variable):
+        raise UnsupportedError(
+            f"sharded=True: variable {variable.path!r} is a scale or history of float8, which "
+            "cannot be shared: use sharded=False"
+        )
     shape = tuple(variable.shape)
     kind = np.dtype(variable.dtype).name if variable.dtype != "bfloat16" else "bfloat16"
     if kind not in ("float32", "float64"):

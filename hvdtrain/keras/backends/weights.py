@@ -14,7 +14,7 @@ import numpy as np
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.arrays.fused import begin_fused, exchange_fused, reduce_fused
+from hvdtrain.core.arrays.fused import begin_fused, exchange_fused, is_overwritten, reduce_fused
 from hvdtrain.core.arrays.layouts import Layout, reduce_present
 from hvdtrain.core.exchanges.state import FORGOTTEN_STEPS, SAMPLES_PER_STEP
 from hvdtrain.core.gradients.exchange import Exchange, InnerState, LocalSteps, StepInfo
@@ -348,7 +348,12 @@ class WeightExchange:
             )
             known = {i: a for i, a in zip(shared, averages, strict=True) if a is not None}
             absent.difference_update(known)
-            return [known[i] if i in known else found[i] / divisor for i in passed]
+            return [
+                known[i]
+                if i in known
+                else found[i] / (1 if is_overwritten(variables[i]) else divisor)
+                for i in passed
+            ]
 
         own = [
             keras.ops.zeros(variable.shape, variable.dtype) if gradient is None else gradient

@@ -48,8 +48,9 @@ def test_training_on_horovod(backend: str, size: int) -> None:
 
 
 def test_training_with_jax() -> None:
-    done = run("jax", 2, [TRAINING, WARNING, "one_rank_evaluates_alone"], {})
-    assert (done["engine"], len(done["digests"])) == ("mpi", 1)
+    cases = [TRAINING, WARNING, "one_rank_evaluates_alone", "float8_trains_as_on_one_rank"]
+    done = run("jax", 2, cases, {})
+    assert (done["engine"], len(done["digests"])) == ("mpi", 2)
 
 
 @pytest.mark.soak
