@@ -85,10 +85,17 @@ test-gpu: ## run the tests that need a GPU: make test-gpu PYTHON_GPU=/path/to/py
 	$(PYTEST_GPU) --durations=0 --gpu-record=docs/gpu-record.json $(ARGS) \
 	  $$(grep -rl 'mark[.]gpu' tests --include='test_*.py')
 
-# Four GB are downloaded: all of TensorFlow, JAX and torch twice, torch built for CUDA.
-test-versions: .venv-test/installed .venv-oldest/installed .venv-newest/installed ## train with the oldest and the newest packages
-	HVDTRAIN_OLDEST_PYTHON=$(CURDIR)/.venv-oldest/bin/python \
-	  HVDTRAIN_NEWEST_PYTHON=$(CURDIR)/.venv-newest/bin/python \
+# Other Pythons whose newest packages are tested, too: by default those of pyenv that are newer.
+PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/3.1[2-9].*/bin/python3.1[2-9])
+NEWEST := $(foreach python,$(PYTHONS),.venv-newest-$(notdir $(python))/installed)
+# Their environments by name, as in JSON.
+VERSIONS := "oldest": "$(CURDIR)/.venv-oldest/bin/python"
+VERSIONS += , "newest": "$(CURDIR)/.venv-newest/bin/python"
+VERSIONS += $(foreach name,$(notdir $(PYTHONS)),$(,) "newest $(name)": "$(CURDIR)/.venv-newest-$(name)/bin/python")
+
+# Two GB are downloaded for each: TensorFlow, JAX and torch, built for CUDA.
+test-versions: .venv-test/installed .venv-oldest/installed .venv-newest/installed $(NEWEST) ## train with the oldest and the newest packages, on each of PYTHONS
+	HVDTRAIN_VERSIONS_PYTHONS='{$(VERSIONS)}' \
 	  HVDTRAIN_VERSIONS_RECORD=$(CURDIR)/docs/versions-record.json \
 	  .venv-test/bin/pytest -m versions tests/versions
 	.venv-test/bin/python docs/versions_page.py --write
@@ -129,7 +136,7 @@ endef
 
 clean: ## remove the environments, the wheel and the caches
 	rm -rf $(MAKE_DIR) .venv .venv-test .venv-mpich .venv-openmpi4 .venv-horovod .venv-tensorflow
-	rm -rf .venv-clusters .venv-transformers .venv-dist .venv-docs .venv-oldest .venv-newest
+	rm -rf .venv-clusters .venv-transformers .venv-dist .venv-docs .venv-oldest .venv-newest*
 	rm -rf build dist site hvdtrain.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -200,6 +207,11 @@ endef
 .venv-oldest/installed .venv-newest/installed: $(WHEEL) tests/versions/environment.py
 	@echo "make: installing the $(@D:.venv-%=%) packages into $(@D): some minutes"
 	@$(PYTHON) tests/versions/environment.py $(@D:.venv-%=%) $(@D) $(MAKE_DIR)/wheel/*.whl
+	@touch $@
+
+.venv-newest-%/installed: $(WHEEL) tests/versions/environment.py
+	@echo "make: installing the newest packages of $* into $(@D): some minutes"
+	@$(filter %/$*,$(PYTHONS)) tests/versions/environment.py newest $(@D) $(MAKE_DIR)/wheel/*.whl
 	@touch $@
 
 # It is the only tool that does not come from PyPI or Debian.

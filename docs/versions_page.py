@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,28 @@ END = "<!-- end -->\n"
 
 def summary(record: Mapping[str, Any]) -> str:
     """Return what a record says, in Markdown."""
-    oldest, newest = record["packages"]["oldest"], record["packages"]["newest"]
-    runs = record["runs"].items()
+    ends, packages = list(record.values()), record["oldest"]["packages"]
+    titles = dict.fromkeys(title for end in ends for title in end["runs"])
     lines = [
-        f"On {record['date']}, with Python {record['python']} on two ranks:",
+        _row("package", record),
+        "|---" * (len(ends) + 1) + "|",
+        _row("Python", (end["python"] for end in ends)),
+        *(_row(name, (end["packages"][name] for end in ends)) for name in sorted(packages)),
+        _row("tested on", (end["date"] for end in ends)),
         "",
-        "| package | oldest | newest |",
-        "|---|---|---|",
-        *(f"| {name} | {oldest[name]} | {newest[name]} |" for name in sorted(oldest)),
-        "",
-        "What ran with the oldest and the newest: " + "; ".join(map(_result, runs)) + ".",
+        "What ran, in the order of the columns: "
+        + "; ".join(f"{title} ({_outcomes(title, ends)})" for title in titles)
+        + ".",
     ]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _result(run: tuple[str, Mapping[str, str]]) -> str:
-    title, ends = run
-    return f"{title} ({ends['oldest']}, {ends['newest']})"
+def _row(name: str, cells: Iterable[str]) -> str:
+    return f"| {' | '.join([name, *cells])} |"
+
+
+def _outcomes(title: str, ends: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(end["runs"].get(title, "not run") for end in ends)
 
 
 def page(text: str, record: Mapping[str, Any]) -> str:

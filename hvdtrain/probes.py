@@ -71,7 +71,7 @@ def allocator(framework: str) -> None:
 
 def torch_steps() -> None:
     """Compare steps: the optimizers of torch of which the compiled kernel has the bits."""
-    from hvdtrain.torch.kernel_step import STATES, find_form
+    from hvdtrain.torch.sharding.kernel_step import STATES, find_form
 
     wanted = Config.from_environ(os.environ).torch_steps
     _answer(kinds=[kind.__name__ for kind in STATES if wanted and find_form(kind, fused=False)])

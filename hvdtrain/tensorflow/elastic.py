@@ -72,7 +72,7 @@ class TensorFlowState(ObjectState):
     def save(self) -> None:
         """Copy the variables and values in memory (local)."""
         if self.session is None:
-            self._saved_variables = [np.array(variable) for variable in self.variables]
+            self._saved_variables = [np.array(variable.numpy()) for variable in self.variables]
         else:
             self._saved_variables = self.session.run(self.variables)
         super().save()

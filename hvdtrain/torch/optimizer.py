@@ -28,8 +28,8 @@ from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.exchanging_optimizer import ExchangingOptimizer, OptimizerWrapper
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
-from hvdtrain.torch.kernel_step import KernelSteps
 from hvdtrain.torch.operations.allreduce import allreduce
+from hvdtrain.torch.sharding.kernel_step import KernelSteps
 from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.sync_batch_norm import warn_of_torch_layers
 from hvdtrain.torch.tensors.dynamo import disable_compile

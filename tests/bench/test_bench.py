@@ -17,18 +17,10 @@ from tensorflow_environment import keras_variables, tensorflow_python
 
 LIMITS = {"memcpy, all ranks at once", "memcpy, one rank alone"}
 WAYS = {
-    "engine mpi",
-    "engine mpi again",
-    "engine mpi, deterministic",
-    "engine mpi, its memory",
-    "engine mpi with numpy, its memory",
-    "engine mpi, no shared memory",
-    "hvd.allreduce",
-    "hvd.allreduce_",
-    "gloo all_reduce",
-    "mpi4py Allreduce",
-    *LIMITS,
-}
+    "engine mpi", "engine mpi again", "engine mpi, deterministic", "engine mpi, its memory",
+    "engine mpi with numpy, its memory", "engine mpi, no shared memory", "hvd.allreduce",
+    "hvd.allreduce_", "gloo all_reduce", "mpi4py Allreduce", *LIMITS,
+}  # fmt: skip
 HOROVOD = "Horovod"
 
 
@@ -77,22 +69,14 @@ def test_collectives(tmp_path: Path) -> None:
 PLAIN = {"no communication", "hvdtrain", "hvdtrain again"}
 SHARDED = {*PLAIN, "hvdtrain, sharded"}
 ELASTIC = {"not elastic", "not elastic again", "elastic"}
+FUSED = {"no communication, fused", "hvdtrain, fused"}
 BY_HAND = {"by hand", "by hand again", "hvdtrain train"}
-SAVING = {
-    *("no checkpoint", "no checkpoint, longest"),
-    *("checkpoint, mean", "checkpoint, longest"),
-}
+SAVING = {"no checkpoint", "no checkpoint, longest", "checkpoint, mean", "checkpoint, longest"}
 # What each kind is told, and what it times in each of its cases.
 KINDS: dict[str, tuple[list[str], list[set[str]]]] = {
     "steps": (
         ["--model", "mnist-cnn", "--optimizer", "adam"],
-        [
-            {
-                *SHARDED,
-                *("one rank, whole batch", "one rank alone", "DDP"),
-                *("no communication, fused", "hvdtrain, fused"),
-            }
-        ],
+        [{*SHARDED, *FUSED, "one rank, whole batch", "one rank alone", "DDP"}],
     ),
     "loop": ([], [BY_HAND, BY_HAND]),  # on one rank and on two
     "exchange": (

@@ -23,12 +23,39 @@ class Probe(Dataset):
         return torch.tensor([index, hvd.is_initialized(), joined])
 if __name__ == "__main__":
     hvd.init()
-    for method in ("spawn",) if unguarded else ("fork", "spawn"):
+    for method in ("spawn",) if unguarded else ("fork", "spawn", "forkserver"):
         loader = DataLoader(Probe(), 2, num_workers=1, multiprocessing_context=method)
         batches = torch.cat(list(loader))
         # A fork inherits MPI, and must not use it; a process of its own must have none.
         assert batches.tolist() == [[index, 0, method == "fork"] for index in range(8)]
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+"""
+# What a child sees of weights after a step: without sharding it is the reverse.
+WEIGHTS = """
+import torch
+import hvdtrain.torch as hvd
+def answer(weight, pipe):
+    while pipe.recv():
+        pipe.send(weight.tolist())
+if __name__ == "__main__":
+    hvd.init()
+    for method, seen in (("fork", -1.0), ("spawn", 1.0), ("forkserver", 1.0)):
+        context = torch.multiprocessing.get_context(method)
+        weight = torch.nn.Parameter(torch.ones(4))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=1.0), sharded=True)
+        here, there = context.Pipe()
+        child = context.Process(target=answer, args=(weight, there))
+        child.start()
+        here.send(True)
+        assert here.recv() == [1.0] * 4
+        for _ in range(2):
+            weight.sum().backward()
+            optimizer.step()
+        assert weight.tolist() == [-1.0] * 4
+        here.send(True)
+        assert here.recv() == [seen] * 4
+        here.send(False)
+        child.join()
 """
 
 
@@ -41,6 +68,12 @@ def script(tmp_path: Path) -> Path:
 
 def test_workers_of_a_data_loader(script: Path) -> None:
     assert "[rank" not in run_ranks(script, 2, cases_expected=False).stderr
+
+
+def test_weights_that_children_see(tmp_path: Path) -> None:
+    path = tmp_path / "weights.py"
+    path.write_text(WEIGHTS)
+    run_ranks(path, 2, cases_expected=False)
 
 
 def test_init_at_the_top_level_of_a_script_that_spawns(script: Path) -> None:

@@ -126,18 +126,10 @@ def test_ctrl_c_without_a_launcher_saves(tmp_path: Path) -> None:
 
 # 100 samples in steps of 12, the last of four: nine an epoch.
 RICH = {
-    "kind": "noisy",
-    "optimizer": "adam",
-    "accumulate": 2,
-    "amp": "bf16",
-    "ema": 0.9,
-    "global_batch_size": 12,
-    "device": "cpu",
-    "seed": 3,
-    "checkpoint_every": "5 steps",
-    "resume": "auto",
-    "epochs": 3,
-}
+    "kind": "noisy", "optimizer": "adam", "accumulate": 2, "amp": "bf16", "ema": 0.9,
+    "global_batch_size": 12, "device": "cpu", "seed": 3, "checkpoint_every": "5 steps",
+    "resume": "auto", "epochs": 3,
+}  # fmt: skip
 SCALED = {**RICH, "amp": "fp16", "clip_norm": 0.5}
 
 
@@ -150,12 +142,9 @@ def test_a_killed_run_goes_on_within_the_epoch_with_all_features(tmp_path: Path)
         assert job.ended().returncode != 0
     shutil.copytree(parts, elsewhere)
     cases = [
-        {**RICH, "out": str(whole)},
-        {**RICH, "out": str(parts)},
-        {**SCALED, "out": str(scaled)},
-        {**SCALED, "out": str(scaled_parts), "stop": 7},
-        {**SCALED, "out": str(scaled_parts)},
-    ]
+        {**RICH, "out": str(whole)}, {**RICH, "out": str(parts)}, {**SCALED, "out": str(scaled)},
+        {**SCALED, "out": str(scaled_parts), "stop": 7}, {**SCALED, "out": str(scaled_parts)},
+    ]  # fmt: skip
     run_ranks(WORKER, 3, args=[json.dumps(cases)], warm="torch")
     for one, other in ((whole, parts), (scaled, scaled_parts)):
         assert summary_of(one)["weights_sha256"] == summary_of(other)["weights_sha256"]

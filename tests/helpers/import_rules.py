@@ -74,20 +74,12 @@ _KNOW_ENGINES = {"hvdtrain_bench", "probes"}
 _FRAMEWORKS = {"jax", "keras", "tensorflow", "torch"}
 _MPI = {"mpi4py"}
 _FOREIGN: Mapping[str, set[str]] = {
-    "foundations": _FRAMEWORKS | _MPI,
-    "core": _FRAMEWORKS | _MPI,
-    "torch": _MPI,
-    "tensorflow": _MPI,
-    "keras": _MPI,
-    "lightning": _MPI,
-    "launch": _FRAMEWORKS | _MPI,
-    "check": _FRAMEWORKS | _MPI,
-    "train": _MPI,
-    "horovod": _MPI,
-    "cli": _MPI,
+    "foundations": _FRAMEWORKS | _MPI, "core": _FRAMEWORKS | _MPI, "torch": _MPI,
+    "tensorflow": _MPI, "keras": _MPI, "lightning": _MPI, "launch": _FRAMEWORKS | _MPI,
+    "check": _FRAMEWORKS | _MPI, "train": _MPI, "horovod": _MPI, "cli": _MPI,
     "hvdtrain_report": _FRAMEWORKS | _MPI | {"numpy"},
     "hvdtrain_lint": _FRAMEWORKS | _MPI | {"numpy"},
-}
+}  # fmt: skip
 # It runs in a process of its own, and others do not import it.
 _KNOW_FRAMEWORKS = {"hvdtrain_lint.running.rank"}
 _FOREIGN_AT_TOP: Mapping[str, set[str]] = {"data": _FRAMEWORKS | _MPI, "cli": _FRAMEWORKS}

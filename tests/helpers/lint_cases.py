@@ -44,57 +44,48 @@ accelerator = Accelerator()
 # Code, beginning of the script, the rest with the mistake (`# here` marks its line).
 MISTAKES: list[tuple[str, str, str]] = [
     (
-        "HVD101",
-        "import lightning as L\ntrainer = L.Trainer()\n",
-        "if trainer.is_global_zero:\n    trainer.save_checkpoint('last.ckpt')  # here\n",
+        *("HVD101", "import lightning as L\ntrainer = L.Trainer()\n"),
+        "if trainer.is_global_zero:\n trainer.save_checkpoint('last.ckpt')  # here\n",
     ),
     (
-        "HVD101",
-        CHECKPOINTER,
-        "class Keeper(Checkpointer):\n    def last(self):\n        if rank == 0:\n"
-        "            self.save('m')  # here\n",
+        *("HVD101", CHECKPOINTER),
+        "class Keeper(Checkpointer):\n def last(self):\n  if rank == 0:\n"
+        "   self.save('m')  # here\n",
     ),
     # Several values, one of them a rank; an argument that other files may give.
     (
-        "HVD101",
-        HVD,
-        "rank = 0\ndef start():\n    global rank\n    rank = hvd.rank()\n"
-        "start()\nif rank == 0:\n    hvd.allreduce(x)  # here\n",
+        *("HVD101", HVD),
+        "rank = 0\ndef start():\n global rank\n rank = hvd.rank()\nstart()\nif rank == 0:\n"
+        " hvd.allreduce(x)  # here\n",
     ),
     ("HVD102", DDP, "for x in xs:\n if rank > 0:\n  continue\n dist.all_reduce(x)  # here\n"),
     (
-        "HVD103",
-        DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n",
-        "model = FSDP(model)\nif rank == 0:\n    torch.save(model.state_dict(), 'm.pt')  # here\n",
+        *("HVD103", DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"),
+        "model = FSDP(model)\nif rank == 0:\n torch.save(model.state_dict(), 'm.pt')  # here\n",
     ),
     ("HVD104", DDP, "if rank == 0:\n    print(x)\n    scheduler.step()  # here\n"),
     (
-        "HVD104",
-        DDP,
-        "class Own(torch.optim.SGD):\n    pass\na = Own(model.parameters())\n"
-        "if rank == 0:\n    a.step()  # here\n",
+        *("HVD104", DDP),
+        "class Own(torch.optim.SGD):\n pass\na = Own(model.parameters())\nif rank == 0:\n"
+        " a.step()  # here\n",
     ),
     (
-        "HVD105",
-        "import horovod.tensorflow as hvd\nhvd.init()\n",
-        "mine = data.shard(hvd.size(), hvd.rank()).batch(8)\n"
-        "for x in mine:  # here\n    hvd.allreduce(x)\n",
+        *("HVD105", "import horovod.tensorflow as hvd\nhvd.init()\n"),
+        "mine = data.shard(hvd.size(), hvd.rank()).batch(8)\nfor x in mine:  # here\n"
+        " hvd.allreduce(x)\n",
     ),
     (
-        "HVD201",
-        HVD + "from hvdtrain.data import GlobalBatchSampler\n",
-        "batches = GlobalBatchSampler(99, 8)  # here\nfor _ in range(epochs):\n    f(batches)\n",
+        *("HVD201", HVD + "from hvdtrain.data import GlobalBatchSampler\n"),
+        "batches = GlobalBatchSampler(99, 8)  # here\nfor _ in range(epochs):\n f(batches)\n",
     ),
     ("HVD202", DDP, "held = MNIST('d', train=False)\ns = DistributedSampler(held)  # here\n"),
     ("HVD205", KERAS, "stop = keras.callbacks.ReduceLROnPlateau(monitor='loss')  # here\n"),
     (
-        "HVD207",
-        HVD + "from sklearn.model_selection import train_test_split\n",
+        *("HVD207", HVD + "from sklearn.model_selection import train_test_split\n"),
         "torch.manual_seed(hvd.rank())\na, b = train_test_split(x, test_size=0.2)  # here\n",
     ),
     (
-        "HVD305",
-        DDP,
+        *("HVD305", DDP),
         "n = torch.cuda.device_count()\ns = DistributedSampler(d, num_replicas=n)  # here\n",
     ),
     ("HVD305", HVD, "size = batch_size // torch.cuda.device_count()  # here\n"),
@@ -116,78 +107,67 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD102", HVD, "def f(x):\n hvd.barrier()\n if hvd.rank() != 0:\n  return\n g(x)\n"),
     ("HVD102", DDP, "def f(x):\n    if x is None:\n        return\n    dist.all_reduce(x)\n"),
     (
-        "HVD103",
-        DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n",
-        "model = FSDP(model)\nx = model.state_dict()\nif rank == 0:\n    torch.save(x, 'm')\n",
+        *("HVD103", DDP + "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"),
+        "model = FSDP(model)\nx = model.state_dict()\nif rank == 0:\n torch.save(x, 'm')\n",
     ),
     ("HVD104", DDP, "scheduler.step()\nif rank == 0:\n    print(x)\n    progress.step()\n"),
     (
-        "HVD104",
-        HVD,
-        "class Scheduler:  # of jobs\n    def step(self):\n        print(self)\n"
-        "a = Scheduler()\nif hvd.rank() == 0:\n    a.step()\n",
+        *("HVD104", HVD),
+        "class Scheduler:  # of jobs\n def step(self):\n  print(self)\na = Scheduler()\n"
+        "if hvd.rank() == 0:\n a.step()\n",
     ),
     ("HVD105", HVD, "for x in xs[hvd.rank() :: hvd.size()]:\n model(x).backward()\nhvd.join()\n"),
     ("HVD105", HVD, "for x in xs[hvd.rank() :: hvd.size()]:\n    total += model(x)\n"),
     # A name that is made from itself alone.
     ("HVD105", HVD, "from data import *\nxs = xs.map(f)\nfor x in xs:\n    hvd.allreduce_(x)\n"),
     (
-        "HVD106",
-        KERAS,
-        "calls = [hvd.callbacks.MetricAverageCallback()]\n"
-        "if hvd.rank() == 0:\n    calls.append(keras.callbacks.CSVLogger('log'))\n",
+        *("HVD106", KERAS),
+        "calls = [hvd.callbacks.MetricAverageCallback()]\nif hvd.rank() == 0:\n"
+        " calls.append(keras.callbacks.CSVLogger('log'))\n",
     ),
     (
-        "HVD201",
-        DDP,
+        *("HVD201", DDP),
         "sampler = DistributedSampler(data)\nfor epoch in range(epochs):\n"
-        "    sampler.set_epoch(epoch)\n    train(DataLoader(data, 8, sampler=sampler))\n",
+        " sampler.set_epoch(epoch)\n train(DataLoader(data, 8, sampler=sampler))\n",
     ),
     ("HVD201", DDP, "s = DistributedSampler(data)\nfor epoch in range(1):\n    train(s)\n"),
     ("HVD202", DDP, "s = DistributedSampler(test_set)\nresults = gathered[: len(test_set)]\n"),
     ("HVD202", DDP, "s = DistributedSampler(val_set)\nmerge(CocoEvaluator(ids))\n"),
     (
-        "HVD203",
-        DDP,
-        "sampler = DistributedSampler(val_data, drop_last=True)\n"
-        "dist.all_reduce(hits)\nif rank == 0:\n    print(hits)\n",
+        *("HVD203", DDP),
+        "sampler = DistributedSampler(val_data, drop_last=True)\ndist.all_reduce(hits)\n"
+        "if rank == 0:\n print(hits)\n",
     ),
     ("HVD204", HVD, "loss = hvd.allreduce(x, op=hvd.Sum) / hvd.size()\n"),
     (
-        "HVD205",
-        KERAS,
+        *("HVD205", KERAS),
         "calls = [state, hvd.callbacks.MetricAverageCallback(), keras.callbacks.EarlyStopping()]\n",
     ),
     ("HVD206", DDP, "torch.manual_seed(rank)\nloader = DataLoader(data, 8, shuffle=True)\n"),
     (
-        "HVD206",
-        DDP,
+        *("HVD206", DDP),
         "torch.manual_seed(1)\nloader = DataLoader(d, 8, sampler=DistributedSampler(d))\n",
     ),
     ("HVD207", DDP, "torch.manual_seed(1)\na, b = torch.utils.data.random_split(data, [8, 2])\n"),
     ("HVD208", HVD, "loss = hvd.allreduce(loss, name='l')\nhvd.allreduce_(loss)\nprint(loss)\n"),
     (
-        "HVD209",
-        HVD,
+        *("HVD209", HVD),
         "mine = test[hvd.rank() :: hvd.size()]\n"
         "mean = hvd.allreduce(hits(mine), op=hvd.Sum) / len(test)\n",
     ),
     ("HVD209", HVD, "mine = test[:9]\nrate = hits(mine) / len(mine)\nmean = hvd.allreduce(rate)\n"),
     (
-        "HVD210",
-        DDP,
+        *("HVD210", DDP),
         "loader = DataLoader(test_set, 8, sampler=own)\nhits = count(loader)\n"
         "dist.all_reduce(hits)\nprint(rank, hits / len(loader.dataset))\n",
     ),
     (
-        "HVD210",
-        DDP,
+        *("HVD210", DDP),
         "loader = DataLoader(test_set, 8)\nhits = count(loader)\ndist.all_reduce(hits)\n"
         "print(rank, hits / len(loader.dataset) / dist.get_world_size())\n",
     ),
     (
-        "HVD301",
-        HVD,
+        *("HVD301", HVD),
         "o = torch.optim.SGD(p, lr=0.1 * hvd.size())\n"
         "loader = torch.utils.data.DataLoader(data, batch_size=64)\n",
     ),
@@ -195,14 +175,12 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD303", KERAS, "w = hvd.callbacks.LearningRateWarmupCallback(initial_lr=rate)\n"),
     ("HVD304", DDP, "n = global_batch_size // dist.get_world_size()\nl = DataLoader(data, n)\n"),
     (
-        "HVD304",
-        HVD,
+        *("HVD304", HVD),
         "parser.add_argument('--batch-size', help='per GPU; the total batch is larger')\n"
         "loader = torch.utils.data.DataLoader(data, args.batch_size)\n",
     ),
     (
-        "HVD305",
-        HVD,
+        *("HVD305", HVD),
         "parser.add_argument('--batch-size', help='of all GPUs of a node')\n"
         "size = args.batch_size // torch.cuda.device_count()\n",
     ),
@@ -210,19 +188,16 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD401", DDP, "if rank == 0:\n    torch.save(model.state_dict(), 'model.pt')\n"),
     ("HVD401", DDP, "torch.save(state, f'model-{rank}.pt')\n"),
     (
-        "HVD402",
-        KERAS,
-        "if hvd.rank() == 0:\n    calls.append(keras.callbacks.ModelCheckpoint('m.keras'))\n",
+        *("HVD402", KERAS),
+        "if hvd.rank() == 0:\n calls.append(keras.callbacks.ModelCheckpoint('m.keras'))\n",
     ),
     (
-        "HVD402",
-        KERAS,
+        *("HVD402", KERAS),
         "saving = keras.callbacks.ModelCheckpoint('m.keras')\n"
         "calls = [hvd.callbacks.RankZero(saving)]\n",
     ),
     (
-        "HVD403",
-        HVD + "from torch.utils.tensorboard import SummaryWriter\n",
+        *("HVD403", HVD + "from torch.utils.tensorboard import SummaryWriter\n"),
         "writer = SummaryWriter('logs') if hvd.rank() == 0 else None\n",
     ),
     ("HVD404", DDP, "print('start')\nfor x in xs:\n    print(f'rank {rank}: {x}')\n"),
@@ -231,9 +206,8 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD405", DDP + "from tqdm import tqdm\n", "for x in tqdm(xs, disable=rank != 0):\n f(x)\n"),
     ("HVD405", KERAS, "model.fit(x, y, verbose=1 if hvd.rank() == 0 else 0)\n"),
     (
-        "HVD406",
-        DDP,
-        "if rank == 0:\n    MNIST('data', download=True)\ndist.barrier()\n"
+        *("HVD406", DDP),
+        "if rank == 0:\n MNIST('data', download=True)\ndist.barrier()\n"
         "data = MNIST('data', download=True)\n",
     ),
     ("HVD406", HVD, "with FileLock('lock'):\n    data = MNIST('data', download=True)\n"),
@@ -245,9 +219,8 @@ RIGHT: list[tuple[str, str, str]] = [
     ),
     ("HVD502", KERAS, "model.fit(x, y, verbose=0, callbacks=[state])\n"),
     (
-        "HVD503",
-        HVD,
-        "if hvd.rank() == 0:\n    model.load_state_dict(torch.load('m.pt'))\n"
+        *("HVD503", HVD),
+        "if hvd.rank() == 0:\n model.load_state_dict(torch.load('m.pt'))\n"
         "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n",
     ),
     ("HVD504", HVD, "for x in xs:\n    f(x).backward()\n    optimizer.step()\n"),

@@ -22,23 +22,14 @@ NODE, CODES, UPDATE = (
     )
 )
 DRIVERS = {"placed_driver.c": NODE, "codes_driver.c": CODES, "update_driver.c": UPDATE}
-# By driver and file: what is written otherwise, and what the run then says.
+# By driver and file: what is written otherwise.
 FAULTS = [
-    (
-        *("placed_driver.c", "node/placed.h", "(int64_t)rows[0]);", "(int64_t)rows[0] + 1);"),
-        "overflow",
-    ),
+    ("placed_driver.c", "node/placed.h", "(int64_t)rows[0]);", "(int64_t)rows[0] + 1);"),
     (
         *("codes_driver.c", "codes_kernel.c", "return left < 0 ? 0 : left < bytes ? left : bytes;"),
-        *("return bytes;", "overflow"),
+        "return bytes;",
     ),
-    (
-        "update_driver.c",
-        "update_kernel.c",
-        "#define ROOM (BLOCK + LINE)",
-        "#define ROOM (BLOCK - 1)",
-        "overflow",
-    ),
+    ("update_driver.c", "update_kernel.c", "ROOM (BLOCK + LINE)", "ROOM (BLOCK - 1)"),
 ]
 
 
@@ -48,9 +39,9 @@ def test_memory_and_arithmetic_are_in_order(driver: str, tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("driver", "file", "before", "after", "said"), FAULTS)
+@pytest.mark.parametrize(("driver", "file", "before", "after"), FAULTS)
 def test_a_fault_is_reported(
-    driver: str, file: str, before: str, after: str, said: str, tmp_path: Path
+    driver: str, file: str, before: str, after: str, tmp_path: Path
 ) -> None:
     """So that the runs above can fail."""
     source = copy_kernel(DRIVERS[driver], tmp_path)
@@ -60,7 +51,7 @@ def test_a_fault_is_reported(
     mutated.write_text(text.replace(before, after), encoding="utf-8")
     done = run_watched(HERE / driver, source, tmp_path)
     assert done.returncode != 0
-    assert said in done.stderr, done.stderr
+    assert "overflow" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

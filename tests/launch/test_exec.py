@@ -195,11 +195,8 @@ def test_on_two_hosts(mpi: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([], "which script?"),
-        (["no.py"], "there is no file no.py"),
-        (["-m"], "which module?"),
-        (["--rols", "x:1"], "No such option '--rols'"),
-        (["--roles", "x:1", "--print"], "x:1"),
+        *(([], "which script?"), (["no.py"], "there is no file no.py"), (["-m"], "which module?")),
+        *((["--rols", "x:1"], "No such option '--rols'"), (["--roles", "x:1", "--print"], "x:1")),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], reason: str) -> None:
@@ -355,10 +352,8 @@ def test_a_gpu_that_torch_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ("import torch, accelerate.utils", True),
         ("try:\n    from transformers import Trainer\nexcept ImportError:\n    pass", True),
-        ("import accelerated", False),
-        ("from .accelerate import x", False),
-        ('"""\nimport accelerate\n"""', False),
-        ("import accelerate as", False),
+        *(("import accelerated", False), ("from .accelerate import x", False)),
+        *(('"""\nimport accelerate\n"""', False), ("import accelerate as", False)),
     ],
 )
 def test_what_imports_accelerate(
@@ -394,12 +389,10 @@ def test_a_script_that_does_not_know_of_ranks_is_said(tmp_path: Path) -> None:
         ("import tensorflow as tf\nplace = tf.distribute.MirroredStrategy()", "", True),
         ("import tensorflow as tf\ntf.distribute.MultiWorkerMirroredStrategy()", "", False),
         ("import torch.distributed as dist", "", False),
-        ("import beside", "from torch import distributed", False),
-        ("import beside", "", True),
+        *(("import beside", "from torch import distributed", False), ("import beside", "", True)),
         ("import os\nplace = os.environ['LOCAL_RANK']", "", False),
         ("import keras\nkeras.distribution.initialize()", "", False),
-        ("import some_package", "", False),
-        ("from . import beside", "", False),
+        *(("import some_package", "", False), ("from . import beside", "", False)),
         ("import torch as", "", True),
     ],
 )
@@ -413,10 +406,8 @@ def test_what_does_not_know_of_ranks(text: str, beside: str, ignores: bool, tmp_
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("- a\n", "expected the lines KEY: VALUE"),
-        ("a: [\n", "while parsing"),
-        ("num_processes: two\n", "'two' must be an integer"),
-        (None, "No such file"),
+        *(("- a\n", "expected the lines KEY: VALUE"), ("a: [\n", "while parsing")),
+        *(("num_processes: two\n", "'two' must be an integer"), (None, "No such file")),
     ],
 )
 def test_settings_that_cannot_be_read(text: str | None, reason: str, tmp_path: Path) -> None:

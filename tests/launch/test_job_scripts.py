@@ -28,20 +28,15 @@ CASES: dict[str, list[str]] = {
     "slurm-srun": ["slurm", *PLAIN],
     "slurm-mpirun": ["slurm", *PLAIN, "--launcher", "mpirun", *TRAIN],
     "slurm-full": ["slurm", *FULL, "--mpi", "pmi2", "--array", "0-3", *TRAIN],
-    "pbs": ["pbs", *PLAIN],
-    "pbs-full": ["pbs", *FULL, "--array", "0-3", *SCRIPT],
-    "lsf-jsrun": ["lsf", *PLAIN],
-    "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun"],
-    "lsf-full": ["lsf", *FULL, "--array", "1-4", *SCRIPT],
-    "sge": ["sge", *PLAIN],
-    "sge-full": ["sge", *FULL, "--array", "1-4", *TRAIN],
-    "pjm": ["pjm", *PLAIN],
-    "pjm-full": ["pjm", *FULL, "--script", "again.sh", *SCRIPT],
-    "flux": ["flux", *PLAIN],
+    "pbs": ["pbs", *PLAIN], "pbs-full": ["pbs", *FULL, "--array", "0-3", *SCRIPT],
+    "lsf-jsrun": ["lsf", *PLAIN], "lsf-mpirun": ["lsf", *PLAIN, "--launcher", "mpirun"],
+    "lsf-full": ["lsf", *FULL, "--array", "1-4", *SCRIPT], "sge": ["sge", *PLAIN],
+    "sge-full": ["sge", *FULL, "--array", "1-4", *TRAIN], "pjm": ["pjm", *PLAIN],
+    "pjm-full": ["pjm", *FULL, "--script", "again.sh", *SCRIPT], "flux": ["flux", *PLAIN],
     "flux-full": ["flux", *FULL, "--launcher", "mpirun", *TRAIN],
     "k8s": ["k8s", "--nodes", "2", "--gpus-per-node", "4", "--time", "4h"],
     "k8s-full": ["k8s", *FULL, "--image", "registry.example:5000/hvdtrain:1", *SCRIPT],
-}
+}  # fmt: skip
 
 
 def written(words: list[str]) -> str:

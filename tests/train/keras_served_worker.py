@@ -31,16 +31,9 @@ BATCH, EPOCHS, SEED = 24, 2, 3  # 203 samples: 9 steps in an epoch, the last one
 LR = 1 / 16
 ONE_WORKER = {"strategy": "ps:servers=2,staleness=0"}
 COMMON: dict[str, Any] = {
-    "framework": "keras",
-    "backend": keras.backend.backend(),
-    "engine": "mpi",
-    "quiet": True,
-    "global_batch_size": BATCH,
-    "epochs": EPOCHS,
-    "seed": SEED,
-    "lr": LR,
-    "lr_scaling": "none",
-}
+    "framework": "keras", "backend": keras.backend.backend(), "engine": "mpi", "quiet": True,
+    "global_batch_size": BATCH, "epochs": EPOCHS, "seed": SEED, "lr": LR, "lr_scaling": "none",
+}  # fmt: skip
 
 
 def recipe(*extra: Any, **parts: Any) -> Recipe:

@@ -21,13 +21,9 @@ SHARDS: list[dict[str, object]] = [
 ]
 # Samples that are read and changed at random, and a model with dropout.
 CHANCE: dict[str, object] = {
-    "global_batch_size": 12,
-    "virtual_shards": 4,
-    "optimizer": "adam",
-    "device": "cpu",
-    "checkpoint_every": "5 steps",
-    "epochs": 3,
-}
+    "global_batch_size": 12, "virtual_shards": 4, "optimizer": "adam", "device": "cpu",
+    "checkpoint_every": "5 steps", "epochs": 3,
+}  # fmt: skip
 # In which step it is stopped there, and how many processes of a rank read samples.
 STOPS = {1: 7, 2: 13, 4: None}
 WORKERS = {1: 0, 2: 2, 4: 0}

@@ -76,12 +76,8 @@ def weights(runs: TrainedCases, size: int, name: str) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize(
     ("size", "case", "plain"),
     [
-        (2, "sgd", "sgd"),
-        (2, "adam", "adam"),
-        (2, "sync", "adam"),
-        (2, "resumed", "adam"),
-        (3, "cut", "cut"),
-        (3, "resumed", "adam"),
+        *((2, "sgd", "sgd"), (2, "adam", "adam"), (2, "sync", "adam"), (2, "resumed", "adam")),
+        *((3, "cut", "cut"), (3, "resumed", "adam")),
     ],
 )
 def test_one_worker_is_plain_training(runs: TrainedCases, size: int, case: str, plain: str) -> None:

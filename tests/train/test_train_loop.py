@@ -21,17 +21,10 @@ POISON = 37  # of train_recipes.py
 COMMON: dict[str, Any] = {"lr_scaling": "none", "device": "cpu", "seed": 3}
 # 12 samples in steps of 4: an epoch has three of them.
 VALLEY = {
-    **COMMON,
-    "kind": "valley",
-    "dtype": "float64",
-    "momentum": 0.0,
-    "lr": 0.1,
-    "global_batch_size": 4,
-    "epochs": 50,
-    "evaluate_every": "2 steps",
-    "checkpoint_every": "4 steps",
-    "keep_checkpoints": 2,
-}
+    **COMMON, "kind": "valley", "dtype": "float64", "momentum": 0.0, "lr": 0.1,
+    "global_batch_size": 4, "epochs": 50, "evaluate_every": "2 steps",
+    "checkpoint_every": "4 steps", "keep_checkpoints": 2,
+}  # fmt: skip
 # 100 samples: 9 steps.
 NOISY = {**COMMON, "kind": "noisy", "global_batch_size": 12, "epochs": 2}
 POISONED = {**NOISY, "kind": "poisoned", "optimizer": "adam", "ema": 0.9}
@@ -51,20 +44,11 @@ CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
     "on": {**VALLEY, "early_stop": 4, "resume": "auto", "out": "valley"},
     "timed": {
-        **NOISY,
-        "kind": "slow",
-        "eager": True,
-        "epochs": 3,
-        "checkpoint_every": "0.1 seconds",
-        "evaluate_every": "0.2 seconds",
-        "keep_checkpoints": 2,
+        **NOISY, "kind": "slow", "eager": True, "epochs": 3, "checkpoint_every": "0.1 seconds",
+        "evaluate_every": "0.2 seconds", "keep_checkpoints": 2,
     },
     "drifting": {
-        **COMMON,
-        "kind": "drifting",
-        "global_batch_size": 500,
-        "epochs": 2,
-        "watch_every": 5,
+        **COMMON, "kind": "drifting", "global_batch_size": 500, "epochs": 2, "watch_every": 5,
         "shard_optimizer": False,  # otherwise the next step gives all ranks the owner's weights
     },
     "divided": {**NOISY, "epochs": 4, "divide_epochs": True},
@@ -73,10 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
     "skipping": {**POISONED, "non_finite": "skip"},
     "adasum": {**NOISY, "exchange": "adasum:warmup=2", "watch_every": 1, "clip_norm": 1.0},
     "flushed": {
-        **NOISY,
-        "exchange": "local:steps=5",
-        "watch_every": 1,
-        "evaluate_every": "4 steps",
+        **NOISY, "exchange": "local:steps=5", "watch_every": 1, "evaluate_every": "4 steps",
     },
     "flushed again": {**NOISY, "exchange": "local:steps=5", "resume": "auto", "out": "flushed"},
     **RESUMED,
@@ -89,13 +70,10 @@ CASES: dict[str, dict[str, Any]] = {
     "another": {**NOISY, "exchange": "local:steps=2", "resume": "auto", "out": "onebit stopped"},
     "adasum poisoned": {**NOISY, "kind": "poisoned", "exchange": "adasum"},
     "adasum skipping": {
-        **NOISY,
-        "kind": "poisoned",
-        "exchange": "adasum",
-        "non_finite": "skip",
+        **NOISY, "kind": "poisoned", "exchange": "adasum", "non_finite": "skip",
         "optimizer": "adam",
     },
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

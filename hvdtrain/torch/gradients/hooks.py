@@ -115,6 +115,7 @@ class GradientHooks:
 
         return disable_compile(call)
 
+    @disable_compile
     def _after_backward(self) -> None:
         with self._lock:
             self._callback_queued = False

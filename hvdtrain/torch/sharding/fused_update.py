@@ -17,7 +17,7 @@ from hvdtrain.core.sharding.kernel import Form, KernelRule, KernelStep, Place, S
 from hvdtrain.core.sharding.owners import NodeOwners
 from hvdtrain.core.sharding.segments import Quantity, Segment
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.kernel_step import STATES, TYPES, find_form, kernel_rule
+from hvdtrain.torch.sharding.kernel_step import STATES, TYPES, find_form, kernel_rule
 from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps
 from hvdtrain.torch.sharding.state_memory import TorchStateMemory, WeightMemory
 from hvdtrain.torch.tensors.parts import parameters_of

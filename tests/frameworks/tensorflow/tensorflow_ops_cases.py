@@ -247,17 +247,10 @@ def functions_in_a_function_keep_its_order() -> None:
 def process_sets_that_are_lists() -> None:
     tensor, variables = tf.ones(hvd.size()), [tf.Variable(1.0)]
     arguments = {
-        "tensor": tensor,
-        "tensors": [tensor],
-        "inplace_vars": variables,
-        "obj": 1,
-        "variables": variables,
-        "root_rank": 0,
-        "gradtape": tf.GradientTape(),
-        "op": hvd.Sum,
-        "optimizer": tf.keras.optimizers.SGD(),
-        "variable": variables[0],
-    }
+        "tensor": tensor, "tensors": [tensor], "inplace_vars": variables, "obj": 1,
+        "variables": variables, "root_rank": 0, "gradtape": tf.GradientTape(), "op": hvd.Sum,
+        "optimizer": tf.keras.optimizers.SGD(), "variable": variables[0],
+    }  # fmt: skip
     assert_lists_are_refused(hvd, arguments, 12)
 
 

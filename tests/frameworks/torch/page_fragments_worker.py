@@ -14,17 +14,11 @@ import hvdtrain.torch as hvd
 
 # Pages, and which of their blocks.
 FRAGMENTS = [
-    ("docs/checkpoints.md", 0),
-    ("docs/exchanges/auto.md", 0),
-    ("docs/exchanges/nbit.md", 0),
-    ("docs/exchanges/powersgd.md", 0),
-    ("docs/exchanges/topk.md", 0),
-    ("docs/horovod/README.md", 0),
-    ("docs/numerics.md", 0),
-    ("docs/performance.md", 0),
-    ("docs/sharded.md", 0),
-    ("docs/timeline.md", 0),
-]
+    ("docs/checkpoints.md", 0), ("docs/exchanges/auto.md", 0), ("docs/exchanges/nbit.md", 0),
+    ("docs/exchanges/powersgd.md", 0), ("docs/exchanges/topk.md", 0),
+    ("docs/horovod/README.md", 0), ("docs/numerics.md", 0), ("docs/performance.md", 0),
+    ("docs/sharded.md", 0), ("docs/timeline.md", 0),
+]  # fmt: skip
 
 
 def names_of_a_script() -> dict[str, Any]:

@@ -14,14 +14,9 @@ BUCKETS = {"HVDTRAIN_BUCKET_BYTES": 6600, "HVDTRAIN_FIRST_BUCKET_BYTES": 6600}
 ENDS = ("start", "end")
 LATE_MICROSECONDS = 400_000  # in the worker, too
 KINDS = {
-    "allreduce 'late'",
-    "allgather 'gathered'",
-    "broadcast 'sent'",
-    "alltoall 'exchanged'",
-    "reducescatter 'scattered'",
-    "barrier",
-    *(f"allreduce 'any {number}'" for number in range(6)),
-}
+    "allreduce 'late'", "allgather 'gathered'", "broadcast 'sent'", "alltoall 'exchanged'",
+    "reducescatter 'scattered'", "barrier", *(f"allreduce 'any {number}'" for number in range(6)),
+}  # fmt: skip
 BARRIERS = (
     "from hvdtrain.core import context, operations; context.init();"
     "operations.barrier(context.current().world)"
@@ -66,12 +61,9 @@ def check_phases(trace: Trace, np: int) -> None:
         assert trace.phases(rank, "allreduce 'alone'") == ["negotiation", "moving"]
     (late,) = trace.of("allreduce 'late'", "moving")[0]
     assert late.args == {
-        "operation": "allreduce",
-        "name": "late",
-        "op": "average",
-        "bytes": 4000,
+        "operation": "allreduce", "name": "late", "op": "average", "bytes": 4000,
         "process set": "world",
-    }
+    }  # fmt: skip
     refused = trace.of("allreduce 'differs'", "negotiation")
     assert all("sent allreduce" in refused[rank][0].args["error"] for rank in range(np))
     cut = [s for s in trace.slices if s.subject == "allreduce 'cut'"]

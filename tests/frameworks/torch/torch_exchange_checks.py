@@ -17,18 +17,12 @@ from hvdtrain.core.process_set import ProcessSet, global_process_set
 
 # Each exchange of the catalog, so that it acts on matrices of 64 and 32 elements in few steps.
 TEXTS = {
-    "average": "average",
-    "half": "half:type=bf16",
-    "adasum": "adasum",
-    "nbit": "nbit:bits=1,block=8",
-    "powersgd": "powersgd:rank=1,min_rate=0.1",
-    "topk": "topk:ratio=0.25",
-    "auto": "auto",
-    "local": "local:steps=2",
-    "postlocal": "postlocal:after=2,steps=2",
-    "blockmomentum": "blockmomentum:steps=2",
+    "average": "average", "half": "half:type=bf16", "adasum": "adasum",
+    "nbit": "nbit:bits=1,block=8", "powersgd": "powersgd:rank=1,min_rate=0.1",
+    "topk": "topk:ratio=0.25", "auto": "auto", "local": "local:steps=2",
+    "postlocal": "postlocal:after=2,steps=2", "blockmomentum": "blockmomentum:steps=2",
     "diloco": "diloco:steps=2",
-}
+}  # fmt: skip
 # Of the results of bfloat16, relative to the largest number.
 _TOLERANCES = {"half": 2.0**-7}
 _RATE = 0.1

@@ -141,16 +141,11 @@ def what_is_no_tensor() -> None:
 def process_sets_that_are_lists() -> None:
     module = torch.nn.Linear(2, 2)
     arguments = {
-        "tensor": torch.ones(hvd.size()),
-        "tensors": [torch.ones(hvd.size())],
-        "name": "it",
-        "obj": 1,
-        "root_rank": 0,
-        "optimizer": torch.optim.SGD(module.parameters(), 0.1),
-        "op": hvd.Sum,
-        "num_features": 2,
+        "tensor": torch.ones(hvd.size()), "tensors": [torch.ones(hvd.size())], "name": "it",
+        "obj": 1, "root_rank": 0, "optimizer": torch.optim.SGD(module.parameters(), 0.1),
+        "op": hvd.Sum, "num_features": 2,
         "sparse_allreduce_async": {"tensor": torch.ones(2).to_sparse()},
-    }
+    }  # fmt: skip
     assert_lists_are_refused(hvd, arguments, 25)
 
 

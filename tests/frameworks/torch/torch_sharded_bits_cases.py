@@ -10,7 +10,7 @@ from torch_training import Model, drawn, gradients_of, own
 import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.features import Slices
-from hvdtrain.torch.kernel_step import find_form
+from hvdtrain.torch.sharding.kernel_step import find_form
 
 MAKES: dict[type[torch.optim.Optimizer], list[dict[str, Any]]] = {
     torch.optim.SGD: [

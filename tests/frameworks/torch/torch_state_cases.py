@@ -117,12 +117,9 @@ def what_cannot_be_overwritten_is_refused() -> None:
     )
     two, three = ({"graph": torch.ones(count).to_sparse()} for count in (2, 3))
     held = [
-        (np.arange(3), np.arange(3) + 1),
-        ({1, 2}, {1, 3}),
-        ("x" * 70, "x" * 69 + "y"),
-        ({}, []),
+        (np.arange(3), np.arange(3) + 1), ({1, 2}, {1, 3}), ("x" * 70, "x" * 69 + "y"), ({}, []),
         ({}, {"inner": {}}),
-    ]
+    ]  # fmt: skip
     unlike: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (two, three, "load_state_dict(hvd.broadcast_object(model.state_dict()))"),
         (halves, threes, "scale 1.5"),

@@ -118,11 +118,6 @@ def _step(planned: Planned, rank: int, size: int, name: str) -> Made:
 
 
 _MAKERS: Mapping[str, Callable[[Planned, int, int, str], Made]] = {
-    "allreduce": _allreduce,
-    "broadcast": _broadcast,
-    "allgather": _allgather,
-    "barrier": _barrier,
-    "split": _split,
-    "memory": _memory,
-    "step": _step,
-}
+    "allreduce": _allreduce, "broadcast": _broadcast, "allgather": _allgather, "barrier": _barrier,
+    "split": _split, "memory": _memory, "step": _step,
+}  # fmt: skip

@@ -99,14 +99,9 @@ def _step(given: Contribution, rank: int) -> Value:
 
 
 _FORMULAS: Mapping[str, Callable[[Contribution, int], Value]] = {
-    "allreduce": _allreduce,
-    "broadcast": _broadcast,
-    "allgather": _allgather,
-    "barrier": _barrier,
-    "split": _split,
-    "memory": _memory,
-    "step": _step,
-}
+    "allreduce": _allreduce, "broadcast": _broadcast, "allgather": _allgather, "barrier": _barrier,
+    "split": _split, "memory": _memory, "step": _step,
+}  # fmt: skip
 
 
 _ZEROS = ("allreduce", "step")

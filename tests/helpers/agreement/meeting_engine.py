@@ -102,14 +102,9 @@ def _nothing(calls: Sequence[Call]) -> None:
 
 
 COMBINE: Mapping[str, Callable[[Sequence[Call]], None]] = {
-    "start_max": _max,
-    "allreduce": _allreduce,
-    "broadcast": _broadcast,
-    "allgather": _allgather,
-    "barrier": _nothing,
-    "split": _nothing,
-    "empty": _nothing,
-}
+    "start_max": _max, "allreduce": _allreduce, "broadcast": _broadcast, "allgather": _allgather,
+    "barrier": _nothing, "split": _nothing, "empty": _nothing,
+}  # fmt: skip
 
 
 # What memory holds that is given back, as far as it is looked at.
@@ -244,12 +239,9 @@ class Group:
 
     def _compare(self, meeting: Meeting, rank: int, call: Call) -> None:
         for other, theirs in enumerate(meeting.calls):
-            if theirs is None:
-                continue
-            if (theirs.primitive, theirs.equal) != (call.primitive, call.equal):
+            if theirs and (theirs.primitive, theirs.equal) != (call.primitive, call.equal):
                 self.referee.blame(f"{self._who(rank)}: {call} where rank {other} is in {theirs}")
                 raise ConnectionLostError("the trial is over")
-            return
 
     def _do(self, meeting: Meeting) -> None:
         calls: Sequence[Call] = [call for call in meeting.calls if call is not None]

@@ -38,36 +38,13 @@ from model_rank import (
     vote,
 )
 
-from hvdtrain.core.agreement.lifecycle import (
-    Action,
-    ChannelState,
-    Closed,
-    EndJoin,
-    Event,
-    ExchangeReports,
-    Fail,
-    FailAll,
-    Leave,
-    Left,
-    Notify,
-    Phase,
-    Refuse,
-    Report,
-    ReportsExchanged,
-    RoundBegan,
-    RunRequests,
-    Submitted,
-    Vote,
-    Voted,
-    last_to_join,
-    transition,
-)
+from hvdtrain.core.agreement import lifecycle
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
 from hvdtrain.core.gradients.step import UNTIL_STEP, BucketProgress
 
 
 def is_call(step: Step | None) -> TypeGuard[Call]:
-    return isinstance(step, Vote | Report | Request | BucketVote)
+    return isinstance(step, lifecycle.Vote | lifecycle.Report | Request | BucketVote)
 
 
 def outcomes_of(
@@ -86,11 +63,11 @@ def outcomes_of(
         votes = [call.votes for call in calls if isinstance(call, BucketVote)]
         highest = (max(v[0] for v in votes), max(v[1] for v in votes), max(v[2] for v in votes))
         return [Heard(first.request, highest)] * len(ranks)
-    if isinstance(first, Vote):
-        proposed = tuple(call.requests for call in calls if isinstance(call, Vote))
-        return [Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
-    reports = tuple(call for call in calls if isinstance(call, Report))
-    return [ReportsExchanged(reports, tuple(members), own) for own in reports]
+    if isinstance(first, lifecycle.Vote):
+        proposed = tuple(call.requests for call in calls if isinstance(call, lifecycle.Vote))
+        return [lifecycle.Voted(*pair) for pair in zip(proposed, vote(proposed), strict=True)]
+    reports = tuple(call for call in calls if isinstance(call, lifecycle.Report))
+    return [lifecycle.ReportsExchanged(reports, tuple(members), own) for own in reports]
 
 
 def _kind(call: Call) -> object:
@@ -110,15 +87,18 @@ def compare_ends(ranks: Iterable[Rank], late: Collection[str]) -> None:
         raise Fault("a join ended without the rank that was the last")
 
 
-Transition = Callable[[ChannelState, Event], tuple[ChannelState, tuple[Action, ...]]]
+Transition = Callable[
+    [lifecycle.ChannelState, lifecycle.Event],
+    tuple[lifecycle.ChannelState, tuple[lifecycle.Action, ...]],
+]
 Words = Sequence[str]
 
 
 class RankModel:
-    def __init__(self, threads: bool = True, rules: Transition = transition) -> None:
+    def __init__(self, threads: bool = True, rules: Transition = lifecycle.transition) -> None:
         self._threads, self._rules = threads, rules
 
-    def follow(self, rank: Rank, event: Event) -> Rank:
+    def follow(self, rank: Rank, event: lifecycle.Event) -> Rank:
         """Return the rank after an event, with what its driver is to do."""
         life, actions = self._rules(rank.life, event)
         return rank._replace(life=life, actions=(*map(hashable, actions), *rank.actions))
@@ -130,9 +110,9 @@ class RankModel:
             return run_here(rank, head.request, head.again)
         if isinstance(head, Heard):
             return hear(rank, head)
-        assert isinstance(head, Voted | ReportsExchanged)
+        assert isinstance(head, lifecycle.Voted | lifecycle.ReportsExchanged)
         after = self.follow(rank, head)
-        if rank.life.phase is Phase.CLOSED and after.actions != rank.actions:
+        if rank.life.phase is lifecycle.Phase.CLOSED and after.actions != rank.actions:
             raise Fault(f"a channel that is closed goes on with {after.actions}")
         return after
 
@@ -177,10 +157,10 @@ class RankModel:
         elif word not in WORDS:
             yield word, self._submit(after, request_of(word), word.rstrip("(~"))
 
-    def submit(self, rank: Rank, request: Request) -> tuple[Rank, Refuse | None]:
+    def submit(self, rank: Rank, request: Request) -> tuple[Rank, lifecycle.Refuse | None]:
         """Return the rank after a request, and the refusal if it is refused."""
-        life, actions = self._rules(rank.life, Submitted(request))
-        refusals = [action for action in actions if isinstance(action, Refuse)]
+        life, actions = self._rules(rank.life, lifecycle.Submitted(request))
+        refusals = [action for action in actions if isinstance(action, lifecycle.Refuse)]
         return rank._replace(life=life), refusals[0] if refusals else None
 
     def _submit(self, rank: Rank, request: Request, name: str) -> Rank:
@@ -191,14 +171,14 @@ class RankModel:
         return rank._replace(pending=(*rank.pending, request), steps=(*rank.steps, *step))
 
     def close(self, rank: Rank) -> Rank:
-        rank = self.follow(rank, Closed())
-        while rank.actions and isinstance(rank.actions[0], FailAll):
+        rank = self.follow(rank, lifecycle.Closed())
+        while rank.actions and isinstance(rank.actions[0], lifecycle.FailAll):
             rank = self._act(rank._replace(actions=rank.actions[1:]), rank.actions[0])
         if rank.pending:
             raise Fault(f"{names_of(rank.pending)} outlives its channel")
         return rank._replace(freed=True)
 
-    def fail(self, words: Words, rank: Rank, event: Event) -> Rank:
+    def fail(self, words: Words, rank: Rank, event: lifecycle.Event) -> Rank:
         failed = self.follow(rank._replace(actions=()), event)
         while failed.actions:
             failed = self._act(failed._replace(actions=failed.actions[1:]), failed.actions[0])
@@ -216,9 +196,11 @@ class RankModel:
 
     def driver(self, words: Words, rank: Rank) -> Iterator[tuple[str, Rank]]:
         if not rank.actions:
-            busy = rank.life.phase is not Phase.CLOSED and (rank.pending or rank.listening)
+            busy = rank.life.phase is not lifecycle.Phase.CLOSED and (
+                rank.pending or rank.listening
+            )
             if busy and (self._threads or awaited(words, rank)):
-                event = RoundBegan(rank.pending, bool(rank.listening))
+                event = lifecycle.RoundBegan(rank.pending, bool(rank.listening))
                 yield "round", self.follow(rank._replace(told=rank.pending), event)
             return
         head, *rest = rank.actions
@@ -232,7 +214,7 @@ class RankModel:
                 yield "votes on a bucket", rank._replace(actions=(vote, *rest))
             return
         rank = rank._replace(actions=tuple(rest))
-        if isinstance(head, ExchangeReports):
+        if isinstance(head, lifecycle.ExchangeReports):
             report = _report(words, rank)
             yield "tells", rank._replace(actions=(report, *rest), told=report.requests)
         else:
@@ -257,25 +239,29 @@ class RankModel:
 
     def _act(self, rank: Rank, action: Step) -> Rank:
         match action:
-            case RunRequests(requests):
+            case lifecycle.RunRequests(requests):
                 return rank._replace(actions=(*requests, *rank.actions))
-            case Fail(reasons):
+            case lifecycle.Fail(reasons):
                 return finish_all(rank, reasons, DIFFERS)
-            case Leave(unmet):
-                return self.follow(finish(finish_all(rank, unmet, UNMET), "leave", DONE), Left())
-            case FailAll():
-                if rank.life.phase is not Phase.CLOSED:
+            case lifecycle.Leave(unmet):
+                return self.follow(
+                    finish(finish_all(rank, unmet, UNMET), "leave", DONE), lifecycle.Left()
+                )
+            case lifecycle.FailAll():
+                if rank.life.phase is not lifecycle.Phase.CLOSED:
                     return finish_all(rank, [own.key for own in rank.told], DESERTED)
                 while rank.pending:
                     rank = finish(rank, name_of(rank.pending[0]), FAILED)
-            case Notify(blocked):
+            case lifecycle.Notify(blocked):
                 concerned = not set(rank.listening).isdisjoint(blocked)
                 return rank._replace(called=rank.called or concerned)
-            case EndJoin(order):
+            case lifecycle.EndJoin(order):
                 before = rank.pending[: rank.pending.index(JOIN)]
                 if before:
                     raise Fault(f"join ends with {names_of(before)} pending")
-                return finish(rank, "join", f"{DONE}: rank {last_to_join([order])} was the last")
+                return finish(
+                    rank, "join", f"{DONE}: rank {lifecycle.last_to_join([order])} was the last"
+                )
         return rank
 
 
@@ -310,9 +296,11 @@ def late_names(programs: Iterable[Words]) -> set[str]:
     }
 
 
-def _report(words: Words, rank: Rank) -> Report:
+def _report(words: Words, rank: Rank) -> lifecycle.Report:
     name = awaited(words, rank)
-    return Report(rank.pending, frozenset(own.key for own in rank.pending if name_of(own) == name))
+    return lifecycle.Report(
+        rank.pending, frozenset(own.key for own in rank.pending if name_of(own) == name)
+    )
 
 
 def is_stalled(programs: Sequence[Words], ranks: Sequence[Rank]) -> bool:

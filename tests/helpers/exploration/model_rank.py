@@ -16,17 +16,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.core.agreement import votes
-from hvdtrain.core.agreement.lifecycle import (
-    Action,
-    ChannelState,
-    Fail,
-    Leave,
-    Report,
-    ReportsExchanged,
-    Vote,
-    Voted,
-)
+from hvdtrain.core.agreement import lifecycle, votes
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Marker, Request, Zeros
 from hvdtrain.core.gradients.step import BucketProgress
 from hvdtrain.engines.local import LocalCommunicator, _Done
@@ -156,18 +146,18 @@ class Heard(NamedTuple):
 
 
 # What an engine call has ended with, that the driver takes next.
-Outcome = Voted | ReportsExchanged | Ran | Heard
+Outcome = lifecycle.Voted | lifecycle.ReportsExchanged | Ran | Heard
 
 # An engine call.
-Call = Vote | Report | Request | BucketVote
+Call = lifecycle.Vote | lifecycle.Report | Request | BucketVote
 
 # What a driver does next.
-Step = Action | Call | Outcome | Bucket
+Step = lifecycle.Action | Call | Outcome | Bucket
 
 
 class Rank(NamedTuple):
     place: int = 0
-    life: ChannelState = ChannelState(0)
+    life: lifecycle.ChannelState = lifecycle.ChannelState(0)
     pending: tuple[Request, ...] = ()
     steps: tuple[tuple[str, BucketProgress], ...] = ()
     actions: tuple[Step, ...] = ()
@@ -289,12 +279,12 @@ class Reasons(dict[str, str]):
         return hash(tuple(self))
 
 
-def hashable(action: Action) -> Action:
+def hashable(action: lifecycle.Action) -> lifecycle.Action:
     match action:
-        case Fail(reasons):
-            return Fail(Reasons(reasons))
-        case Leave(unmet):
-            return Leave(Reasons(unmet))
+        case lifecycle.Fail(reasons):
+            return lifecycle.Fail(Reasons(reasons))
+        case lifecycle.Leave(unmet):
+            return lifecycle.Leave(Reasons(unmet))
     return action
 
 

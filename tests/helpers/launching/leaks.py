@@ -15,11 +15,8 @@ MARK = "HVDTRAIN_TEST_SESSION"
 
 # Set by pytest, by scikit-learn and by torch when they are imported, for good reasons.
 _TOLERATED_VARIABLES = {
-    "KMP_DUPLICATE_LIB_OK",
-    "KMP_INIT_AT_FORK",
-    "PYTEST_CURRENT_TEST",
-    "TORCHINDUCTOR_CACHE_DIR",
-}
+    "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR",
+}  # fmt: skip
 # One for the whole session: Python's own, and what forks ranks.
 _TOLERATED_PROCESSES = (
     "multiprocessing.resource_tracker",

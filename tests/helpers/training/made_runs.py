@@ -65,15 +65,11 @@ def _line(
     finite = run.not_finite_from is None or step < run.not_finite_from
     rate = (2100 if split == "test" else 640) + chance.gauss(0, 20)
     return {
-        "epoch": step / run.steps,
-        "step": step,
-        "split": split,
-        "seconds": step * 0.05,
+        "epoch": step / run.steps, "step": step, "split": split, "seconds": step * 0.05,
         "lr": run.lr * (1 + math.cos(math.pi * progress)) / 2,
-        "samples_per_second": rate * run.ranks,
-        "loss": loss if finite else None,
+        "samples_per_second": rate * run.ranks, "loss": loss if finite else None,
         "accuracy": 1 - 0.9 * loss / (loss + 1.2),
-    }
+    }  # fmt: skip
 
 
 def _ranks(run: MadeRun) -> Iterator[dict[str, Any]]:
@@ -86,41 +82,30 @@ def _ranks(run: MadeRun) -> Iterator[dict[str, Any]]:
         span = 0.97 * total / count  # all but what the evaluation took
         compute = [span / 1.1 / max(parts) * each for each in parts]
         yield {
-            "step": run.epochs * run.steps * place // count,
-            "seconds": total * place / count,
-            "span": span,
-            "compute": compute,
+            "step": run.epochs * run.steps * place // count, "seconds": total * place / count,
+            "span": span, "compute": compute, "moving": [0.1 * max(compute)] * run.ranks,
             "waiting": [max(compute) - each for each in compute],
-            "moving": [0.1 * max(compute)] * run.ranks,
             "cpu_percent": [90 + chance.random() * 10 for _ in compute],
             "memory_bytes": [900_000_000 + 1_000_000 * place + rank for rank in range(run.ranks)],
             "gpu_memory_bytes": [None] * run.ranks,
             "sent_bytes": [40_000_000 for _ in compute],
-        }
+        }  # fmt: skip
 
 
 def _summary(run: MadeRun, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     test: dict[str, Any] = next((line for line in reversed(metrics) if line["split"] == "test"), {})
     seconds = metrics[-1]["seconds"] if metrics else 0.0
     return {
-        "world_size": run.ranks,
-        "hosts": 2,
-        "host_names": ["node01", "node02"],
-        "engine": "mpi",
-        "framework": "torch",
-        "global_batch_size": 32 * run.ranks,
-        "base_lr": run.lr,
-        "scaled_lr": run.lr * run.ranks,
-        "epochs": run.epochs,
-        "steps": run.epochs * run.steps,
-        "ended": "epochs",
-        "final": {name: test.get(name) for name in ("loss", "accuracy")},
+        "world_size": run.ranks, "hosts": 2, "host_names": ["node01", "node02"], "engine": "mpi",
+        "framework": "torch", "global_batch_size": 32 * run.ranks, "base_lr": run.lr,
+        "scaled_lr": run.lr * run.ranks, "epochs": run.epochs, "steps": run.epochs * run.steps,
+        "ended": "epochs", "final": {name: test.get(name) for name in ("loss", "accuracy")},
         "samples": run.epochs * run.steps * 32 * run.ranks,
         "samples_per_second": 32 * run.ranks / 0.05,
         "seconds": {"total": seconds, "compute": 0.7 * seconds, "communicate": 0.3 * seconds},
         "failures": [_loss(run, *at, left=at == run.losses[-1]) for at in run.losses],
         "joins": [_join(run, *at) for at in run.joins],
-    }
+    }  # fmt: skip
 
 
 def _loss(run: MadeRun, step: int, ranks: tuple[int, ...], left: bool) -> dict[str, Any]:
@@ -135,12 +120,9 @@ def _join(run: MadeRun, step: int, ranks: tuple[int, ...]) -> dict[str, Any]:
 
 def _change(run: MadeRun, step: int) -> dict[str, Any]:
     return {
-        "step": step,
-        "epoch": step / run.steps,
-        "trained_seconds": step * 0.05,
-        "global_batch_size": 32 * run.ranks,
-        "scaled_lr": run.lr * run.ranks,
-    }
+        "step": step, "epoch": step / run.steps, "trained_seconds": step * 0.05,
+        "global_batch_size": 32 * run.ranks, "scaled_lr": run.lr * run.ranks,
+    }  # fmt: skip
 
 
 def _environment(run: MadeRun) -> dict[str, Any]:

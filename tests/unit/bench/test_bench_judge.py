@@ -9,7 +9,7 @@ from hvdtrain_bench.analysis import kills, statistics
 from hvdtrain_bench.analysis.judge import efficiencies, is_trustworthy, rows
 from hvdtrain_bench.analysis.losses import Curve, compare_losses
 from hvdtrain_bench.harness.notes import Note
-from hvdtrain_bench.harness.results import Case, Result
+from hvdtrain_bench.harness.results import Case
 from hvdtrain_bench.harness.settings import period_of, turn_steps
 from hvdtrain_bench.harness.turns import in_turns
 from scipy import stats  # type: ignore[import-untyped]
@@ -90,13 +90,9 @@ def test_efficiencies_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("exchange", "period", "of_at_least_ten"),
     [
-        ("average", 1, 10),
-        ("nbit:bits=1", 1, 10),
-        ("local:steps=8", 8, 16),
-        ("local:state=reset,steps=5", 5, 10),
-        ("postlocal:after=3,steps=4", 4, 12),
-        ("blockmomentum:block=4096", 1, 10),
-        ("diloco:rate=0.5", 500, 500),
+        *(("average", 1, 10), ("nbit:bits=1", 1, 10), ("local:steps=8", 8, 16)),
+        *(("local:state=reset,steps=5", 5, 10), ("postlocal:after=3,steps=4", 4, 12)),
+        *(("blockmomentum:block=4096", 1, 10), ("diloco:rate=0.5", 500, 500)),
     ],
 )
 def test_turns_are_whole_periods(exchange: str, period: int, of_at_least_ten: int) -> None:
@@ -167,15 +163,3 @@ def test_a_job_does_not_reach_its_end(after: list[Note]) -> None:
     before = [world(0, 0), *step([0], 1.0), *step([1], 2.0)]
     with pytest.raises(kills.UnfinishedJobError, match="did not go on to its end"):
         kills.failure_of({1: before, 2: after}, 2.5, 4, {}, {})
-
-
-def test_figures_of_kills() -> None:
-    costs = {"again": 0, "twice": 0, "lost": 0}
-    seconds = [float(n) for n in range(1, 41)]
-    about = {"failures": [costs] * 40, "failed": ["it ended"], "needs": ""}
-    cases = [
-        Case(name, about, "seconds", {kills.NEW_STEP: seconds}) for name in ("hvdtrain", "other")
-    ]
-    assert kills.costs_of(cases[0]) == ("40 of 41", "20.50 s (1.00 to 40.00)", "0", "0", "0")
-    usual, late = kills.figures_of_kills(Result("kills", 3, 1, [], {}, cases))
-    assert (usual.number, usual.met, late.number, late.met) == (20.5, False, 38.0, False)

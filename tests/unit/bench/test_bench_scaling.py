@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from hvdtrain_bench.harness.results import Case, Result
-from hvdtrain_bench.scaling.paper import Work, jitter_seconds, seconds_on, step_seconds
+from hvdtrain_bench.scaling.paper import Work, seconds_on, step_seconds
 from hvdtrain_bench.scaling.predictions import check_predictions, links_of, steps_of
 from hvdtrain_bench.scaling.report import check_line
 from hvdtrain_bench.scaling.scheme import (
@@ -47,13 +47,6 @@ def test_a_step_waits_for_its_slowest_rank(ranks: int, deviations: float) -> Non
     assert step_seconds(work, ranks, lambda _: 0.0) == pytest.approx(deviations, rel=0.02)
 
 
-def test_jitter_is_what_ranks_do_not_share() -> None:
-    assert jitter_seconds([[1.0, 5.0, 2.0], [1.0, 5.0, 2.0]]) == 0.0
-    assert jitter_seconds([[1.0, 2.0]]) == 0.0
-    # Of two ranks the slower is 0.56 standard deviations above their mean.
-    assert jitter_seconds([[1.0, 7.0], [3.0, 5.0]]) == pytest.approx(1 / 0.564, rel=0.05)
-
-
 def test_ranks_of_a_node_share_its_card() -> None:
     node, network = Link("node", 1e-6, 100e9), PRESETS["hdr"]
     cluster = Cluster(network, node, 8)
@@ -79,7 +72,7 @@ def test_an_exchange_sends_less_and_computes_more() -> None:
 
 
 BUCKETS = ((100_000_000, 0.06),)
-NODE, NETWORK = Link("node", 5e-6, 10e9), Link("network", 5e-5, 125e6)
+NODE = Link("node", 5e-6, 10e9)
 SPENT = allreduce_seconds(2, 100 * MB, NODE)  # by two ranks of a node
 WORK = Work("made", 0.03, 0.06, 0.01, BUCKETS, jitter_seconds=0.0, copy_seconds=0.0)
 
@@ -125,13 +118,3 @@ def test_times_that_no_link_fits_are_an_error_in_one_line() -> None:
     flat = profile(2, 1, [0.2], [[0, [1.0]], [100 * MB, [0.5]]])
     with pytest.raises(HvdtrainError, match="no link fits the all-reduces of 2 ranks"):
         links_of(flat)
-
-
-def test_the_network_is_what_all_reduces_take_beyond_those_of_a_node() -> None:
-    base = profile(
-        2, 1, [0.1 + allreduce_seconds(2, 100 * MB, NODE)], points(Cluster(NODE), 2, [1.0])
-    )
-    wide = Cluster(NETWORK, NODE, 2)
-    across = profile(4, 2, [seconds_on(WORK, 4, wide)], points(wide, 4, [1.0]))
-    _, check = check_predictions([base, across])
-    assert check.error == pytest.approx(0, abs=1e-6)

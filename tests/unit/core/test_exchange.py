@@ -29,14 +29,9 @@ from hvdtrain.engines.local import LocalCommunicator
 from hvdtrain.types import DType, ReduceOp
 
 GIVEN: list[Exchange] = [
-    AllreduceExchange(),
-    AdasumExchange(),
-    OneBit(),
-    BlockMomentum(steps=4),
-    LocalSGD(4),
-    DiLoCo(),
+    AllreduceExchange(), AdasumExchange(), OneBit(), BlockMomentum(steps=4), LocalSGD(4), DiLoCo(),
     WarmUp(OneBit(), 3),
-]
+]  # fmt: skip
 
 
 def test_weights_make_factors_in_the_order_that_bits_depend_on() -> None:

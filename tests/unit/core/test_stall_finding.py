@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request
-from hvdtrain.core.stall import StallSettings, StallWarnings, Wait, describe, find_stalls
-from hvdtrain.topology import Topology
+from hvdtrain.core.stall import Wait, describe, find_stalls
 
 SUM = Request("allreduce", "a")
 
@@ -56,21 +53,3 @@ def test_markers_count_once_and_only_if_nothing_else_is_stalled() -> None:
     assert lines(left, left, [], []) == ["leave the job for 90 s: ranks 0, 1 wait for ranks 2, 3"]
     (line,) = lines(left, left, [wait(SUM, 70)], [])
     assert line.startswith("allreduce 'a'")
-
-
-def test_a_stall_is_reported_once_in_a_period(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = StallSettings(period_seconds=60, shutdown_seconds=200, stacks=False)
-    codes: list[int] = []
-    saved: list[int] = []
-    topology = Topology(0, 2, 0, 2, 0, 1, ("host",))
-    warnings = StallWarnings(settings, topology, codes.append, lambda: saved.append(seconds))
-    told = []
-    for seconds in (61, 62, 119, 121, 180, 201):
-        stalls = find_stalls([[wait(SUM, seconds, "01")], []], 60)
-        warnings.update(stalls, dict)
-        told.append(capfd.readouterr().err.count(f"stalled: allreduce 'a' for {seconds} s"))
-        assert bool(codes) == (seconds > 200)
-    assert told == [1, 0, 0, 1, 1, 1]
-    assert saved == [61, 121, 180, 201]
-    warnings.update([], dict)
-    assert "no longer stalled: allreduce 'a'" in capfd.readouterr().err

@@ -151,21 +151,10 @@ def test_one_that_grows_too_large_keeps_its_end(tmp_path: Path) -> None:
 TITLE = "[rank 1/2]"
 
 
-def begun(file: GrowingFile) -> PieceWriter:
-    times = RankRecords(CLOCK, CLOCK, 0.0)
-    return PieceWriter(file, times, lambda: times, TITLE, 1, "host")
-
-
 def write_piece(path: str) -> None:
     file = GrowingFile(path, {})
     file.write([], [{"name": "old", "ph": "X"}])
     file.close()
-
-
-class SecondCommunicator(LocalCommunicator):
-    """Rank 1, as if alone."""
-
-    rank = 1
 
 
 @pytest.fixture
@@ -183,8 +172,8 @@ def beginning() -> Iterator[Any]:
 def test_whatever_a_write_raises_is_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = GrowingFile(str(tmp_path / "piece"), {})
-    piece = begun(file)
+    file, times = GrowingFile(str(tmp_path / "piece"), {}), RankRecords(CLOCK, CLOCK, 0.0)
+    piece = PieceWriter(file, times, lambda: times, TITLE, 1, "host")
     file.close()
     piece.save()
     piece.save()
@@ -200,7 +189,9 @@ def test_each_rank_removes_its_own_old_pieces(tmp_path: Path, beginning: Any) ->
     own, other = (piece_path(str(path), rank) for rank in (1, 2))
     for each in (own, earlier_path(own), other):
         write_piece(each)
-    beginning(SecondCommunicator(), path)
+    second = LocalCommunicator()
+    second.rank = 1
+    beginning(second, path)
     assert {str(each) for each in tmp_path.iterdir()} == {own, other}
     assert '"old"' not in Path(own).read_text()
 

@@ -21,11 +21,7 @@ def of(scale: float, itemsize: int = 4) -> WeightSums:
 @pytest.mark.parametrize(
     ("scale", "itemsize", "found"),
     [
-        (0, 4, False),
-        (1e-7, 4, False),
-        (0.02, 4, True),
-        (1, 4, True),
-        (0.02, 2, False),
+        *((0, 4, False), (1e-7, 4, False), (0.02, 4, True), (1, 4, True), (0.02, 2, False)),
         (2, 2, True),
     ],
 )

@@ -28,14 +28,10 @@ def modules(gpus: int, *others: str, nccl: bool = True, usable: bool = True) -> 
 @pytest.mark.parametrize(
     ("counts", "objection"),
     [
-        ((2, 2, 2, 2), None),
-        ((8, 8, 2, 3), None),
-        ((0, 0, 0, 0), ""),
-        ((-1, -1, -1, -1), ""),
+        *(((2, 2, 2, 2), None), ((8, 8, 2, 3), None), ((0, 0, 0, 0), ""), ((-1, -1, -1, -1), "")),
         ((2, 2, 2, 0), "rank 3 on b sees no GPU"),
         ((2, 2, -1, 2), "rank 2 has not loaded hvdtrain.torch with NCCL, but others have"),
-        ((2, 2, 1, 1), "2 ranks on b see 1 GPU"),
-        ((4, 1, 2, 2), "2 ranks on a see 1 GPU"),
+        *(((2, 2, 1, 1), "2 ranks on b see 1 GPU"), ((4, 1, 2, 2), "2 ranks on a see 1 GPU")),
     ],
 )
 def test_each_rank_needs_a_gpu_of_its_own(counts: tuple[int, ...], objection: str | None) -> None:
@@ -47,10 +43,8 @@ def test_a_scheduler_may_have_dealt_them_out() -> None:
     assert reason_against_nccl(apart, NODES, HOSTS) is None
     alike = [VisibleGpus(1, 11), VisibleGpus(1, 12), VisibleGpus(1, 11), VisibleGpus(1, 11)]
     assert reason_against_nccl(alike, NODES, HOSTS) == "2 ranks on b see 1 GPU"
-    assert (
-        reason_against_nccl([VisibleGpus(1), VisibleGpus(1, 5)], (0, 0), ("a", "a"))
-        == "2 ranks on a see 1 GPU"
-    )
+    masked = reason_against_nccl([VisibleGpus(1), VisibleGpus(1, 5)], (0, 0), ("a", "a"))
+    assert masked == "2 ranks on a see 1 GPU"
     assert reason_against_nccl([VisibleGpus(1, 7), VisibleGpus(1, 7)], (0, 1), ("a", "b")) is None
 
 
@@ -66,9 +60,8 @@ def test_masks_are_told_apart() -> None:
 def test_only_programs_with_torch_are_asked() -> None:
     assert find_visible_gpus(modules(4, "hvdtrain.torch"), {}) == VisibleGpus(4)
     assert find_visible_gpus(modules(4), {}) == VisibleGpus(-1)
-    assert find_visible_gpus(
-        modules(4, "hvdtrain.torch", "hvdtrain.tensorflow"), {}
-    ) == VisibleGpus(-1)
+    both = modules(4, "hvdtrain.torch", "hvdtrain.tensorflow")
+    assert find_visible_gpus(both, {}) == VisibleGpus(-1)
     assert find_visible_gpus(modules(4, "hvdtrain.torch", nccl=False), {}) == VisibleGpus(-1)
     assert find_visible_gpus({}, {}) == VisibleGpus(-1)
     assert find_visible_gpus(modules(4, "hvdtrain.torch", usable=False), {}) == VisibleGpus(0)
@@ -102,9 +95,8 @@ def test_libraries_without_gpus_say_so(mpi: str) -> None:
     assert done.returncode == 0, done.stderr
     kinds, asked = json.loads(done.stdout.splitlines()[-1])
     assert kinds == []
-    assert sorted(asked) == sorted(
-        QUERIES[mpi]
-    )  # it is their word, not that there is nobody to ask
+    # It is their word, not that there is nobody to ask.
+    assert sorted(asked) == sorted(QUERIES[mpi])
 
 
 def _cray(kind: ctypes.c_int, answer: Any) -> int:
@@ -120,12 +112,10 @@ def _fails(kind: ctypes.c_int, answer: Any) -> int:
 @pytest.mark.parametrize(
     ("functions", "kinds"),
     [
-        ({}, ()),
-        ({"MPIX_Query_cuda_support": lambda: 1}, ("CUDA",)),
+        *(({}, ()), ({"MPIX_Query_cuda_support": lambda: 1}, ("CUDA",))),
         ({"MPIX_Query_cuda_support": lambda: 0, "MPIX_Query_rocm_support": lambda: 1}, ("ROCm",)),
         ({"MPIX_Query_hip_support": lambda: 1}, ("ROCm",)),
-        ({"MPIX_GPU_query_support": _cray}, ("ROCm",)),
-        ({"MPIX_GPU_query_support": _fails}, ()),
+        *(({"MPIX_GPU_query_support": _cray}, ("ROCm",)), ({"MPIX_GPU_query_support": _fails}, ())),
         ({"MPIX_Query_hip_support": lambda: 0, "MPIX_GPU_query_support": _cray}, ()),
     ],
 )

@@ -14,11 +14,9 @@ NEWCOMER = ["-m", "hvdtrain.engines.mpi.newcomer"]
 @pytest.mark.parametrize(
     ("line", "options", "program"),
     [
-        ("script.py -m x", "", "script.py -m x"),
-        ("-m hvdtrain train", "", "-m hvdtrain train"),
+        *(("script.py -m x", "", "script.py -m x"), ("-m hvdtrain train", "", "-m hvdtrain train")),
         ("-u -W error -P script.py", "-u -W error -P", "script.py"),
-        ("-um hvdtrain", "-u", "-m hvdtrain"),
-        ("-mhvdtrain train", "", "-m hvdtrain train"),
+        *(("-um hvdtrain", "-u", "-m hvdtrain"), ("-mhvdtrain train", "", "-m hvdtrain train")),
         ("-X dev -Bmhvdtrain", "-X dev -B", "-m hvdtrain"),
         ("-Wmodule script.py", "-Wmodule", "script.py"),
     ],

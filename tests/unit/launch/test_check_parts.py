@@ -14,14 +14,9 @@ from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
 LIBRARY = MpiLibrary("openmpi", "5.0.11", None)
 GOOD = {
-    "engine": "mpi",
-    "library": "Open MPI v5.0.11",
-    "size": 2,
-    "sums": [3.0],
-    "nodes": 1,
-    "hosts": 1,
-    "cores": [2, 2],
-}
+    "engine": "mpi", "library": "Open MPI v5.0.11", "size": 2, "sums": [3.0], "nodes": 1,
+    "hosts": 1, "cores": [2, 2],
+}  # fmt: skip
 
 
 def control_groups(text: str) -> Callable[[Path], str | None]:
@@ -40,10 +35,8 @@ STAT_OF_V1 = "memory/memory.stat inactive_file 7;total_inactive_file 100"
 @pytest.mark.parametrize(
     ("membership", "files", "limit"),
     [
-        ("0::/\n", "cpu.max 150000 100000", 1.5),
-        ("0::/\n", "cpu.max max 100000", None),
-        ("", "", None),
-        ("0::/a/b\n", "a/cpu.max 400000 100000\na/b/cpu.max max 100000", 4.0),
+        *(("0::/\n", "cpu.max 150000 100000", 1.5), ("0::/\n", "cpu.max max 100000", None)),
+        *(("", "", None), ("0::/a/b\n", "a/cpu.max 400000 100000\na/b/cpu.max max 100000", 4.0)),
         (V1, "cpu/x/cpu.cfs_quota_us 250000\ncpu/x/cpu.cfs_period_us 100000", 2.5),
         (V1, "cpu/x/cpu.cfs_quota_us -1\ncpu/x/cpu.cfs_period_us 100000", None),
     ],
@@ -70,13 +63,11 @@ def test_memory_limit(membership: str, files: str, limit: int | None, room: int 
 @pytest.mark.parametrize(
     ("change", "returncode", "problem"),
     [
-        ({}, 0, ""),
-        ({"nodes": 2, "hosts": 2}, 0, ""),
+        *(({}, 0, ""), ({"nodes": 2, "hosts": 2}, 0, "")),
         ({"size": 1, "sums": [1.0]}, 0, "formed worlds of 1"),
         ({"sums": [1.0]}, 0, "an all-reduce gave [1.0] instead of 3.0"),
         ({"nodes": 2}, 0, "cannot read each other's memory"),
-        ({}, 1, "(exit code 1): no route to host. See"),
-        ({}, -9, "(it died of SIGKILL)"),
+        *(({}, 1, "(exit code 1): no route to host. See"), ({}, -9, "(it died of SIGKILL)")),
     ],
 )
 def test_judge(change: dict[str, object], returncode: int, problem: str) -> None:

@@ -14,15 +14,9 @@ from hvdtrain.horovod.names.finder import HorovodFinder
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
 TARGET = Target(
-    torch="2.13.0+cpu",
-    tensorflow="",
-    mpi="openmpi5",
-    runpath="/opt/mpi/lib",
-    python="cpython-311",
-    platform="linux-x86_64",
-    cuda=False,
-    choices={},
-)
+    torch="2.13.0+cpu", tensorflow="", mpi="openmpi5", runpath="/opt/mpi/lib",
+    python="cpython-311", platform="linux-x86_64", cuda=False, choices={},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(Target)])

@@ -8,18 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.launch.hosts.formats import (
-    FORMATS,
-    compress,
-    compress_counts,
-    expand,
-    guess_format,
-    left_out,
-    read_file,
-    read_hostfile,
-    source_of_job,
-    write_hosts,
-)
+from hvdtrain.launch.hosts import formats
 from hvdtrain.launch.hosts.host import (
     Host,
     HostfileError,
@@ -35,9 +24,9 @@ lists = st.lists(
 )
 
 
-@given(st.sampled_from(sorted(FORMATS)), lists)
+@given(st.sampled_from(sorted(formats.FORMATS)), lists)
 def test_what_was_written_is_read_back(form: str, hosts: list[Host]) -> None:
-    it = FORMATS[form]
+    it = formats.FORMATS[form]
     found = it.read(HostText("hosts", it.write(hosts)))
     expected = hosts if it.slots else [Host(host.name) for host in hosts]
     if form == "lsf" and len(hosts) > 1 and hosts[0].name.startswith(("batch", "login")):
@@ -53,12 +42,12 @@ PARTS = [
 almost = st.lists(st.sampled_from(PARTS)).map("".join)
 
 
-@given(st.sampled_from(sorted(FORMATS)), almost)
+@given(st.sampled_from(sorted(formats.FORMATS)), almost)
 def test_near_misses_are_hostfile_errors(form: str, text: str) -> None:
     source = HostText("hosts", text)
-    guess_format(source)
+    formats.guess_format(source)
     try:
-        hosts = FORMATS[form].read(source)
+        hosts = formats.FORMATS[form].read(source)
     except HostfileError:
         return
     assert all(host.slots is None or host.slots > 0 for host in hosts)
@@ -79,7 +68,7 @@ def test_near_misses_are_hostfile_errors(form: str, text: str) -> None:
     ],
 )
 def test_open_mpi(text: str, hosts: list[Host]) -> None:
-    assert FORMATS["openmpi"].read(HostText("hosts", text)) == hosts
+    assert formats.FORMATS["openmpi"].read(HostText("hosts", text)) == hosts
 
 
 @pytest.mark.parametrize(
@@ -126,7 +115,7 @@ def test_open_mpi(text: str, hosts: list[Host]) -> None:
 )
 def test_refused(form: str, text: str, message: str) -> None:
     with pytest.raises(HostfileError, match=message) as caught:
-        FORMATS[form].read(HostText("hosts", text))
+        formats.FORMATS[form].read(HostText("hosts", text))
     assert "\n" not in str(caught.value)
 
 
@@ -139,63 +128,63 @@ def test_refused(form: str, text: str, message: str) -> None:
     ],
 )
 def test_ranges(text: str, found: str) -> None:
-    assert expand(text, "x") == found.split()
+    assert formats.expand(text, "x") == found.split()
 
 
 def test_ranges_are_written_short() -> None:
-    assert compress(["n08", "n09", "n10", "n12", "n99", "m"]) == "n[08-10],n12,n99,m"
-    assert compress(["n9", "n10"]) == "n9,n10"
-    assert compress_counts([2, 2, 2, 1]) == "2(x3),1"
+    assert formats.compress(["n08", "n09", "n10", "n12", "n99", "m"]) == "n[08-10],n12,n99,m"
+    assert formats.compress(["n9", "n10"]) == "n9,n10"
+    assert formats.compress_counts([2, 2, 2, 1]) == "2(x3),1"
 
 
 def test_what_schedulers_tell(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)", "HOME": "/"}
     two = [Host("n1", 4), Host("n2", 4)]
-    assert FORMATS["slurm"].read(source_of_job("slurm", slurm)) == two
+    assert formats.FORMATS["slurm"].read(formats.source_of_job("slurm", slurm)) == two
     (tmp_path / "pbs").write_text("n1\n" * 4 + "n2\n" * 4)
-    pbs = source_of_job("pbs", {"PBS_NODEFILE": str(tmp_path / "pbs")})
-    assert FORMATS["pbs"].read(pbs) == two
+    pbs = formats.source_of_job("pbs", {"PBS_NODEFILE": str(tmp_path / "pbs")})
+    assert formats.FORMATS["pbs"].read(pbs) == two
     (tmp_path / "sge").write_text("n1 2 q UNDEFINED\nn2 4 q <NULL>\nn1 2 r <NULL>\n")
-    sge = source_of_job("sge", {"PE_HOSTFILE": str(tmp_path / "sge")})
-    assert FORMATS["sge"].read(sge) == two
-    lsf = source_of_job("lsf", {"LSB_MCPU_HOSTS": "batch3 1 n1 4 n2 4"})
-    assert FORMATS["lsf"].read(lsf) == two
+    sge = formats.source_of_job("sge", {"PE_HOSTFILE": str(tmp_path / "sge")})
+    assert formats.FORMATS["sge"].read(sge) == two
+    lsf = formats.source_of_job("lsf", {"LSB_MCPU_HOSTS": "batch3 1 n1 4 n2 4"})
+    assert formats.FORMATS["lsf"].read(lsf) == two
     (tmp_path / "pjm").write_text("n1\nn2\n")
-    pjm = source_of_job("pjm", {"PJM_O_NODEINF": str(tmp_path / "pjm")})
-    assert FORMATS["pjm"].read(pjm) == [Host("n1"), Host("n2")]
+    pjm = formats.source_of_job("pjm", {"PJM_O_NODEINF": str(tmp_path / "pjm")})
+    assert formats.FORMATS["pjm"].read(pjm) == [Host("n1"), Host("n2")]
     for name in ("pbs", "sge", "lsf", "pjm", "flux", "k8s"):
         with pytest.raises(HostfileError, match=r"not a job of|does not exist"):
-            source_of_job(name, {})
+            formats.source_of_job(name, {})
 
 
 def test_files_of_windows_and_others(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_bytes(b"\xef\xbb\xbfnode1 slots=2\r\nnode2 slots=2")
-    source = read_file(str(path))
+    source = formats.read_file(str(path))
     assert source.foreign
-    assert FORMATS["openmpi"].read(source) == [Host("node1", 2), Host("node2", 2)]
+    assert formats.FORMATS["openmpi"].read(source) == [Host("node1", 2), Host("node2", 2)]
     for raw in (b"\xef\xbb\xbfnode1 slots=2\n", b"node1 slots=2\r\n"):
         path.write_bytes(raw)
         with pytest.raises(HostfileError, match=r"hvdtrain hosts --from .* --to openmpi writes"):
-            read_hostfile(str(path), "openmpi")
+            formats.read_hostfile(str(path), "openmpi")
     for content, message in (
         (b"a\nb\0", "hosts:2: contains a zero byte"),
         ("a\nnöde".encode(), "hosts:2: contains a character that is not ASCII"),
     ):
         path.write_bytes(content)
         with pytest.raises(HostfileError, match=message):
-            read_file(str(path))
+            formats.read_file(str(path))
     with pytest.raises(HostfileError, match="is not a file"):
-        read_file(str(tmp_path))
+        formats.read_file(str(tmp_path))
     with pytest.raises(HostfileError, match="does not exist"):
-        read_file(str(tmp_path / "none"))
+        formats.read_file(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("form", ["openmpi", "mpich", "slurm", "sge", "lsf", "flux"])
 def test_the_form_is_guessed(form: str) -> None:
-    text = FORMATS[form].write([Host("node1", 2), Host("node2", 2)])
-    assert guess_format(HostText("hosts", text)) == form
-    assert guess_format(HostText("hosts", f"# SLURM_X=1\n{text}#b 1 c 1\n#d:4\n")) == form
+    text = formats.FORMATS[form].write([Host("node1", 2), Host("node2", 2)])
+    assert formats.guess_format(HostText("hosts", text)) == form
+    assert formats.guess_format(HostText("hosts", f"# SLURM_X=1\n{text}#b 1 c 1\n#d:4\n")) == form
 
 
 @pytest.mark.parametrize(
@@ -208,40 +197,41 @@ def test_the_form_is_guessed(form: str) -> None:
     ],
 )
 def test_no_other_form_is_guessed_from_a_comment(text: str) -> None:
-    assert guess_format(HostText("hosts", text)) == "openmpi"
+    assert formats.guess_format(HostText("hosts", text)) == "openmpi"
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", formats.FORMATS)
 def test_an_address_is_written_where_it_can_be_read_back(form: str) -> None:
     hosts = [Host("node1", 2), Host("fe80::1", 2)]
     if form in ("openmpi", "k8s"):
-        assert FORMATS[form].read(HostText("hosts", write_hosts(hosts, form))) == hosts
+        written = HostText("hosts", formats.write_hosts(hosts, form))
+        assert formats.FORMATS[form].read(written) == hosts
     else:
         with pytest.raises(HostfileError, match=f"form {form}: 'fe80::1': an IPv6 address cannot"):
-            write_hosts(hosts, form)
+            formats.write_hosts(hosts, form)
 
 
 def test_what_a_form_has_no_place_for_is_known() -> None:
     text = "me@node1 port=22\nnode1 max_slots=8\nnode2 slots=1 username=her\n"
-    hosts = with_slots(FORMATS["openmpi"].read(HostText("hosts", text)), 1, "hosts")
+    hosts = with_slots(formats.FORMATS["openmpi"].read(HostText("hosts", text)), 1, "hosts")
     others = ["port=22 of node1", "max_slots=8 of node1"]
-    assert left_out(hosts, "openmpi") == left_out(hosts, "mpich") == others
-    assert left_out(hosts, "slurm") == ["me@node1", *others, "her@node2"]
-    bound = FORMATS["mpich"].read(HostText("hosts", "node1:2 binding=rr user=me"))
-    assert left_out(bound, "mpich") == ["binding=rr of node1"]
+    assert formats.left_out(hosts, "openmpi") == formats.left_out(hosts, "mpich") == others
+    assert formats.left_out(hosts, "slurm") == ["me@node1", *others, "her@node2"]
+    bound = formats.FORMATS["mpich"].read(HostText("hosts", "node1:2 binding=rr user=me"))
+    assert formats.left_out(bound, "mpich") == ["binding=rr of node1"]
 
 
 def test_one_host_under_two_names_is_not_run(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("node1 slots=2\nnode1.ex.com slots=2\n")
     with pytest.raises(HostfileError, match=r"hosts: node1 and node1.ex.com: one host under two"):
-        read_hostfile(str(path), "openmpi")
+        formats.read_hostfile(str(path), "openmpi")
     for name in ("127.0.0.1", socket.gethostname()):
         path.write_text(f"localhost slots=1\n{name} slots=1\n")
         with pytest.raises(HostfileError, match=f"{re.escape(name)}.*: one host under two names"):
-            read_hostfile(str(path), "openmpi")
+            formats.read_hostfile(str(path), "openmpi")
     path.write_text("node1\nnode2.ex.com slots=2\n")
-    assert len(read_hostfile(str(path), "openmpi")) == 2
+    assert len(formats.read_hostfile(str(path), "openmpi")) == 2
 
 
 def test_what_would_go_wrong_in_silence() -> None:

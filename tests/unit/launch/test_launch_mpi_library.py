@@ -46,10 +46,8 @@ def test_no_mpi4py(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("says", "version"),
     [
-        (OPEN_MPI_5, ("openmpi", "5.0.11")),
-        (OPEN_MPI_4, ("openmpi", "4.1.4")),
-        (HYDRA_4, ("mpich", "4.0.2")),
-        (INTEL, ("intelmpi", "2021.9")),
+        *((OPEN_MPI_5, ("openmpi", "5.0.11")), (OPEN_MPI_4, ("openmpi", "4.1.4"))),
+        *((HYDRA_4, ("mpich", "4.0.2")), (INTEL, ("intelmpi", "2021.9"))),
         ("mpirun of somebody else 3.0", None),
     ],
 )

@@ -103,14 +103,10 @@ def mpirun(hostfile: str | None = None, environ: dict[str, str] | None = None) -
 
 def test_open_mpi_forwards_what_decides_about_results() -> None:
     environ = {
-        "HVDTRAIN_BUCKET_BYTES": "1",
-        "HOROVOD_FUSION_THRESHOLD": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": "/lib",
-        "NCCL_DEBUG": "INFO",
-        "AWS_SECRET_ACCESS_KEY": "hidden",
+        "HVDTRAIN_BUCKET_BYTES": "1", "HOROVOD_FUSION_THRESHOLD": "1", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": "/lib", "NCCL_DEBUG": "INFO", "AWS_SECRET_ACCESS_KEY": "hidden",
         "HOME": "/root",
-    }
+    }  # fmt: skip
     argv = mpirun(hostfile="hosts", environ=environ).argv
     forwarded = {argv[at + 1] for at, word in enumerate(argv) if word == "-x"}
     assert forwarded == set(environ) - {"AWS_SECRET_ACCESS_KEY", "HOME"}

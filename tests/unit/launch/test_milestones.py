@@ -54,11 +54,8 @@ def test_nobody_listens() -> None:
 @pytest.mark.parametrize(
     ("ranks", "per_node", "slots", "expected"),
     [
-        (6, None, [2, 2, 2], 4),
-        (3, None, [2, 2, 2], 3),
-        (6, None, [None, None, None], 4),
-        (6, 2, [4, 4, 4], 4),
-        (None, None, [2, 2, 2], None),
+        *((6, None, [2, 2, 2], 4), (3, None, [2, 2, 2], 3), (6, None, [None, None, None], 4)),
+        *((6, 2, [4, 4, 4], 4), (None, None, [2, 2, 2], None)),
     ],
 )
 def test_as_many_ranks_as_fit(

@@ -174,23 +174,6 @@ def test_a_tag_with_another_version_is_refused(repository: Path) -> None:
     assert "the release is 1.3.0, and hvdtrain/__init__.py says 1.2.0" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("[1.2.0] - 2027-01-31", "[1.2.0]", "CHANGELOG.md begins with 1.1.0"),
-        ("## [1.", "## 1.", "CHANGELOG.md has no release"),
-    ],
-)
-def test_a_changelog_without_the_release_is_refused(
-    repository: Path, old: str, new: str, message: str
-) -> None:
-    path = repository / "CHANGELOG.md"
-    path.write_text(path.read_text().replace(old, new))
-    done = told(repository, "1.2.0")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert message in done.stderr
-
-
 FOLDER = ROOT / ".github" / "workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))
 # The only jobs with more rights than to read the repository, and these rights.

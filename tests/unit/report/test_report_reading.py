@@ -179,21 +179,6 @@ def test_many_lines_of_many_ranks_are_added_up(tmp_path: Path) -> None:
     assert verdict(times).startswith("No rank stands out")
 
 
-def test_losses_and_joins_of_ranks_are_read_as_far_as_they_are_known(tmp_path: Path) -> None:
-    run_ = make_run(tmp_path / "run")
-    summary = json.loads((run_ / "summary.json").read_text())
-    for odd in (None, 3, [4], [{"lost": 5, "step": "x", "seconds": []}]):
-        changed = summary | {"failures": odd, "joins": odd}
-        (run_ / "summary.json").write_text(json.dumps(changed))
-        for failure in read_run(run_).failures:
-            assert failure.texts == ("", "", "ended", "", "", "", "")
-            assert math.isnan(failure.step)
-        for join in read_run(run_).joins:
-            assert join.texts == ("",) * 7
-        assert len(read_run(run_).joins) == len(read_run(run_).failures)
-        assert run(run_) == 0
-
-
 def test_staleness_of_a_parameter_server_is_shown(tmp_path: Path) -> None:
     plain, served = make_run(tmp_path / "plain"), make_run(tmp_path / "served")
     summary = json.loads((served / "summary.json").read_text())

@@ -124,29 +124,13 @@ def test_values_are_read_as_the_option_wants_them(tmp_path: Path) -> None:
         exchange: auto:allow=half+nbit:bits=2/block=64,steps=10
     """
     assert read(tmp_path, text) == {
-        "lr": 0.001,
-        "warmup_epochs": 2.0,
-        "clip_norm": 10.5,
-        "run_name": "no",
-        "experiment": "010",
-        "best": "off",
-        "compile": "null",
-        "data_dir": Path("1.0"),
-        "quiet": True,
-        "share_gpus": False,
-        "backend": None,
-        "ema": None,
-        "set": {
-            "norm": "no",
-            "width": "1e2",
-            "list": ["1", "on", None],
-            "text": "null",
-            "nothing": None,
-            "x_y": "007",
-        },
-        "track": "wandb",
+        "lr": 0.001, "warmup_epochs": 2.0, "clip_norm": 10.5, "run_name": "no",
+        "experiment": "010", "best": "off", "compile": "null", "data_dir": Path("1.0"),
+        "quiet": True, "share_gpus": False, "backend": None, "ema": None, "track": "wandb",
+        "set": {"norm": "no", "width": "1e2", "list": ["1", "on", None], "text": "null",
+                "nothing": None, "x_y": "007"},
         "exchange": "auto:allow=half+nbit:bits=2/block=64,steps=10",
-    }
+    }  # fmt: skip
     assert read(tmp_path, "set:\nepochs: 2") == {"set": {}, "epochs": 2}
     assert read_config(written(tmp_path, b"\xef\xbb\xbfepochs: 2")) == {"epochs": 2}
 

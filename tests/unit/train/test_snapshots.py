@@ -50,12 +50,8 @@ def test_they_take_a_hundredth_of_the_time() -> None:
 @pytest.mark.parametrize(
     ("hosts", "leaving", "holder"),
     [
-        ("aabb", (), 2),
-        ("aabb", (2,), 3),
-        ("aabb", (2, 3), 1),
-        ("aaa", (), 1),
-        ("aaa", (1, 2), 0),
-        ("a", (), 0),
+        *(("aabb", (), 2), ("aabb", (2,), 3), ("aabb", (2, 3), 1), ("aaa", (), 1)),
+        *(("aaa", (1, 2), 0), ("a", (), 0)),
     ],
 )
 def test_the_second_holder_is_on_another_host(
@@ -68,11 +64,8 @@ def test_the_second_holder_is_on_another_host(
 @pytest.mark.parametrize(
     ("text", "amount", "unit"),
     [
-        ("1 step", 1, "steps"),
-        (" 3  Epochs ", 3, "epochs"),
-        ("10 minutes", 600, "seconds"),
-        ("1.5 hours", 5400, "seconds"),
-        ("0.5seconds", 0.5, "seconds"),
+        *(("1 step", 1, "steps"), (" 3  Epochs ", 3, "epochs"), ("10 minutes", 600, "seconds")),
+        *(("1.5 hours", 5400, "seconds"), ("0.5seconds", 0.5, "seconds")),
     ],
 )
 def test_parses_what_people_write(text: str, amount: float, unit: str) -> None:

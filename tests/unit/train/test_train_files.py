@@ -139,10 +139,8 @@ TRAIN = records.MetricsRecord(3, 135, "train", {"loss": 0.5, "accuracy": 0.8}, 0
 @pytest.mark.parametrize(
     ("schedule", "warmup", "text"),
     [
-        ("constant", 5, ""),
-        ("cosine", 0, ", cosine"),
-        ("cosine", 2, ", cosine from epoch 2 on"),
-        ("step", 2, ", step after epochs 3,6"),
+        *(("constant", 5, ""), ("cosine", 0, ", cosine")),
+        *(("cosine", 2, ", cosine from epoch 2 on"), ("step", 2, ", step after epochs 3,6")),
         ("cosine", 9, ", no cosine: the warm-up (9 epochs) takes the whole run"),
     ],
 )

@@ -13,39 +13,16 @@ from hvdtrain.train.options import DEFAULT_LR, RECIPES, TrainOptions
 NAN, INFINITY = float("nan"), float("inf")
 # Values that an option refuses whatever the others are, by kind, choice and bound.
 WRONG: dict[str, list[Any]] = {
-    "framework": ["jax"],
-    "engine": ["smoke"],
-    "lr_scaling": ["cubic"],
-    "optimizer": ["lbfgs"],
-    "dtype": ["float8"],
-    "device": ["tpu"],
-    "schedule": ["linear"],
-    "amp": ["fp8", None],
-    "non_finite": ["ignore"],
-    "epochs": [0, 1.5, True],
-    "batch_size": [0, -3],
-    "global_batch_size": [0],
-    "lr": [0.0, -0.1, NAN, INFINITY, "0.1"],
-    "warmup_epochs": [-1.0, NAN],
-    "seed": [-1, 2**63],
-    "accumulate": [0],
-    "workers": [-1],
-    "momentum": [1.0],
-    "weight_decay": [-0.1],
-    "clip_norm": [0.0],
-    "ema": [1.0, NAN],
-    "compile": [" "],
-    "checkpoint_every": ["often"],
-    "evaluate_every": ["0 steps"],
-    "keep_checkpoints": [0],
-    "early_stop": [0],
-    "best": [""],
-    "log_every": [0],
-    "watch_every": [-1],
-    "quiet": [1],
-    "out": ["runs/x"],
-    "set": ["width=1"],
-}
+    "framework": ["jax"], "engine": ["smoke"], "lr_scaling": ["cubic"], "optimizer": ["lbfgs"],
+    "dtype": ["float8"], "device": ["tpu"], "schedule": ["linear"], "amp": ["fp8", None],
+    "non_finite": ["ignore"], "epochs": [0, 1.5, True], "batch_size": [0, -3],
+    "global_batch_size": [0], "lr": [0.0, -0.1, NAN, INFINITY, "0.1"],
+    "warmup_epochs": [-1.0, NAN], "seed": [-1, 2**63], "accumulate": [0], "workers": [-1],
+    "momentum": [1.0], "weight_decay": [-0.1], "clip_norm": [0.0], "ema": [1.0, NAN],
+    "compile": [" "], "checkpoint_every": ["often"], "evaluate_every": ["0 steps"],
+    "keep_checkpoints": [0], "early_stop": [0], "best": [""], "log_every": [0],
+    "watch_every": [-1], "quiet": [1], "out": ["runs/x"], "set": ["width=1"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "values"), WRONG.items(), ids=WRONG)
@@ -124,16 +101,9 @@ def test_refused(options: dict[str, Any], words: list[str]) -> None:
 
 
 TORCH_ONLY: list[dict[str, Any]] = [
-    {"optimizer": "lars"},
-    {"amp": "fp16"},
-    {"accumulate": 2},
-    {"ema": 0.9},
-    {"compile": "inductor"},
-    {"workers": 1},
-    {"non_finite": "skip"},
-    BY_SHARDS,
-    {"engine": "nccl"},
-]
+    {"optimizer": "lars"}, {"amp": "fp16"}, {"accumulate": 2}, {"ema": 0.9},
+    {"compile": "inductor"}, {"workers": 1}, {"non_finite": "skip"}, BY_SHARDS, {"engine": "nccl"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("asked", TORCH_ONLY, ids=lambda asked: next(iter(asked)))

@@ -251,13 +251,9 @@ def test_digest_sees_names_types_shapes_bytes_and_buffers() -> None:
     assert moved.running_mean is not None
     moved.running_mean[0] = 1e-30
     models = [
-        nn.Linear(2, 2),
-        nn.Linear(2, 2).double(),
-        nn.Sequential(nn.Linear(2, 2)),
-        nn.BatchNorm1d(2),
-        moved,
-        nn.Linear(4, 1),
-    ]
+        nn.Linear(2, 2), nn.Linear(2, 2).double(), nn.Sequential(nn.Linear(2, 2)),
+        nn.BatchNorm1d(2), moved, nn.Linear(4, 1),
+    ]  # fmt: skip
     with torch.no_grad():
         for model in models:
             for parameter in model.parameters():

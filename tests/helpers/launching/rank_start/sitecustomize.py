@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -75,9 +76,12 @@ def _defer(module: ModuleType) -> None:
 def _let_generators_be_made() -> None:
     # As torch._prims.rng_prims does, which _meta_registrations imports.
     from torch._C import _set_generator_metaclass
-    from torch._opaque_base import OpaqueBaseMeta
 
-    _set_generator_metaclass(OpaqueBaseMeta)
+    try:
+        base: Any = import_module("torch._custom_class_base").CustomClassBaseMeta
+    except ImportError:  # until torch 2.14
+        base = import_module("torch._opaque_base").OpaqueBaseMeta
+    _set_generator_metaclass(base)
 
 
 def _is_importing(name: str) -> bool:

@@ -109,18 +109,6 @@ class _Interrupted(ChannelObserver):
     def submitted(self, operation: Operation) -> None:
         raise KeyboardInterrupt
 
-    def proposed(self, operation: Operation) -> None:
-        pass
-
-    def agreed(self) -> None:
-        pass
-
-    def began(self, operation: Operation) -> None:
-        pass
-
-    def ended(self, operation: Operation, error: BaseException | None = None) -> None:
-        pass
-
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None:
@@ -128,7 +116,7 @@ def test_an_operation_is_run_whose_submission_is_interrupted(ahead: int) -> None
     first, second = channels
     for number in range(ahead):
         first.submit(summed(f"ahead {number}"))
-    first.queue.track = _Interrupted()
+    first.queue.track = _Interrupted()  # type: ignore[abstract]
     with pytest.raises(KeyboardInterrupt):
         first.submit(summed("x"))
     first.queue.track = None

@@ -11,15 +11,7 @@ from model_program import Transition
 from model_rank import Explored, explore
 from program_lists import END, may_desert, short
 
-from hvdtrain.core.agreement.lifecycle import (
-    Action,
-    ChannelState,
-    Event,
-    Failed,
-    Leave,
-    ReportsExchanged,
-    transition,
-)
+from hvdtrain.core.agreement import lifecycle
 from hvdtrain.core.gradients import reducer
 from hvdtrain.core.gradients.step import BucketProgress, BucketVerdict
 
@@ -83,22 +75,26 @@ def test_longer_programs(ranks: tuple[str, ...]) -> None:
     print(sum(one.states for one in seen), "states")
 
 
-Result = tuple[ChannelState, tuple[Action, ...]]
+Result = tuple[lifecycle.ChannelState, tuple[lifecycle.Action, ...]]
 
 
-def leaves_at_once(state: ChannelState, event: Event) -> Result:
-    state, actions = transition(state, event)
-    return state, tuple(Leave({}) if isinstance(a, Leave) else a for a in actions)
+def leaves_at_once(state: lifecycle.ChannelState, event: lifecycle.Event) -> Result:
+    state, actions = lifecycle.transition(state, event)
+    return state, tuple(
+        lifecycle.Leave({}) if isinstance(a, lifecycle.Leave) else a for a in actions
+    )
 
 
-def believes_one_rank(state: ChannelState, event: Event) -> Result:
-    if isinstance(event, ReportsExchanged):
+def believes_one_rank(state: lifecycle.ChannelState, event: lifecycle.Event) -> Result:
+    if isinstance(event, lifecycle.ReportsExchanged):
         event = replace(event, reports=(event.reports[0],) * state.size)
-    return transition(state, event)
+    return lifecycle.transition(state, event)
 
 
-def forgets_that_ranks_are_lost(state: ChannelState, event: Event) -> Result:
-    return transition(state, replace(event, lost=False) if isinstance(event, Failed) else event)
+def forgets_that_ranks_are_lost(state: lifecycle.ChannelState, event: lifecycle.Event) -> Result:
+    return lifecycle.transition(
+        state, replace(event, lost=False) if isinstance(event, lifecycle.Failed) else event
+    )
 
 
 @pytest.mark.parametrize("rules", [leaves_at_once, believes_one_rank, forgets_that_ranks_are_lost])

@@ -150,7 +150,7 @@ class KernelSteps:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._kind: type = type(optimizer)
+        self._kind: Any = type(optimizer)
         self._rows: list[_Row] = []
         self._steps: TensorSteps | None = None
         self._threads = (0, 0)
@@ -183,7 +183,8 @@ class KernelSteps:
             self._steps.take(gradients, rules, form)
             self._optimizer._optimizer_step_code()
         used = [row for row, address in zip(self._rows, gradients, strict=True) if address]
-        torch.autograd.graph.increment_version([each() for row in used for each in row.tensors])
+        changed = [tensor for row in used for each in row.tensors if (tensor := each()) is not None]
+        torch.autograd.graph.increment_version(changed)
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
         return True
 
