@@ -171,7 +171,7 @@ class KernelSteps:
         rules = [rule for g in groups if (rule := kernel_rule(self._kind, g, fused=False))]
         if len(rules) < len(groups) or (gradients := self._find_gradients()) is None:
             return False
-        if (form := find_form(self._kind, fused=False)) is None:  # type: ignore[arg-type]
+        if (form := find_form(self._kind, fused=False)) is None:
             return False
         threads = torch.get_num_threads(), os.getpid()  # a forked child has none of them
         if self._steps is None or threads != self._threads:
