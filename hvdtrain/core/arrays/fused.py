@@ -279,10 +279,10 @@ def exchange_fused(
     if overwritten:
         others = sorted({*range(len(arrays))}.difference(overwritten))
         given, owners = [arrays[i] for i in others], [parameters[i] for i in others]
-        results, info = exchange_fused(given, owners, name, settings, own, layout, weights)
+        reduced, info = exchange_fused(given, owners, name, settings, own, layout, weights)
         given, members = [arrays[i] for i in overwritten], settings.process_set
-        results += allreduce(given, ReduceOp.MAX, f"{name}_largest", 1.0, 1.0, members)
-        found = dict(zip([*others, *overwritten], results, strict=True))
+        reduced += allreduce(given, ReduceOp.MAX, f"{name}_largest", 1.0, 1.0, members)
+        found = dict(zip([*others, *overwritten], reduced, strict=True))
         return [found[i] for i in range(len(arrays))], info
     if not arrays:  # other ranks may have some, and are to learn that this one has none
         _settle(settings.process_set.channel(), settings.make_exchange())

@@ -57,15 +57,13 @@ def the_largest_of_all_ranks_overwrites() -> str:
     return digest(ends)
 
 
-def without_bias(units: int) -> Any:
-    return keras.layers.Dense(units, use_bias=False)  # Keras rounds gradients of biases to bfloat16
-
-
 def trained(optimizer: Any, rows: Any) -> Any:
     """Return a model of layers that compute in float8, after four steps on these rows."""
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input([SIZE]), *(without_bias(units) for units in (3, 2))])
-    for layer in model.layers:
+    # Keras rounds gradients of biases to bfloat16.
+    layers = [keras.layers.Dense(units, use_bias=False) for units in (3, 2)]
+    model = keras.Sequential([keras.Input([SIZE]), *layers])
+    for layer in layers:
         layer.quantize("float8")
     # Gradients of a sum are as large on the rows of one rank as among those of all.
     model.compile(optimizer, keras.losses.MeanSquaredError(reduction="sum"))
@@ -80,9 +78,8 @@ def trained(optimizer: Any, rows: Any) -> Any:
 
 def float8_trains_as_on_one_rank() -> str:
     sgd, rank = keras.optimizers.SGD, hvd.rank()
-    model = trained(
-        hvd.DistributedOptimizer(sgd(1e-3), op=hvd.Sum), slice(rank * ROWS, rank * ROWS + ROWS)
-    )
+    rows = slice(rank * ROWS, rank * ROWS + ROWS)
+    model = trained(hvd.DistributedOptimizer(sgd(1e-3), op=hvd.Sum), rows)
     want = trained(sgd(1e-3), slice(None))
     assert_close(model.trainable_variables, want.trainable_variables)
     return digest(model.trainable_variables)

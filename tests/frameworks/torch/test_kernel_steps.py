@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import StepLR
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hvdtrain.core.sharding.kernel import Form, KernelStep, Place
 from hvdtrain.torch.sharding.kernel_step import KernelSteps, kernel_rule
@@ -28,6 +28,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def clones(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in tensors]
+
+
 class Twins:
     """An optimizer whose steps the kernel takes, and an equal one whose steps torch takes."""
 
@@ -35,15 +39,11 @@ class Twins:
         self.draws, self.taken = random.Random(seed), 0
         self.generator = torch.Generator().manual_seed(seed)
         weights = [[self.drawn(*each) for each in group.pop("shapes")] for group in groups]
-        self.own, self.torchs = [
-            kind(
-                [
-                    {"params": [torch.nn.Parameter(each.clone()) for each in own], **group}
-                    for own, group in zip(weights, groups, strict=True)
-                ]
-            )
+        of_groups = [*zip(weights, groups, strict=True)]
+        self.own, self.torchs = (
+            kind([{"params": [*map(torch.nn.Parameter, clones(own))], **g} for own, g in of_groups])
             for _ in range(2)
-        ]
+        )
         self.steps = KernelSteps(self.own)
 
     def drawn(self, shape: tuple[int, ...], dtype: torch.dtype, order: str = "C") -> torch.Tensor:
@@ -82,11 +82,8 @@ class Twins:
 
 
 def settings(draws: random.Random, kind: type) -> dict[str, Any]:
-    found = {
-        "lr": draws.choice((0.1, 1e-3, 1, 3e-4)),
-        "weight_decay": draws.choice((0, 0.01, 0.1)),
-        "maximize": draws.random() < 0.2,
-    }
+    rate, decay = draws.choice((0.1, 1e-3, 1, 3e-4)), draws.choice((0, 0.01, 0.1))
+    found = {"lr": rate, "weight_decay": decay, "maximize": draws.random() < 0.2}
     if kind is SGD:
         momentum = draws.choice((0, 0.5, 0.9))
         nesterov = momentum > 0 and draws.random() < 0.4
@@ -105,14 +102,9 @@ def test_every_bit_of_weights_and_state_is_that_of_torch(kind: type, threads: in
         draws = random.Random(seed)
         types = (torch.float32, torch.float32, torch.float64)
         groups = [
-            {
-                "shapes": [
-                    (draws.choice(SHAPES), draws.choice(types), draws.choice("CF"))
-                    for _ in range(draws.randint(1, 4))
-                ],
-                **settings(draws, kind),
-            }
-            for _ in range(draws.randint(1, 3))
+            {"shapes": [[*map(draws.choice, (SHAPES, types, "CF"))] for _ in range(count)]}
+            | settings(draws, kind)
+            for count in draws.choices(range(1, 5), k=draws.randint(1, 3))
         ]
         twins = Twins(kind, *groups, seed=seed)
         for _ in range(5):
@@ -206,26 +198,23 @@ def test_schedulers_profilers_and_graphs_see_the_step() -> None:
         loss.backward()
 
 
-def test_hooks_of_all_optimizers_are_called() -> None:
+def test_hooks_of_all_optimizers_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     twins, seen = Twins(SGD, dict(PLAIN)), []
-    handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
-    try:
-        twins.step(without=0)
-    finally:
-        handle.remove()
+    hooks = torch_optimizer._global_optimizer_post_hooks
+    monkeypatch.setitem(hooks, -1, lambda optimizer, *_: seen.append(optimizer))
+    twins.step(without=0)
     assert seen == [twins.torchs, twins.own]
     assert twins.taken == 0
 
 
 def test_subnormal_numbers_are_flushed_where_the_program_wants_it() -> None:
     twins = Twins(SGD, {"shapes": [((9,), torch.float32)], "lr": 1e-42})
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor does not flush subnormal numbers")
+    flushes = torch.set_flush_denormal(True)  # if the processor can
     try:
         twins.step(without=0)
     finally:
         torch.set_flush_denormal(False)
-    assert twins.taken == 0
+    assert not (flushes and twins.taken)
 
 
 @pytest.mark.parametrize(
@@ -267,18 +256,13 @@ def test_steps_need_no_threads_and_keep_no_state() -> None:
 
 def test_corrections_are_computed_as_in_python_without_roots_of_mkl() -> None:
     group = Adam([torch.ones(1)], lr=1, betas=(0.0, 0.9)).param_groups[0]
-    rule, compared = kernel_rule(Adam, group, fused=False), 0
-    assert rule is not None
-    for number in range(1, 999):
-        correction = (1 - 0.9**number) ** 0.5
-        if correction == math.sqrt(1 - 0.9**number):
-            continue
-        weights, mean, square = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).split(1)
-        steps, gradient = torch.tensor(number - 1.0), torch.ones(1, dtype=torch.float64)
-        place = Place([gradient.data_ptr()], [weights.data_ptr()], 1, 0, 0, double=True)
-        step = KernelStep([place], 1, 0, Form(contracts=True, width_bytes=0))
-        step.use_state(0, [mean.data_ptr(), square.data_ptr(), 0], steps.data_ptr())
-        step.update([rule], None)
-        assert weights.item() == -mean.item() / (math.sqrt(square.item()) / correction + 1e-8)
-        compared += 1
-    assert compared
+    (rule,) = filter(None, [kernel_rule(Adam, group, fused=False)])
+    unlike = [n for n in range(1, 999) if (1 - 0.9**n) ** 0.5 != math.sqrt(1 - 0.9**n)]
+    weights, mean, square = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).split(1)
+    steps, gradient = torch.tensor(unlike[0] - 1.0), torch.ones(1, dtype=torch.float64)
+    place = Place([gradient.data_ptr()], [weights.data_ptr()], 1, 0, 0, double=True)
+    step = KernelStep([place], 1, 0, Form(contracts=True, width_bytes=0))
+    step.use_state(0, [mean.data_ptr(), square.data_ptr(), 0], steps.data_ptr())
+    step.update([rule], None)
+    correction = (1 - 0.9 ** unlike[0]) ** 0.5
+    assert weights.item() == -mean.item() / (math.sqrt(square.item()) / correction + 1e-8)
