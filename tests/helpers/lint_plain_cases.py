@@ -151,6 +151,11 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "c = n.SyncBatchNorm\na = [c(2)]  # here\na = c.convert_sync_batchnorm(b)  # here\n",
     ),
     ("HVD506", KERAS, "a = True\nb = keras.layers.BatchNormalization(synchronized=a)  # here\n"),
+    (
+        "HVD506",
+        "import torchmetrics as t\nimport hvdtrain.torch as h\nh.init()\n",
+        "c = t.classification.MulticlassAccuracy\na = c(3)  # here\na.update(t.functional.f(x))\n",
+    ),
     ("HVD601", DDP, "b = dist.barrier\nb()\nb()  # here\n"),
 ]
 
