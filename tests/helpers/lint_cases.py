@@ -20,6 +20,7 @@ rank = int(os.environ["RANK"])
 model = DDP(torch.nn.Linear(2, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
+METRICS = "import torchmetrics as t\nimport hvdtrain.torch as h\nh.init()\n"
 KERAS = """
 import keras
 import horovod.keras as hvd
@@ -227,15 +228,7 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD505", DDP, "for x in xs:\n    f(x).backward()\n    optimizer.step()\n"),
     ("HVD506", DDP, "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"),
     ("HVD506", KERAS, "b = keras.layers.BatchNormalization(synchronized=False)\n"),
-    (
-        "HVD506",
-        "from torchmetrics import Accuracy\nimport hvdtrain.torch as h\nh.init()\n",
-        "a = Accuracy('binary', dist_sync_fn=f)\n",
-    ),
-    (
-        "HVD506",
-        "from torchmetrics import Accuracy\nimport hvdtrain.torch as h\nh.init()\n",
-        "a = h.allreduce(Accuracy('binary')(x, y))\n",
-    ),
+    ("HVD506", METRICS, "a = t.Accuracy('binary', dist_sync_fn=f)\n"),
+    ("HVD506", METRICS, "a = h.allreduce(t.Accuracy('binary')(x, y))\n"),
     ("HVD601", DDP, "dist.barrier()\nf()\ndist.barrier()\n"),
 ]

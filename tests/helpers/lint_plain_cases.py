@@ -1,6 +1,6 @@
 """The mistakes of every rule in scripts whose names tell nothing: values have to be followed."""
 
-from lint_cases import ACCELERATE, DDP, KERAS
+from lint_cases import ACCELERATE, DDP, KERAS, METRICS
 
 HVD = """
 import torch
@@ -151,11 +151,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "c = n.SyncBatchNorm\na = [c(2)]  # here\na = c.convert_sync_batchnorm(b)  # here\n",
     ),
     ("HVD506", KERAS, "a = True\nb = keras.layers.BatchNormalization(synchronized=a)  # here\n"),
-    (
-        "HVD506",
-        "import torchmetrics as t\nimport hvdtrain.torch as h\nh.init()\n",
-        "c = t.classification.MulticlassAccuracy\na = c(3)  # here\na.update(t.functional.f(x))\n",
-    ),
+    ("HVD506", METRICS, "c = t.text.BLEUScore\na = c(3)  # here\na(t.functional.f(x))\n"),
     ("HVD601", DDP, "b = dist.barrier\nb()\nb()  # here\n"),
 ]
 

@@ -1,5 +1,6 @@
 """Default steps of torch's optimizers in the compiled kernel have torch's bits, or are torch's."""
 
+import copy
 import math
 import random
 import warnings
@@ -28,22 +29,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def clones(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.clone() for tensor in tensors]
-
-
 class Twins:
     """An optimizer whose steps the kernel takes, and an equal one whose steps torch takes."""
 
     def __init__(self, kind: Any, *groups: dict[str, Any], seed: int = 0) -> None:
         self.draws, self.taken = random.Random(seed), 0
         self.generator = torch.Generator().manual_seed(seed)
-        weights = [[self.drawn(*each) for each in group.pop("shapes")] for group in groups]
-        of_groups = [*zip(weights, groups, strict=True)]
-        self.own, self.torchs = (
-            kind([{"params": [*map(torch.nn.Parameter, clones(own))], **g} for own, g in of_groups])
-            for _ in range(2)
-        )
+        parameters = [
+            {"params": [torch.nn.Parameter(self.drawn(*each)) for each in g.pop("shapes")], **g}
+            for g in groups
+        ]
+        self.own, self.torchs = (kind(copy.deepcopy(parameters)) for _ in range(2))
         self.steps = KernelSteps(self.own)
 
     def drawn(self, shape: tuple[int, ...], dtype: torch.dtype, order: str = "C") -> torch.Tensor:
