@@ -57,14 +57,11 @@ WORKER = Path(__file__).with_name("train_frameworks_worker.py")
 EPOCHS = 7  # of which the warm-up has five
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "tensorflow",
-        pytest.param("torch", marks=pytest.mark.soak),
-        pytest.param("jax", marks=pytest.mark.soak),
-    ],
-)
+_SOAK = [pytest.param(backend, marks=pytest.mark.soak) for backend in ("torch", "jax")]
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", *_SOAK])
+@pytest.mark.long
 def test_two_ranks(backend: str, tmp_path: Path) -> None:
     shared = "0" if backend == "jax" else "1"  # to have seen both
     done = run_ranks(

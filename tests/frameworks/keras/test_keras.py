@@ -47,6 +47,7 @@ def test_training_on_horovod(backend: str, size: int) -> None:
     assert (done["engine"], len(done["digests"])) == ("horovod", 1)
 
 
+@pytest.mark.long
 def test_training_with_jax() -> None:
     cases = [TRAINING, WARNING, "one_rank_evaluates_alone", "float8_trains_as_on_one_rank"]
     done = run("jax", 2, cases, {})

@@ -75,7 +75,7 @@ def drawn(count: int) -> Iterator[tuple[int, dict[str, Any]]]:
         seed += 1
 
 
-@pytest.mark.parametrize("np", _RANKS)
+@pytest.mark.parametrize("np", [1, 2, pytest.param(3, marks=pytest.mark.long)])
 def test_programs_give_what_one_process_gives(np: int) -> None:
     programs = [*drawn(_RANKS[np]), *((None, program) for program in _FOUND[np])]
     trained = 0
