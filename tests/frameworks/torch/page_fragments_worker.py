@@ -16,7 +16,8 @@ import hvdtrain.torch as hvd
 FRAGMENTS = [
     ("docs/checkpoints.md", 0), ("docs/exchanges/auto.md", 0), ("docs/exchanges/nbit.md", 0),
     ("docs/exchanges/powersgd.md", 0), ("docs/exchanges/topk.md", 0),
-    *[(f"docs/{name}.md", 0) for name in ("horovod/README", "numerics", "sharded", "timeline")],
+    ("docs/horovod/README.md", 0), ("docs/numerics.md", 0), ("docs/sharded.md", 0),
+    ("docs/timeline.md", 0),
 ]  # fmt: skip
 
 
