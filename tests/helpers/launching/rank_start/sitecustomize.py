@@ -51,6 +51,8 @@ class _DeferredDynamo(_Deferred):
                 return function(*own_args, **own_named)
             return self.disable(function, *args, **named)(*own_args, **own_named)
 
+        # Tracebacks show it as what is no script.
+        call.__code__ = call.__code__.replace(co_filename="<frozen torch>")
         return call
 
 
