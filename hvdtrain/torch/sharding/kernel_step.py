@@ -186,7 +186,8 @@ class KernelSteps:
         used = [row for row, address in zip(self._rows, gradients, strict=True) if address]
         changed = [tensor for row in used for each in row.tensors if (tensor := each()) is not None]
         torch.autograd.graph.increment_version(changed)
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # which schedulers read
+        if "step" in self._optimizer.__dict__:  # a scheduler's, which notes that it was called
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]
         return True
 
     def _find_gradients(self) -> list[int] | None:

@@ -176,14 +176,14 @@ def test_state_is_replaced_and_parameters_are_added() -> None:
 def test_schedulers_profilers_and_graphs_see_the_step() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = SGD([parameter], lr=0.1, momentum=0.9)
-    scheduler, steps = StepLR(optimizer, 1), KernelSteps(optimizer)
-    loss = (parameter**2).sum()
-    loss.backward(retain_graph=True)
-    assert not steps.take()
-    optimizer.step()
-    loss = (parameter**2).sum()
-    loss.backward(retain_graph=True)
-    optimizer._opt_called = False  # type: ignore[attr-defined]
+    steps = KernelSteps(optimizer)
+    for taken in (False, True):
+        loss = (parameter**2).sum()
+        loss.backward(retain_graph=True)
+        assert steps.take() is taken
+        optimizer.step()
+    scheduler = StepLR(optimizer, 1)
+    assert not hasattr(optimizer, "_opt_called")  # torch would warn of scheduler.step() first
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         assert steps.take()
     assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
