@@ -150,7 +150,6 @@ class KernelSteps:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._kind: Any = None
         self._rows: list[_Row] = []
         self._steps: TensorSteps | None = None
         self._threads = (0, 0)
@@ -165,12 +164,11 @@ class KernelSteps:
         # Another mode of this thread flushes subnormal numbers to zero.
         usual = sys.float_info.min * 0.5
         kind: Any = type(self._optimizer)  # a program may set another class
-        self._kind = kind
         if kind not in STATES or not usual or not _is_torchs_own(self._optimizer):
             return False
         groups = self._optimizer.param_groups
         rules = [rule for g in groups if (rule := kernel_rule(kind, g, fused=False))]
-        if len(rules) < len(groups) or (gradients := self._find_gradients()) is None:
+        if len(rules) < len(groups) or (gradients := self._find_gradients(kind)) is None:
             return False
         if (form := find_form(kind, fused=False)) is None:
             return False
@@ -190,12 +188,12 @@ class KernelSteps:
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
         return True
 
-    def _find_gradients(self) -> list[int] | None:
+    def _find_gradients(self, kind: type) -> list[int] | None:
         """Return the address of each gradient, 0 without one; None where torch must step."""
         found: list[int] = []
         rows, state = self._rows, self._optimizer.state
         for number, group in enumerate(self._optimizer.param_groups):
-            names = _names_of_state(self._kind, group)
+            names = _names_of_state(kind, group)
             for parameter in group["params"]:
                 gradient, place = parameter.grad, len(found)
                 entry = state.get(parameter, {}) if gradient is not None else {}
