@@ -70,11 +70,14 @@ def allocator(framework: str) -> None:
 
 
 def torch_steps() -> None:
-    """Compare steps: the optimizers of torch of which the compiled kernel has the bits."""
+    """Compare steps of torch's optimizers with the kernel's: why it is not used, or ""."""
     from hvdtrain.torch.sharding.kernel_step import STATES, find_form
 
-    wanted = Config.from_environ(os.environ).torch_steps
-    _answer(kinds=[kind.__name__ for kind in STATES if wanted and find_form(kind, fused=False)])
+    others = [kind.__name__ for kind in STATES if find_form(kind, fused=False) is None]
+    objection = f"other bits than this torch's for {', '.join(others)}" if others else ""
+    if not Config.from_environ(os.environ).torch_steps:
+        objection = "HVDTRAIN_TORCH_STEPS=0"
+    _answer(objection=objection)
 
 
 def mpi_start() -> None:

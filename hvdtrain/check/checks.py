@@ -124,17 +124,9 @@ def check_memory() -> Section:
             )
             lines.append(f"allocator of {framework}'s gradients: {allocator or 'ready'}")
     if importlib.util.find_spec("torch") is not None:
-        found["torch_steps"] = steps = _steps_in_one_pass()
-        which = ", ".join(steps) or "none: torch takes them"
-        lines.append(f"steps of PyTorch's optimizers in one pass: {which}")
+        found["torch_steps"] = steps = _objection("torch takes them", "torch_steps")
+        lines.append(f"kernel for steps of PyTorch's optimizers: {steps or 'ready'}")
     return Section("memory", found, tuple(lines))
-
-
-def _steps_in_one_pass() -> list[str]:
-    try:
-        return list(ask_python("-m", "hvdtrain.probes", "torch_steps")["kinds"])
-    except ProbeError:
-        return []
 
 
 def _memory() -> tuple[dict[str, int | None], str]:
