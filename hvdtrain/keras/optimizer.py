@@ -112,6 +112,11 @@ def _accumulate(optimizer: keras.optimizers.Optimizer, passes: int) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if passes < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
+    if hasattr(inner, "optimizers"):
+        raise ValueError(
+            "a MultiOptimizer does not accumulate gradients: leave out backward_passes_per_step, "
+            "and give the optimizers in it gradient_accumulation_steps"
+        )
     if inner.gradient_accumulation_steps or inner.built:
         raise ValueError(
             "backward_passes_per_step cannot be combined with gradient_accumulation_steps, or with "

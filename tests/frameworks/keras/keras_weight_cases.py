@@ -123,6 +123,8 @@ def what_does_not_go_with_weights_is_refused() -> None:
     if hasattr(keras.optimizers, "MultiOptimizer"):
         several = keras.optimizers.MultiOptimizer(lambda _: sgd())
         refused("local:steps=2", several, "needs one learning rate, and MultiOptimizer has several")
+        with raising(ValueError, text="a MultiOptimizer does not accumulate gradients"):
+            hvd.DistributedOptimizer(several, backward_passes_per_step=2)
     optimizer = hvd.DistributedOptimizer(sgd(), exchange="local:steps=2,state=average")
     with raising(ValueError, text="cannot leave one out: give state=keep"):
         optimizer.register_local_var(keras.Variable(np.zeros(2)))
