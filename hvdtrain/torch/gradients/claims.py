@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -43,8 +44,8 @@ class Claim:
             )
 
 
-def _reduced_by(model: torch.nn.Module, module: torch.nn.Module) -> set[int]:
-    """Return the parameters, by id, whose gradients a model of torch reduces for its module."""
+def _reduced_by(module: Any) -> set[int]:
+    """Return the parameters, by id, whose gradients DDP reduces in a module."""
     left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     return {id(p) for name, p in module.named_parameters() if name not in left_out}
 
@@ -61,7 +62,7 @@ def find_others(parameters: Iterable[torch.nn.Parameter]) -> dict[int, str]:
     found = {id(p): _reason("DTensor") for p in parameters if hasattr(p, "device_mesh")}
     for model in _reducing:
         kind = type(model).__name__
-        found |= dict.fromkeys(_reduced_by(model, model.module), _reason(kind))
+        found |= dict.fromkeys(_reduced_by(model.module), _reason(kind))
     return found
 
 
@@ -70,7 +71,7 @@ def _note_module(model: torch.nn.Module, _: str, module: torch.nn.Module | None)
     if module is None or _REDUCING.isdisjoint(kind.__name__ for kind in type(model).__mro__):
         return
     names = {key: name for claim in _CLAIMS for key, name in claim.names.items()}
-    for key in _reduced_by(model, module) & names.keys():
+    for key in _reduced_by(module) & names.keys():
         raise UnsupportedError(
             f"parameter {names[key]!r} of a DistributedOptimizer {_reason(type(model).__name__)}"
         )

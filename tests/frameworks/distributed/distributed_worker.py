@@ -3,6 +3,7 @@
 import os
 import sys
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +156,7 @@ def refusals() -> None:
     with pytest.raises(UnsupportedError, match=r"no all_gather_coalesced\(\): call all_gather"):
         distributed.all_gather_coalesced([[some] * hvd.size()], [some])
     mesh = distributed.init_device_mesh("cpu", (hvd.size(),))
+    wrap: Any
     whole = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
     twice = pytest.raises(UnsupportedError, match="is reduced or divided over ranks by torch's")
     for wrap in (DistributedDataParallel, whole, partial(fully_shard, mesh=mesh)):
