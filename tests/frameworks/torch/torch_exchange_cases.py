@@ -162,7 +162,7 @@ def what_does_not_go_together_is_refused() -> None:
 
 def what_codes_cannot_hold_does_not_stay() -> None:
     """The squares of finite gradients overflow while they are coded."""
-    exchange = make_exchange("nbit:bits=8,block=8")
+    exchange = make_exchange("nbit:bits=2,block=8")
     exchange.hierarchical = False
     weight = torch.nn.Parameter(torch.zeros(16, dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0), exchange=exchange)
