@@ -284,33 +284,27 @@ def shared_weights_that_move(name: str = "adam") -> None:
         shared_weights_that_move("lamb")
 
 
-class Clipping(Lamb):
-    """Steps on all parameters together, or in some groups on whole ones."""
+class Scaled(torch.optim.Optimizer):
+    """Divides the gradients of its last group by their norm, which is that of all together."""
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        every = [p for group in self.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(every, 0.1)
-        super().step()
-
-
-class Mixed(torch.optim.Optimizer):
-    """Divides the gradients of groups by their norms, but not those of its first group."""
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        for number, group in enumerate(self.param_groups):
+        last = self.param_groups[-1]["params"]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in last])
+        for group in self.param_groups:
             for p in group["params"]:
-                p -= group["lr"] * p.grad / (p.grad.norm() if number else 1.0)
+                p -= group["lr"] * p.grad / (norm if group["params"] is last else 1.0)
 
 
 def what_cannot_be_shared() -> None:
     model = build(memory_format=torch.contiguous_format)
-    for kind in (Clipping, torch.optim.LBFGS, torch.optim.Adafactor):
+    for kind in (torch.optim.LBFGS, torch.optim.Adafactor):
         wrap = partial(wrapped, partial(kind, lr=0.0), model)
-        assert kind.__name__ in refused(ValueError, wrap)
-    mixed = Mixed([{"params": [p]} for p in model.parameters()], {"lr": 0.1})
-    assert "Mixed needs whole" in refused(ValueError, lambda: wrapped(lambda _: mixed, model))
+        assert f"{kind.__name__} needs whole parameters" in refused(ValueError, wrap)
+    groups = [{"params": [p]} for p in model.parameters()]
+    for name, reason in (("Scaled", "needs whole"), ("Lamb", "steps on all parameters together")):
+        mixed = type(name, (Scaled,), {})(groups, {"lr": 0.0})
+        assert f"{name} {reason}" in refused(ValueError, lambda: wrapped(lambda _: mixed, model))  # noqa: B023
     wrap = partial(wrapped, momentum, model)
     assert "sharded=True works" in refused(ValueError, partial(wrap, op=hvd.Adasum))
     assert "sharded=True works" in refused(ValueError, partial(wrap, exchange="local_sgd"))

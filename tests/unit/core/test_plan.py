@@ -1,7 +1,6 @@
 """The bucket plan, the size of its buckets, and the segments of owners."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,13 +10,7 @@ from hypothesis import strategies as st
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core.gradients.bucket_size import choose_bucket_size
 from hvdtrain.core.gradients.plan import ParameterSpec, first_difference, make_plan, plan_of_layout
-from hvdtrain.core.sharding.segments import (
-    GatheredBucket,
-    Quantity,
-    StateLayout,
-    segments_of,
-    whole_segments_of,
-)
+from hvdtrain.core.sharding.segments import Quantity, StateLayout, segments_of, whole_segments_of
 from hvdtrain.engines.features import aligned_bounds
 from hvdtrain.types import DType
 
@@ -183,19 +176,7 @@ def test_no_owner_has_more_than_its_share(owners: int) -> None:
     whole = 2 * sum(spec.nbytes for spec in specs)
     for segments in segments_of(plan, owners):
         assert StateLayout(segments, [adam] * len(specs)).nbytes < whole * (1 / owners + 0.02)
-    costs = [spec.count**2 for spec in specs[1:]]
-    plan = make_plan(specs[1:], 8 << 20, 1 << 20)
+    plan, total = make_plan(specs[1:], 8 << 20, 1 << 20), sum(spec.count**2 for spec in specs[1:])
     found = whole_segments_of(plan, owners, lambda spec: spec.count**2)
-    assert sorted(s.parameter for own in found for s in own) == list(range(len(costs)))
-    assert all(s.count == plan.specs[s.parameter].count for own in found for s in own)
-    loads = [sum(costs[s.parameter] for s in own) for own in found]
-    assert max(loads) < sum(costs) * 1.1 / owners
-    for number, bucket in enumerate(plan.buckets):
-        layout = GatheredBucket.of(plan, number, found)
-        places = [
-            (sum(layout.counts[:owner]) + place.start, sum(layout.counts[:owner]) + place.stop)
-            for owner, own in enumerate(found)
-            for place in (layout.place(s, owner) for s in own if s.bucket == number)
-        ]
-        assert len(places) == len(bucket.parameters)
-        assert all(a <= b for (_, a), (b, _) in pairwise(sorted(places)))
+    assert sorted(s.parameter for own in found for s in own) == list(range(len(specs) - 1))
+    assert max(sum(s.count**2 for s in own) for own in found) < total * 1.1 / owners
