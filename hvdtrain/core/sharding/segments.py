@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
-from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec
+from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.features import aligned_bounds
 from hvdtrain.types import DType
 
@@ -56,14 +57,12 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
     return found
 
 
-def whole_segments_of(
-    plan: BucketPlan, owners: int, cost: Callable[[ParameterSpec], int]
-) -> list[list[Segment]]:
+def whole_segments_of(plan: BucketPlan, owners: int, costs: Sequence[int]) -> list[list[Segment]]:
     """Return the segments of each owner, whole parameters of about equal cost together.
 
     The costliest parameters are given first, each to the owner that has the least by then.
     """
-    costs, totals = [cost(spec) for spec in plan.specs], [0] * owners
+    totals = [0] * owners
     found: list[list[Segment]] = [[] for _ in range(owners)]
     for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
         owner, number = totals.index(min(totals)), plan.bucket_of[index]
@@ -72,6 +71,16 @@ def whole_segments_of(
         start = bucket.starts[bucket.parameters.index(index)]
         found[owner].append(Segment(index, 0, plan.specs[index].count, number, start, whole=True))
     return found
+
+
+def newton_schulz_cost(shape: Sequence[int]) -> int:
+    """Return what it costs to orthogonalize a matrix, in products of two numbers for one step.
+
+    With the short side a and the long side b these are a b a + a a a + a a b.
+    """
+    count = prod(shape)
+    short, long = sorted((shape[0], count // shape[0])) if count and shape else (count, count)
+    return short * short * (short + 2 * long)
 
 
 @dataclass(frozen=True)

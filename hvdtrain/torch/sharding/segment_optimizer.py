@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hvdtrain.core.gradients.plan import ParameterSpec
-from hvdtrain.core.sharding.segments import Quantity, Segment
+from hvdtrain.core.sharding.segments import Quantity, Segment, newton_schulz_cost
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order, in_shape
@@ -86,18 +86,10 @@ def _steps_of(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor]) -
     return torch.stack([torch.cat([each.flatten() for each in tensors]) for _, tensors in groups])
 
 
-def cost_of(optimizer: torch.optim.Optimizer) -> Callable[[ParameterSpec], int]:
-    """Return what an optimizer's step costs for a parameter, in any unit, the same on all ranks."""
+def costs_of(optimizer: torch.optim.Optimizer, specs: Sequence[ParameterSpec]) -> list[int]:
+    """Return what a step costs for each parameter, in any unit, the same on all ranks."""
     orthogonalizes = "muon" in _names(type(optimizer))
-
-    def cost(spec: ParameterSpec) -> int:
-        if not orthogonalizes or not spec.count:
-            return spec.count
-        # A step of Newton-Schulz on the short side a and the long side b: a b a + a a a + a a b.
-        short, long = sorted((spec.shape[0], spec.count // spec.shape[0])) if spec.shape else (1, 1)
-        return short * short * (short + 2 * long)
-
-    return cost
+    return [newton_schulz_cost(s.shape) if orthogonalizes else s.count for s in specs]
 
 
 def like(

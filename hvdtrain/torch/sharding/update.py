@@ -18,7 +18,7 @@ from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of, whol
 from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
-from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, cost_of, quantities_of
+from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, costs_of, quantities_of
 from hvdtrain.torch.sharding.state_memory import (
     Entry,
     TorchStateMemory,
@@ -107,7 +107,7 @@ class OwnerUpdate(ABC):
             self.give_back()
             plan, slices = self.buckets.plan, self._slices
             self._segments = (
-                whole_segments_of(plan, slices.owners, cost_of(self._optimizer))
+                whole_segments_of(plan, slices.owners, costs_of(self._optimizer, plan.specs))
                 if self._exchange.whole_tensors
                 else segments_of(plan, slices.owners)
             )
