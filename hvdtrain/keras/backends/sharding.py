@@ -79,8 +79,9 @@ def rules_of(optimizer: Any, variables: Sequence[KerasVariable]) -> list[UpdateR
         adam = AdamRule(*betas, float(optimizer.epsilon), bool(optimizer.amsgrad))
         return [adam] * len(variables)
     if name == "Muon" and hasattr(optimizer, "lr_adjust"):  # otherwise it is of another Keras
-        betas, ratio = (optimizer.adam_beta_1, optimizer.adam_beta_2), optimizer.adam_lr_ratio
-        adam = AdamRule(*map(float, betas), float(optimizer.epsilon), False, float(ratio))
+        betas = float(optimizer.adam_beta_1), float(optimizer.adam_beta_2)
+        ratio = float(optimizer.adam_lr_ratio)
+        adam = AdamRule(*betas, float(optimizer.epsilon), amsgrad=False, ratio=ratio)
 
         def orthogonalize(matrix: HostArray) -> HostArray:
             tensor = keras.ops.convert_to_tensor(matrix)

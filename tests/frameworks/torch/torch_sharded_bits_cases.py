@@ -169,7 +169,7 @@ def with_whole_parameters(
         others.sample_weight = optimizer.sample_weight = 3.0 + hvd.rank()
         loss = model[:5](own(drawn(step, 4 * hvd.size(), 7)).to(dtype)).square().mean()
         if hvd.rank() == 0 and step:  # which no other rank uses
-            loss = loss + model[5].weight.sum() * 0.1
+            loss = loss + large["5.weight"].sum() * 0.1
         scaler = torch.amp.GradScaler(loss.device.type, 8.0, enabled=step == 1)
         scaler.scale(loss).backward()
         if step in (1, 2):  # gradients are the program's
