@@ -102,7 +102,8 @@ class ExchangingOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         self._exchanged = Exchanged(optimizer, names, settings)
-        self._steps = TorchSharedSteps(optimizer, self._exchanged) if settings.sharded else None
+        shares = settings.sharded or settings.shares_whole
+        self._steps = TorchSharedSteps(optimizer, self._exchanged) if shares else None
 
     @property
     def _shared(self) -> TorchSharedSteps | None:

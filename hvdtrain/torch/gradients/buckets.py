@@ -101,9 +101,11 @@ class ParameterBuckets:
         name = f"plan {context.current().next_number(channel)}"
         streams = _streams_by_type(parameters, capabilities)
         memory = _allocate(channel, plan, name, parameters, streams)
-        sharded, slices = None, owned_slices(channel, memory) if settings.sharded else None
+        shares = settings.sharded or settings.shares_whole
+        sharded, slices = None, owned_slices(channel, memory) if shares else None
         if slices is not None:
-            exchange = sharded = ShardedExchange(slices, settings.op, settings.predivide)
+            total = settings.op, settings.predivide
+            exchange = sharded = ShardedExchange(slices, *total, settings.shares_whole)
         staying = open_staying(channel, plan, exchange, memory, settings, name)
         buffers = cut(plan.buckets, memory)
         reducer = Reducer(

@@ -43,6 +43,7 @@ class ParameterSettings(GradientSettings):
     passes: int = 1
     compressor: type[Compressor] = Compression.none
     sharded: bool = False
+    shares_whole: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
