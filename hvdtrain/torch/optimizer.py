@@ -153,7 +153,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             sparse_as_dense,
             choose_exchange(exchange, op, gradient_predivide_factor, kind),
             passes=backward_passes_per_step,
-            compressor=compression if kind == "own" else Compression.none,
+            compressor=compression if kind == "own" else None,
             sharded=sharded,
         )
         super().__init__(optimizer, name_parameters(optimizer, named_parameters), settings)

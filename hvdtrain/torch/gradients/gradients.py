@@ -30,7 +30,7 @@ from hvdtrain.torch.gradients.hooks import (
     check_hookable,
     in_nested_backward,
 )
-from hvdtrain.torch.gradients.views import GradientChanges, ParameterSettings
+from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.torch.tensors.parts import weight_sums
@@ -86,7 +86,6 @@ class Gradients:
         self.passes = settings.passes
         self.parameters = [parameter for _, parameter in parameters]
         self._lock = threading.Lock()  # autograd has a thread for each GPU
-        self._changes = GradientChanges()
         self._held: list[int] = []  # accumulated, and not accepted before the backward pass ends
         # Gradients of which some backward passes are missing.
         self._partial: weakref.WeakValueDictionary[int, torch.Tensor]
@@ -187,7 +186,7 @@ class Gradients:
             if incoming is None:
                 self.buckets.views.note_misfit(index)
             if self._settings.sharded:
-                self._changes.look(self.buckets.views, self._complete(), index)
+                self.buckets.views.look(self._complete(), index)
             if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
@@ -340,7 +339,8 @@ class Gradients:
         if self.buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self._reducer.step.launched
             self.buckets.views.lend(self.plan.buckets[reduced:launched])
-        self._changes.note(self.buckets.views)
+        if self._settings.sharded:
+            self.buckets.views.note()
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -349,7 +349,7 @@ class Gradients:
 
     def check_unchanged(self) -> None:
         """Check that gradients are those of backward(), or of note_results() after it."""
-        if self.open and self._hooks.in_backward and self._changes.arriving:
+        if self.open and self._hooks.in_backward and self.buckets.views.arriving:
             raise RuntimeError(
                 "sharded=True: step(), synchronize() or clip_grad_norm_() was called before "
                 "backward() had ended, when gradients of this optimizer had arrived already: call "
@@ -357,7 +357,7 @@ class Gradients:
                 "after a failed backward(), call zero_grad()"
             )
         taken = self._complete() if self.open else range(len(self.parameters))
-        changed = self._changes.find(self.buckets.views, taken)
+        changed = self.buckets.views.changed(taken)
         if changed is not None:
             raise RuntimeError(
                 f"the gradient of {self._named[changed][0]!r} (or another in its bucket) was "
@@ -420,12 +420,12 @@ class Gradients:
 
     def note_results(self) -> None:
         """Note the reduced gradients, for check_unchanged()."""
-        self._changes.note(self.buckets.views)
+        self.buckets.views.note()
 
     def forget_results(self) -> None:
         """Let the program use its gradients for other numbers than the last results."""
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
-        self._changes.forget()
+        self.buckets.views.forget()
         self.whole = True
 
     @collective
@@ -462,7 +462,7 @@ class Gradients:
 
     def _forget_step(self) -> None:
         self._reducer.forget()
-        self._changes.forget()
+        self.buckets.views.forget()
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()

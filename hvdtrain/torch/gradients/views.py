@@ -32,7 +32,6 @@ from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.places import GradientPlaces, PlacedBucket
 from hvdtrain.streams import Streams
 from hvdtrain.torch.allocator import Allocator, find_allocator, why_no_allocator
-from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer, is_plain
 
 
@@ -41,7 +40,7 @@ class ParameterSettings(GradientSettings):
     """How gradients of PyTorch parameters are reduced."""
 
     passes: int = 1
-    compressor: type[Compressor] = Compression.none
+    compressor: type[Compressor] | None = None
     sharded: bool = False
 
     def __post_init__(self) -> None:
@@ -105,7 +104,7 @@ def open_staying(
     if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
         return None
     # Ranks whose exchanges differ find that out in the first step.
-    suitable = exchange.in_place and settings.compressor is Compression.none
+    suitable = exchange.in_place and settings.compressor is None
     blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
 
     def find() -> Library | None:
@@ -154,7 +153,7 @@ class BucketViews:
         self,
         parameters: Sequence[torch.nn.Parameter],
         reducer: Reducer,
-        compressor: type[Compressor],
+        compressor: type[Compressor] | None,
         staying: StayingGradients | None = None,
     ) -> None:
         self._parameters, self._reducer = parameters, reducer
@@ -168,6 +167,7 @@ class BucketViews:
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
         self.cut()
+        self.forget()
 
     def cut(self) -> None:
         """Make the views that the reducer's plan describes."""
@@ -327,7 +327,9 @@ class BucketViews:
         if gradient is None:
             self._streams[index].clear(view)
             return
-        compressed, _ = self._compressor.compress(gradient)
+        compressed = gradient
+        if self._compressor is not None:
+            compressed, _ = self._compressor.compress(gradient)
         if compressed.data_ptr() != view.data_ptr():
             if compressed.stride() != view.stride():
                 self.note_misfit(index)
@@ -443,65 +445,54 @@ class BucketViews:
             parameter = self._parameters[index]
             parameter.grad = self._views[index].detach().to(parameter.device, parameter.dtype)
 
-
-class GradientChanges:
-    """Looks for changes before each backward pass of a step, and before the step.
-
-    A backward pass itself writes into the buckets, so that changes have to be found before it does.
-    """
-
-    def __init__(self) -> None:
-        self._found: int | None = None
-        self._backward_ended = False
-        self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
-        self._elsewhere: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
-
-    def note(self, views: BucketViews) -> None:
+    def note(self) -> None:
         """Note what a backward pass has left."""
-        self._backward_ended = True
-        self._versions = [memory._version for memory in views.memory]
-        self._elsewhere = {i: (view, view._version) for i, view in views.elsewhere().items()}
+        self._pass_ended = True
+        self._versions = [memory._version for memory in self.memory]
+        self._noted = {i: (view, view._version) for i, view in self.elsewhere().items()}
 
     @property
     def arriving(self) -> bool:
         """Whether gradients have arrived since note(), so that changes cannot be found."""
-        return not self._backward_ended
+        return not self._pass_ended
 
-    def look(self, views: BucketViews, complete: Iterable[int], arriving: int) -> None:
-        """Look for changes since note() when another backward pass brings its first gradient."""
-        if self._backward_ended:
-            self._backward_ended = False
-            if self._found is None:
-                self._found = self._changed(views, complete, arriving)
+    def look(self, complete: Iterable[int], arriving: int) -> None:
+        """Look for changes since note() when another backward pass brings its first gradient.
 
-    def find(self, views: BucketViews, complete: Iterable[int]) -> int | None:
-        """Return a parameter whose gradient has changed; None if none has."""
-        return self._changed(views, complete) if self._found is None else self._found
+        A backward pass itself writes into the buckets.
+        """
+        if self._pass_ended:
+            self._pass_ended = False
+            if self._changed is None:
+                self._changed = self._find_changed(complete, arriving)
+
+    def changed(self, complete: Iterable[int]) -> int | None:
+        """Return a parameter whose gradient the program has changed; None if it has changed none.
+
+        That is the first one of a bucket if it is not known which.
+        """
+        return self._find_changed(complete) if self._changed is None else self._changed
 
     def forget(self) -> None:
-        """Prepare for the next step."""
-        self._backward_ended, self._found = False, None
-        self._versions, self._elsewhere = [], {}
+        """Prepare to note what the backward passes of the next step leave."""
+        self._pass_ended = False
+        self._changed: int | None = None  # a parameter, as changed() returns it
+        self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
+        self._noted: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
 
-    def _changed(
-        self, views: BucketViews, complete: Iterable[int], arriving: int | None = None
-    ) -> int | None:
-        """Return a parameter whose gradient the program has changed since note().
-
-        That is the first one of a bucket if it is not known which. No gradient of the bucket of
-        `arriving` was taken before it arrived.
-        """
+    def _find_changed(self, complete: Iterable[int], arriving: int | None = None) -> int | None:
+        # No gradient of the bucket of `arriving` was taken before it arrived.
         for index in complete:
-            if views.is_replaced(index):
+            if self.is_replaced(index):
                 return index
-        for index, view in views.elsewhere().items():
-            noted, at = self._elsewhere.get(index, (None, 0))
+        for index, view in self.elsewhere().items():
+            noted, at = self._noted.get(index, (None, 0))
             if view is noted and view._version != at and index != arriving:
                 return index
         if not self._versions:
             return None
-        filling = arriving is not None and views.holds(arriving)
-        for memory, at, bucket in zip(views.memory, self._versions, views.buckets, strict=True):
+        filling = arriving is not None and self.holds(arriving)
+        for memory, at, bucket in zip(self.memory, self._versions, self.buckets, strict=True):
             if memory._version != at and not (filling and arriving in bucket.parameters):
                 return bucket.parameters[0]
         return None
