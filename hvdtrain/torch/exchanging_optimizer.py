@@ -171,11 +171,11 @@ class ExchangingOptimizer(OptimizerWrapper):
         What a compression loses in one step is added in the next one, for which the loss may have
         another scale. Set it before the first step; other exchanges do not need it.
         """
-        return self._exchanged.loss_scale.scaler
+        return self._exchanged.scaler
 
     @loss_scaler.setter
     def loss_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        self._exchanged.loss_scale.scaler = scaler
+        self._exchanged.scaler = scaler
 
     @property
     def exchange(self) -> Exchange | None:

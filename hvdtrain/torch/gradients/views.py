@@ -28,7 +28,6 @@ from hvdtrain.core.bucket_plans import placed_buckets
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
-from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.places import GradientPlaces, PlacedBucket
 from hvdtrain.streams import Streams
 from hvdtrain.torch.allocator import Allocator, find_allocator, why_no_allocator
@@ -152,13 +151,12 @@ class BucketViews:
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        reducer: Reducer,
+        channel: Channel,
         compressor: type[Compressor] | None,
-        staying: StayingGradients | None = None,
+        staying: StayingGradients | None,
     ) -> None:
-        self._parameters, self._reducer = parameters, reducer
-        self._staying = staying
-        self._compressor = compressor
+        self._parameters, self._channel = parameters, channel
+        self._compressor, self._staying = compressor, staying
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -166,19 +164,15 @@ class BucketViews:
         # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
-        self.cut()
         self.forget()
 
-    def cut(self) -> None:
-        """Make the views that the reducer's plan describes."""
-        plan = self._reducer.plan
+    def cut(self, plan: BucketPlan, buffers: Sequence[Buffer], orders: Sequence[Streams]) -> None:
+        """Make the views of a plan's buckets."""
+        self._plan, self._buffers, self._orders = plan, buffers, orders
         self.memory: list[torch.Tensor] = []
         self._parts: dict[int, torch.Tensor] = {}  # of the buckets
         self._streams: dict[int, Streams] = {}
-        reducer = self._reducer
-        for bucket, buffer, streams in zip(
-            plan.buckets, reducer.buffers, reducer.streams, strict=True
-        ):
+        for bucket, buffer, streams in zip(plan.buckets, buffers, orders, strict=True):
             # With a version of its own: the channel's thread writes into the buffer, perhaps by
             # torch, and buckets may be parts of one tensor.
             memory = from_buffer(buffer).data
@@ -195,16 +189,12 @@ class BucketViews:
     def _follow(self, index: int) -> None:
         """Make the views again if the program has moved their memory, as share_memory_() does.
 
-        That replaces the memory of all tensors of a storage, but not that of the reducer.
+        That replaces the memory of all tensors of a storage, but not that of the buckets.
         """
         if self._parts[index].data_ptr() != self._addresses[index]:
             elsewhere = self.elsewhere()
-            self.cut()
+            self.cut(self._plan, self._buffers, self._orders)
             self._views.update(elsewhere)
-
-    @property
-    def buckets(self) -> Sequence[Bucket]:
-        return self._reducer.plan.buckets
 
     def kept(self) -> dict[int, tuple[torch.Tensor, bool]]:
         """Return copies of results in buckets, and whether they are gradients, for restore()."""
@@ -372,7 +362,7 @@ class BucketViews:
         streams = self._streams[index]
         equal = gradient.dtype == view.dtype and view.is_contiguous() and is_plain(gradient)
         if equal and view.is_cpu and gradient.is_cpu and view.nbytes >= _LARGE_BYTES:
-            self._reducer.put(as_buffer(gradient), as_buffer(view))
+            self._channel.communicator.put(as_buffer(gradient), as_buffer(view))
         else:
             streams.fill(gradient, view)
 
@@ -392,7 +382,7 @@ class BucketViews:
             self._follow(index)
             if self._has_left(index):
                 raise RuntimeError(
-                    f"the gradient of {self._reducer.plan.specs[index].name!r} was moved to other "
+                    f"the gradient of {self._plan.specs[index].name!r} was moved to other "
                     "memory between backward() and step(), as share_memory() does, before it was "
                     "reduced: call optimizer.synchronize() before, and step() within `with "
                     "optimizer.skip_synchronize():`"
@@ -445,6 +435,13 @@ class BucketViews:
             parameter = self._parameters[index]
             parameter.grad = self._views[index].detach().to(parameter.device, parameter.dtype)
 
+    def forget(self) -> None:
+        """Prepare to note what the backward passes of the next step leave."""
+        self._pass_ended = False
+        self._changed: int | None = None  # as changed() returns it
+        self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
+        self._noted: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
+
     def note(self) -> None:
         """Note what a backward pass has left."""
         self._pass_ended = True
@@ -473,13 +470,6 @@ class BucketViews:
         """
         return self._find_changed(complete) if self._changed is None else self._changed
 
-    def forget(self) -> None:
-        """Prepare to note what the backward passes of the next step leave."""
-        self._pass_ended = False
-        self._changed: int | None = None  # a parameter, as changed() returns it
-        self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
-        self._noted: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
-
     def _find_changed(self, complete: Iterable[int], arriving: int | None = None) -> int | None:
         # No gradient of the bucket of `arriving` was taken before it arrived.
         for index in complete:
@@ -492,7 +482,7 @@ class BucketViews:
         if not self._versions:
             return None
         filling = arriving is not None and self.holds(arriving)
-        for memory, at, bucket in zip(self.memory, self._versions, self.buckets, strict=True):
+        for memory, at, bucket in zip(self.memory, self._versions, self._plan.buckets, strict=True):
             if memory._version != at and not (filling and arriving in bucket.parameters):
                 return bucket.parameters[0]
         return None

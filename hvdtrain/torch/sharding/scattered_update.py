@@ -176,7 +176,7 @@ class ScatteredUpdate(OwnerUpdate):
         for index, tensor in self._tensors.items():
             tensor.copy_(self._part_of(index, self._parameters[index]))
         self._steps.step(kept=kept)
-        name = f"weights of {self.buckets.reducer.name}"
+        name = f"weights of {self.buckets.name}"
         self.buckets.run(GatherSlices(self._slices, self._parts, self._receive, name))
 
     def _receive(self, number: int, weights: Buffer) -> None:
@@ -193,7 +193,7 @@ class ScatteredUpdate(OwnerUpdate):
             torch._foreach_copy_(targets, views)
 
     def _cut(self, owned: Mapping[int, Segment]) -> Mapping[int, torch.Tensor]:
-        slices, buffers = self._slices, self.buckets.reducer.buffers
+        slices, buffers = self._slices, self.buckets.buffers
         self._parts = [buffer.like(slices.length(buffer.count)) for buffer in buffers]
         for part in self._parts:
             part.zero()  # also what follows the last slice, and is sent with it
@@ -237,8 +237,8 @@ class ScatteredUpdate(OwnerUpdate):
     @collective
     def _gather(self, to: int | None) -> dict[int, Entry]:
         assert self._plan is not None
-        buckets, streams = self.buckets, self.buckets.streams
-        state, name = self._steps.state, buckets.reducer.name
+        buckets, streams = self.buckets, self.buckets.streams_of
+        state, name = self._steps.state, buckets.name
         operation = GatherStates(
             name, self._slices, self._plan, self._steps.owned, state, self._devices, to
         )
@@ -260,6 +260,6 @@ class ScatteredUpdate(OwnerUpdate):
         device = self._devices[0] if self._devices else torch.device("cpu")
         total = power_sum(own, kind, device)
         op = ReduceOp.MAX if largest else ReduceOp.SUM
-        name = f"norm of {self.buckets.reducer.name}"
+        name = f"norm of {self.buckets.name}"
         self.buckets.run(Allreduce([as_buffer(total)], [(1,)], op, name))
         return total if largest else total.pow(1.0 / kind)
