@@ -143,13 +143,13 @@ class ExchangingOptimizer(OptimizerWrapper):
             ValueError: the weight is negative or not finite, `op` is not Average, or the exchange
                 counts all ranks alike.
         """
-        return self._exchanged.sample_weight
+        return self._exchanged.weight
 
     @sample_weight.setter
     def sample_weight(self, weight: float | None) -> None:
         number = None if weight is None else float(weight)
         self._exchanged.settings.check_sample_weight(number)
-        self._exchanged.sample_weight = number
+        self._exchanged.weight = number
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the reduced gradients by a factor, between clip_grad_norm_() and step() (local).

@@ -387,7 +387,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         """Clear all gradients, also those that have arrived since the last step."""
         gradients = self._exchanged.gradients
         if gradients is not None:
-            gradients.refuse_capture()
+            gradients.buckets.refuse_capture()
             if gradients.open:
                 gradients.drop()
             gradients.forget_results()

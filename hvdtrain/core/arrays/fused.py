@@ -211,7 +211,7 @@ def fill(
             else:
                 np.copyto(view, array, casting="unsafe")
             results[index] = view
-            reducer.ready(index)
+            reducer.step.ready(index)
         if reducer.launch():
             reducer.submit(own)
     return results

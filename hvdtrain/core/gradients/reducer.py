@@ -83,7 +83,7 @@ class Reducer:
     """Reduces gradients by a plan over the ranks of a channel, one step at a time.
 
     One thread fills `buffers` and calls the methods. If the engine allows it, the channel's thread
-    communicates meanwhile. In each step, call `ready` for each gradient that is in its bucket,
+    communicates meanwhile. In each step, call `step.ready` for each gradient that is in its bucket,
     `launch`, `finish`, and then `forget`. The first call that submits the step decides with what.
     """
 
@@ -134,10 +134,6 @@ class Reducer:
             self.placed,
             partial(self.channel.call_listeners, self.channel.ranks),
         )
-
-    def ready(self, index: int) -> None:
-        """Mark a gradient as copied into its bucket."""
-        self.step.ready(index)
 
     def launch(self) -> bool:
         """Launch the buckets whose gradients are all ready; return whether to submit the step."""

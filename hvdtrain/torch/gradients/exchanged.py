@@ -188,7 +188,7 @@ class Weights(ClaimedParameters):
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
-                    reducer.ready(index)
+                    reducer.step.ready(index)
                 if reducer.launch():
                     reducer.submit(own)
             reducer.finish(own)
@@ -288,11 +288,6 @@ class Exchanged(Follower):
         return None if exchanged.world is context.current() else False
 
     @property
-    def weight(self) -> float | None:
-        """What this rank counts with; see sample_weights."""
-        return self.sample_weight
-
-    @property
     def exchanges_weights(self) -> bool:
         """Whether the exchange wants weights now, instead of gradients."""
         exchange = self.settings.exchange
@@ -336,13 +331,13 @@ class Exchanged(Follower):
             self.gradients.scaler = scaler
 
     @property
-    def sample_weight(self) -> float | None:
+    def weight(self) -> float | None:
         """Weight of this rank in the average of the next steps; None for the plain average."""
         exchanged = self.gradients or self.weights
         return None if exchanged is None else exchanged.weight
 
-    @sample_weight.setter
-    def sample_weight(self, weight: float | None) -> None:
+    @weight.setter
+    def weight(self, weight: float | None) -> None:
         exchanged = self.gradients or self.weights
         if exchanged is not None:
             exchanged.weight = weight
@@ -410,10 +405,10 @@ class Exchanged(Follower):
     @collective
     def replan(self, names: Mapping[int, str]) -> None:
         """Plan again, and continue with the same steps and sample weight."""
-        steps, weight = self.steps, self.sample_weight
+        steps, weight = self.steps, self.weight
         self.names = names
         self._plan()
-        self.steps, self.sample_weight = steps, weight
+        self.steps, self.weight = steps, weight
 
 
 @collective

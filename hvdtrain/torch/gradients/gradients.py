@@ -332,7 +332,7 @@ class Gradients(ClaimedParameters):
         return (index for index, count in passes if count == self.passes)
 
     def check_unchanged(self) -> None:
-        """Check that gradients are those of backward(), or of note_results() after it."""
+        """Check that gradients are those that were noted after backward(), or after changes."""
         if self.open and self._hooks.in_backward and self.buckets.views.arriving:
             raise RuntimeError(
                 "sharded=True: step(), synchronize() or clip_grad_norm_() was called before "
@@ -401,10 +401,6 @@ class Gradients(ClaimedParameters):
                     "after optimizer.synchronize(), and call step() within `with "
                     "optimizer.skip_synchronize():`"
                 )
-
-    def note_results(self) -> None:
-        """Note the reduced gradients, for check_unchanged()."""
-        self.buckets.views.note()
 
     def forget_results(self) -> None:
         """Let the program use its gradients for other numbers than the last results."""
@@ -484,7 +480,7 @@ class Gradients(ClaimedParameters):
         if late and not step.complete:
             self._write_usage(absent)
             for index in late:
-                self.buckets.ready(index)
+                self.buckets.step.ready(index)
         usage = StepUsage.from_sums(self.buckets.finish(self._own))
         self.info = info = step.info
         assert info is not None
@@ -540,13 +536,10 @@ class Gradients(ClaimedParameters):
         self.plan_is_final = True
         self.buckets.use_plan(plan)
 
-    def refuse_capture(self) -> None:
-        self.buckets.refuse_capture()
-
     @collective
     def _begin(self) -> None:
         """Make a new plan if dtypes of parameters or the world have changed."""
-        self.refuse_capture()
+        self.buckets.refuse_capture()
         new_world = context.is_initialized() and context.current() is not self.world
         if new_world or self.buckets.changed_dtypes():
             self._remake_plan()
