@@ -1,4 +1,4 @@
-"""The bucket plan of PyTorch parameters, with the memory, views and reducer that belong to it."""
+"""Buckets of PyTorch parameters, with their memory and views, and the claim on the parameters."""
 
 from __future__ import annotations
 
