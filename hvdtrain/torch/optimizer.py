@@ -156,7 +156,7 @@ class DistributedOptimizer(ExchangingOptimizer):
             sparse_as_dense or whole,
             choose_exchange(exchange, op, gradient_predivide_factor, kind),
             passes=backward_passes_per_step,
-            compressor=compression if kind == "own" else Compression.none,
+            compressor=compression if kind == "own" else None,
             sharded=sharded and not whole,
             shares_whole=whole,
         )
@@ -391,7 +391,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         """Clear all gradients, also those that have arrived since the last step."""
         gradients = self._exchanged.gradients
         if gradients is not None:
-            gradients.refuse_capture()
+            gradients.buckets.refuse_capture()
             if gradients.open:
                 gradients.drop()
             gradients.forget_results()

@@ -144,15 +144,8 @@ class FusedPlan:
         # Other ranks can write into memory of the node only.
         lending = memory.lending if memory.pool.is_given(block) else None
         placed = None if lending is None else lending.buckets(buffers)
-        here = context.current()
         reducer = Reducer(
-            here,
-            channel,
-            self._plan,
-            buffers,
-            self._exchange,
-            name,
-            placed=placed,
+            context.current(), channel, self._exchange, name, self._plan, buffers, placed=placed
         )
         if own.number is None:
             own = replace(own, number=model.steps)
@@ -214,11 +207,11 @@ def fill(
                 pass
             elif view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
                 whole = np.ascontiguousarray(array)
-                reducer.put(Buffer.from_array(whole), Buffer.from_array(view))
+                reducer.channel.communicator.put(Buffer.from_array(whole), Buffer.from_array(view))
             else:
                 np.copyto(view, array, casting="unsafe")
             results[index] = view
-            reducer.ready(index)
+            reducer.step.ready(index)
         if reducer.launch():
             reducer.submit(own)
     return results

@@ -411,14 +411,9 @@ class ArraySharedSteps:
         exchange = ShardedExchange(owners.slices, *total, self._whole)
         exchange.whole = self._whole
         self._reducer = Reducer(
-            context.current(),
-            channel,
-            plan,
-            self._buffers,
-            exchange,
-            owners.name,
-            numbers=1,
+            *(context.current(), channel, exchange, owners.name, plan, self._buffers),
             placed=self._lent,
+            numbers=1,
         )
         return self._reducer
 
@@ -514,7 +509,7 @@ class ArraySharedSteps:
         parts = cut(reducer.plan.buckets, {"cpu": block})
         for bucket, buffer, part in zip(reducer.plan.buckets, reducer.buffers, parts, strict=True):
             if copied:
-                reducer.put(buffer, part)
+                reducer.channel.communicator.put(buffer, part)
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec = self._specs[index]
                 if index in gradients:

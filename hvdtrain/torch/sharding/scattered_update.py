@@ -179,7 +179,7 @@ class ScatteredUpdate(OwnerUpdate):
         for index, tensor in self._tensors.items():
             tensor.copy_(self._part_of(index, self._parameters[index]))
         self._steps.step(kept=kept)
-        name = f"weights of {self.buckets.reducer.name}"
+        name = f"weights of {self.buckets.name}"
         self.buckets.run(
             GatherSlices(self._slices, self._parts, self._layouts, self._receive, name)
         )
@@ -203,7 +203,7 @@ class ScatteredUpdate(OwnerUpdate):
         ]
         self._parts = [
             buffer.like(layout.counts[owner])
-            for buffer, layout in zip(self.buckets.reducer.buffers, self._layouts, strict=True)
+            for buffer, layout in zip(self.buckets.buffers, self._layouts, strict=True)
         ]
         for part in self._parts:
             part.zero()  # also what follows the last segment, and is sent with it
@@ -245,8 +245,8 @@ class ScatteredUpdate(OwnerUpdate):
     @collective
     def _gather(self, to: int | None) -> dict[int, Entry]:
         assert self._plan is not None
-        buckets, streams = self.buckets, self.buckets.streams
-        state, name = self._steps.state, buckets.reducer.name
+        buckets, streams = self.buckets, self.buckets.streams_of
+        state, name = self._steps.state, buckets.name
         where = self._slices, self._plan, self._layouts
         operation = GatherStates(name, *where, self._steps.owned, state, self._devices, to)
         found: dict[int, Entry] = buckets.run(operation)
@@ -267,6 +267,6 @@ class ScatteredUpdate(OwnerUpdate):
         device = self._devices[0] if self._devices else torch.device("cpu")
         total = power_sum(own, kind, device)
         op = ReduceOp.MAX if largest else ReduceOp.SUM
-        name = f"norm of {self.buckets.reducer.name}"
+        name = f"norm of {self.buckets.name}"
         self.buckets.run(Allreduce([as_buffer(total)], [(1,)], op, name))
         return total if largest else total.pow(1.0 / kind)

@@ -197,7 +197,7 @@ class TorchSharedUpdate(OwnerUpdate):
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
     ) -> None:
         super().__init__(optimizer, buckets, slices)
-        self._owners = NodeOwners(buckets.channel, slices, buckets.reducer.name)
+        self._owners = NodeOwners(buckets.channel, slices, buckets.name)
         self._weights = WeightMemory(self._parameters, buckets.plan.specs, self._owners)
         self.shared = self._weights.shared
         self._kernel = FusedUpdate(type(optimizer), buckets, self._owners)
