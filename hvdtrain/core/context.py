@@ -165,7 +165,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 def _end_workers_with_this_rank() -> None:
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server = forkserver._forkserver
     preloaded = getattr(server, "_preload_modules", ["__main__"])
     if _FOR_SERVER not in preloaded:
         forkserver.set_forkserver_preload([*preloaded, _FOR_SERVER])

@@ -392,8 +392,37 @@ def hook_models() -> None:
     _hook("fit", fit_model)
     _hook("make_train_function", make_weighing_step)
     hook_losses()
+    _reduce_once()
     _hook("save", save_model)
     _hook("save_weights", save_model)
+
+
+def _reduce_once() -> None:
+    """Have Keras's own data parallelism on torch leave models to their distributed optimizers.
+
+    With a default process group, Keras 3.16 wraps models in DDP, and sums metrics in each batch.
+    """
+    owner: Any = next(
+        (kind for kind in keras.Model.__mro__ if "_initialize_ddp" in vars(kind)), None
+    )
+    if owner is None or hasattr(owner._initialize_ddp, "hvdtrain_hooked"):
+        return
+    wrap, metrics = owner._initialize_ddp, owner.get_metrics_result
+
+    @functools.wraps(wrap)
+    def initialize(model: KerasModel) -> None:
+        if distributed_optimizers(model):
+            object.__setattr__(model, "ddp_model", None)  # made before `compile`
+        else:
+            wrap(model)
+
+    @functools.wraps(metrics)
+    def results(model: KerasModel) -> Any:
+        ours = distributed_optimizers(model)
+        return super(owner, model).get_metrics_result() if ours else metrics(model)
+
+    initialize.hvdtrain_hooked = True  # type: ignore[attr-defined]
+    owner._initialize_ddp, owner.get_metrics_result = initialize, results
 
 
 def _hook(

@@ -77,7 +77,7 @@ def _with_horovod(horovod: Library, module: nn.Module, kind: str) -> tuple[nn.Mo
     return module, horovod.hvd.DistributedOptimizer(optimizer, named_parameters=named)
 
 
-def _with_ddp(module: nn.Module, kind: str, **option: bool) -> tuple[nn.Module, Optimizer]:
+def _with_ddp(module: nn.Module, kind: str, **option: Any) -> tuple[nn.Module, Optimizer]:
     # Its default also broadcasts the buffers of batch normalization, which the others do not.
     parallel = DistributedDataParallel(module, broadcast_buffers=False, **option)
     return parallel, bare_optimizer(module, kind)
@@ -116,7 +116,8 @@ def _contenders(
     known = signature(DistributedDataParallel).parameters  # the second one since torch 2.13
     for name, option in {"DDP": "gradient_as_bucket_view", DDP_COPIES: "batched_grad_copy"}.items():
         if option in known:
-            wrap = partial(_with_ddp, kind=kind, **{option: True})
+            options: dict[str, Any] = {"kind": kind, option: True}
+            wrap: Wrap = partial(_with_ddp, **options)
             found.append(judge.together(name, peers.gloo_library, trainer(wrap)))
     if peers.horovod is not None:
         horovod = peers.horovod

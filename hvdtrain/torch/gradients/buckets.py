@@ -1,8 +1,7 @@
-"""Buckets of PyTorch parameters, with their memory and views, and the claim on the parameters."""
+"""Buckets of PyTorch parameters, with their memory and views."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -152,57 +151,6 @@ class ParameterBuckets(Reducer):
     def _matches_plan(self, index: int) -> bool:
         spec: ParameterSpec = self.plan.specs[index]
         return _spec(*self.named[index], self._halves) == spec
-
-
-class ClaimedParameters:
-    """One optimizer's claim on its parameters, void while a later one of any of them exists.
-
-    It has the buckets in which ranks exchange the parameters' gradients or weights.
-    """
-
-    @collective
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, named: Named, settings: ParameterSettings
-    ) -> None:
-        self._optimizer, self._named, self._settings = optimizer, list(named), settings
-        self.parameters = [parameter for _, parameter in named]
-        self.names = {id(parameter): name for name, parameter in named}
-        self.weight: float | None = None
-        self._make_plan()
-        self._later: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
-        for other in _CLAIMS:
-            if not self.names.keys().isdisjoint(other.names):
-                other._later.add(self)
-        _CLAIMS.add(self)
-
-    @collective
-    def _make_plan(self) -> None:
-        self.world = context.current()
-        self.buckets = ParameterBuckets(self._named, self._settings)
-        self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
-
-    @collective
-    def _remake_plan(self) -> None:
-        self._release()
-        self._make_plan()
-
-    @property
-    def lost(self) -> bool:
-        return len(self._later) > 0
-
-    def check_claim(self) -> None:
-        """Check that no later optimizer that still exists has one of the parameters."""
-        for later in self._later:
-            name = next(name for key, name in self.names.items() if key in later.names)
-            raise RuntimeError(
-                f"parameter {name!r} was given to another DistributedOptimizer later, and only "
-                "the last one averages its gradient: step with that one, and delete this one or "
-                "give it other parameters; or delete that one and all that refers to it, such as "
-                "its learning rate schedulers"
-            )
-
-
-_CLAIMS: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
 
 
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:

@@ -26,7 +26,8 @@ from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Streams
-from hvdtrain.torch.gradients.buckets import ClaimedParameters, Named
+from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.claims import ClaimedParameters, find_others
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
@@ -418,9 +419,12 @@ def _require_reducible(
     """Raise on all ranks why one of them has no gradient to reduce for a parameter."""
     title = context.current().topology.title
     with together("DistributedOptimizer", channel):
+        others = find_others(parameter for _, parameter in trainable)
         for name, parameter in trainable:
             subject = f"{title} DistributedOptimizer: {name!r}"
             require_values(parameter, subject)
+            if id(parameter) in others:
+                raise UnsupportedError(f"{subject} {others[id(parameter)]}")
             if parameter.layout is not torch.strided or not is_communicated(parameter.dtype):
                 kind = f"{parameter.layout} of {parameter.dtype}".replace("torch.", "")
                 raise UnsupportedError(

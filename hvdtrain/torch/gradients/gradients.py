@@ -19,7 +19,8 @@ from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
 from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
-from hvdtrain.torch.gradients.buckets import ClaimedParameters, Named
+from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.claims import ClaimedParameters
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     check_hookable,

@@ -2,13 +2,17 @@
 
 import os
 import sys
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from shared_launch import run_each
 from torch import distributed
 from torch.distributed import _functional_collectives as functional
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdtrain.torch as hvd
@@ -151,6 +155,22 @@ def refusals() -> None:
             distributed.recv(some, source)
     with pytest.raises(UnsupportedError, match=r"no all_gather_coalesced\(\): call all_gather"):
         distributed.all_gather_coalesced([[some] * hvd.size()], [some])
+    mesh = distributed.init_device_mesh("cpu", (hvd.size(),))
+    whole = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
+    twice = pytest.raises(UnsupportedError, match="is reduced or divided over ranks by torch's")
+    whole_or_part: list[Any] = [DistributedDataParallel, whole, partial(fully_shard, mesh=mesh)]
+    for wrap in whole_or_part:
+        model = wrap(torch.nn.Linear(1, 1))
+        with twice:
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters()))
+    alike: list[Any] = [replicate, DistributedDataParallel]
+    for wrap in alike:
+        plain = torch.nn.Linear(1, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([plain.bias]))
+        with twice:
+            wrap(plain)(some)
+        del optimizer
+    wrap(plain)(some)
 
 
 def data_parallel() -> list[float]:

@@ -208,6 +208,32 @@ def models_that_fit_builds() -> str:
     return digest([*model.weights, *model.optimizer.variables])
 
 
+def a_process_group_of_torch_changes_nothing() -> str | None:
+    """Keras 3.16 would reduce in it, too, in steps of local SGD and where one rank evaluates."""
+    if keras.backend.backend() != "torch":
+        return None
+    distributed = importlib.import_module("torch.distributed")
+    importlib.import_module("hvdtrain.torch.process_group")
+    x, y = (
+        array[: STEPS - hvd.rank(), hvd.rank()].reshape(-1, array.shape[-1]) for array in data()
+    )
+    ends = []
+    for grouped in (False, True):
+        model = dense_model(seed=5)
+        if grouped:
+            store = distributed.HashStore()
+            distributed.init_process_group("hvdtrain", None, None, hvd.size(), hvd.rank(), store)
+            model.predict(x, verbose=0)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), exchange="local:steps=2")
+        model.compile(optimizer, loss="mse", metrics=["mae"], run_eagerly=True)
+        model.fit(x, y, ROWS, verbose=0, shuffle=False, callbacks=start())
+        alone = model.evaluate(x, y, verbose=0) if hvd.rank() == 0 else []
+        ends.append((digest(model.weights), alone))
+    distributed.destroy_process_group()
+    assert ends[0] == ends[1]
+    return ends[0][0]
+
+
 class OwnSGD(keras.optimizers.SGD):
     """As users register theirs."""
 
