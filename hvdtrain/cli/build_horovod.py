@@ -37,6 +37,10 @@ def command(force: bool, wheel_only: bool, without_torch: bool, without_tensorfl
     if wheel_only:
         click.echo(wheel)
     else:
+        click.echo(
+            "CVE-2024-10190 and CVE-2026-31234 are open in horovodrun, horovod.run and Horovod's "
+            "elastic jobs: start ranks with mpirun or hvdtrain"
+        )
         click.echo(f"Horovod {HOROVOD_VERSION} is installed: set HVDTRAIN_ENGINE=horovod to use it")
 
 

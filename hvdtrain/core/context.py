@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import forkserver
 from typing import NoReturn
 
 from hvdtrain.arithmetic import in_default_arithmetic
@@ -151,6 +152,9 @@ _guard: ExitGuard | None = None
 _process_id = os.getpid()
 
 
+_FOR_SERVER = "hvdtrain.fork_server"
+
+
 def _note_fork() -> None:
     global _process_id
     _process_id = os.getpid()
@@ -158,6 +162,13 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
+
+
+def _end_workers_with_this_rank() -> None:
+    server = forkserver._forkserver
+    preloaded = getattr(server, "_preload_modules", ["__main__"])
+    if _FOR_SERVER not in preloaded:
+        forkserver.set_forkserver_preload([*preloaded, _FOR_SERVER])
 
 
 @collective
@@ -190,6 +201,7 @@ def init(engine: str | None = None, deterministic: bool = False) -> None:
         raise
     topology = Topology.from_nodes(world.communicator.rank, world.nodes, world.hostnames)
     _guard_exits(config, topology, world.communicator)
+    _end_workers_with_this_rank()
     try:
         if topology.size > 1:
             keep_freed_memory(os.environ)

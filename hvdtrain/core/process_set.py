@@ -171,7 +171,8 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if here.topology.size > 1 and not here.world.communicator.capabilities.concurrent:
         raise UnsupportedError(
             f"process sets need an MPI that several threads may call; {here.library} was started "
-            "without MPI_THREAD_MULTIPLE: unset MPI4PY_RC_THREAD_LEVEL, or use another MPI"
+            "without MPI_THREAD_MULTIPLE: unset MPI4PY_RC_THREAD_LEVEL if it is set, or use "
+            "another MPI"
         )
     number = max(here.process_sets, default=0) + 1
     here.process_sets[number] = ranks

@@ -98,7 +98,10 @@ def _mixed(purpose: bytes, *numbers: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-class Position:
+T = TypeVar("T")
+
+
+class Position(Generic[T]):
     """An epoch, and how many of its samples all ranks together have used.
 
     It moves by advance() only, never by reading ahead, so that a position saved with the weights is
@@ -161,6 +164,42 @@ class Position:
                 )
         self.epoch, self.consumed = state["epoch"], state["consumed"]
 
+    def __len__(self) -> int:
+        """Return the number of batches left of this epoch, the same on all ranks."""
+        return steps_per_epoch(self.samples - self.consumed, self.batch_size)
+
+    def __iter__(self) -> Iterator[T]:
+        """Return an iterator over the batches from this position on.
+
+        Its state_dict() is the position after the batches that it has returned. torchdata's
+        StatefulDataLoader saves it, and loads it on any number of ranks.
+        """
+        if self.consumed >= self.samples:  # an iterator was saved at the end of an epoch
+            self.epoch, self.consumed = self.epoch + 1, 0
+        return _Batches(self)
+
+    def _left(self) -> Iterator[T]:
+        """Return the batches from this position on; what moves it later does not change them."""
+        raise NotImplementedError
+
+
+class _Batches(Iterator[T]):
+    def __init__(self, position: Position[T]) -> None:
+        self._position = position
+        self._state, self._left = position.state_dict(), position._left()
+
+    def __next__(self) -> T:
+        batch = next(self._left)
+        self._state["consumed"] += self._position.batch_size
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._position.load_state_dict(state)
+        self.__init__(self._position)  # type: ignore[misc]
+
 
 Indices = npt.NDArray[np.int64]
 
@@ -212,7 +251,7 @@ def resolve_rank(rank: int | None, size: int | None) -> tuple[int, int]:
     return rank, size
 
 
-class GlobalBatchSampler(Position):
+class GlobalBatchSampler(Position[list[int]]):
     """Yield this rank's part of each global batch that is left of an epoch, as a list of indices.
 
     Use it as `batch_sampler` of a torch DataLoader. The order of an epoch is a function of seed
@@ -246,13 +285,7 @@ class GlobalBatchSampler(Position):
         self._seed = seed
         self._rank, self._size = resolve_rank(rank, size)
 
-    def __len__(self) -> int:
-        """Return the number of batches left of this epoch, the same on all ranks."""
-        return steps_per_epoch(self.samples - self.consumed, self.batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of indices, none of them empty, from the current position on."""
-        # Not a generator: what advance() does later must not move a loader that reads ahead.
+    def _left(self) -> Iterator[list[int]]:
         return self._parts(self._order(), padded=True)
 
     @property
@@ -326,10 +359,7 @@ class EvaluationSampler:
         return np.array(self._mine, dtype=np.int64)
 
 
-T = TypeVar("T")
-
-
-class StreamBatches(Position, Generic[T]):
+class StreamBatches(Position[tuple[list[T], int]], Generic[T]):
     """Yield this rank's part of each batch that is left of an epoch: (items, how many count).
 
     If the stream has no method `shard`, this is exact: every rank reads the whole stream, in its
@@ -384,12 +414,7 @@ class StreamBatches(Position, Generic[T]):
         """Whether the batches are the same on any number of ranks."""
         return not hasattr(self._stream, "shard")
 
-    def __len__(self) -> int:
-        """Return the number of batches left of this epoch, the same on all ranks."""
-        return steps_per_epoch(self.samples - self.consumed, self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[list[T], int]]:
-        """Yield the items of this rank, and how many of them count."""
+    def _left(self) -> Iterator[tuple[list[T], int]]:
         if hasattr(self._stream, "set_epoch"):
             self._stream.set_epoch(self.epoch)
         if self.exact:

@@ -21,6 +21,7 @@ from hvdtrain.core.arrays.fused import is_overwritten, reduce_fused
 from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, stays_alone
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.compression import Compression
 from hvdtrain.tensorflow.differentiable import size_as
@@ -387,6 +388,11 @@ def reduce_gradients(
     if alone:
         own = [_as_sent(gradient, settings.compressor) for gradient in own]
     elif settings.op not in _FUSED:
+        if any(map(is_overwritten, theirs)):
+            raise UnsupportedError(
+                f"op={settings.op}: scales and histories of float8 overwrite their variables, and "
+                "are reduced with op=Average and op=Sum only"
+            )
         own = _reduce_otherwise(own, settings, name)
     elif own:
         own = _reduce_fused(own, theirs, settings, name)

@@ -102,7 +102,8 @@ class ExchangingOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         self._exchanged = Exchanged(optimizer, names, settings)
-        self._steps = TorchSharedSteps(optimizer, self._exchanged) if settings.sharded else None
+        shares = settings.sharded or settings.shares_whole
+        self._steps = TorchSharedSteps(optimizer, self._exchanged) if shares else None
 
     @property
     def _shared(self) -> TorchSharedSteps | None:
@@ -143,13 +144,13 @@ class ExchangingOptimizer(OptimizerWrapper):
             ValueError: the weight is negative or not finite, `op` is not Average, or the exchange
                 counts all ranks alike.
         """
-        return self._exchanged.sample_weight
+        return self._exchanged.weight
 
     @sample_weight.setter
     def sample_weight(self, weight: float | None) -> None:
         number = None if weight is None else float(weight)
         self._exchanged.settings.check_sample_weight(number)
-        self._exchanged.sample_weight = number
+        self._exchanged.weight = number
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the reduced gradients by a factor, between clip_grad_norm_() and step() (local).
@@ -171,11 +172,11 @@ class ExchangingOptimizer(OptimizerWrapper):
         What a compression loses in one step is added in the next one, for which the loss may have
         another scale. Set it before the first step; other exchanges do not need it.
         """
-        return self._exchanged.loss_scale.scaler
+        return self._exchanged.scaler
 
     @loss_scaler.setter
     def loss_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        self._exchanged.loss_scale.scaler = scaler
+        self._exchanged.scaler = scaler
 
     @property
     def exchange(self) -> Exchange | None:

@@ -30,6 +30,7 @@ from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import allreduce
 from hvdtrain.torch.sharding.kernel_step import KernelSteps
+from hvdtrain.torch.sharding.segment_optimizer import needs_whole
 from hvdtrain.torch.sharding.shared_steps import TorchSharedSteps
 from hvdtrain.torch.sync_batch_norm import warn_of_torch_layers
 from hvdtrain.torch.tensors.dynamo import disable_compile
@@ -102,9 +103,10 @@ class DistributedOptimizer(ExchangingOptimizer):
             weights for the others, those of its node or, without shared memory, all. Between
             backward() and step() gradients are then those of this rank: clip them with
             `clip_grad_norm_`, or call synchronize() before using them. step() removes gradients.
+            Muon, LARS and LAMB are shared by whole parameters instead, with gradients as usual.
 
     Raises:
-        UnsupportedError: `sharded` with an optimizer that needs whole parameters, with parameters
+        UnsupportedError: `sharded` with an optimizer that cannot be shared, with parameters
             whose memory cannot be shared, or where the job continues without ranks that end.
         TypeError: `optimizer` is not an optimizer, or `exchange` neither an exchange nor
             text.
@@ -143,6 +145,7 @@ class DistributedOptimizer(ExchangingOptimizer):
                 "sharded=True works with op=Average and op=Sum only: leave out sharded, or "
                 "exchange, compression and Adasum"
             )
+        whole = sharded and needs_whole(optimizer)
         if sharded:
             check_sharding()
         settings = ParameterSettings(
@@ -150,11 +153,12 @@ class DistributedOptimizer(ExchangingOptimizer):
             process_set,
             gradient_predivide_factor,
             groups,
-            sparse_as_dense,
+            sparse_as_dense or whole,
             choose_exchange(exchange, op, gradient_predivide_factor, kind),
             passes=backward_passes_per_step,
-            compressor=compression if kind == "own" else Compression.none,
-            sharded=sharded,
+            compressor=compression if kind == "own" else None,
+            sharded=sharded and not whole,
+            shares_whole=whole,
         )
         super().__init__(optimizer, name_parameters(optimizer, named_parameters), settings)
         warn_of_torch_layers(parameters_of(optimizer))
@@ -387,7 +391,7 @@ class DistributedOptimizer(ExchangingOptimizer):
         """Clear all gradients, also those that have arrived since the last step."""
         gradients = self._exchanged.gradients
         if gradients is not None:
-            gradients.refuse_capture()
+            gradients.buckets.refuse_capture()
             if gradients.open:
                 gradients.drop()
             gradients.forget_results()

@@ -76,7 +76,16 @@ SAVING = {"no checkpoint", "no checkpoint, longest", "checkpoint, mean", "checkp
 KINDS: dict[str, tuple[list[str], list[set[str]]]] = {
     "steps": (
         ["--model", "mnist-cnn", "--optimizer", "adam"],
-        [{*SHARDED, *FUSED, "one rank, whole batch", "one rank alone", "DDP"}],
+        [
+            {
+                *SHARDED,
+                *FUSED,
+                "one rank, whole batch",
+                "one rank alone",
+                "DDP",
+                "DDP, batched copies",
+            }
+        ],
     ),
     "loop": ([], [BY_HAND, BY_HAND]),  # on one rank and on two
     "exchange": (

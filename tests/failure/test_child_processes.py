@@ -59,6 +59,22 @@ if __name__ == "__main__":
 """
 
 
+# The children of the server would outlive their rank, and keep the launcher waiting.
+KILLED = """
+import os, signal, time
+from multiprocessing import get_context
+import hvdtrain.torch as hvd
+if __name__ == "__main__":
+    hvd.init()
+    get_context("forkserver").Process(target=time.sleep, args=[900]).start()
+    print("started", flush=True)
+    hvd.barrier()
+    if hvd.rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.barrier()
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "loading.py"
@@ -74,6 +90,14 @@ def test_weights_that_children_see(tmp_path: Path) -> None:
     path = tmp_path / "weights.py"
     path.write_text(WEIGHTS)
     run_ranks(path, 2, cases_expected=False)
+
+
+def test_children_of_a_fork_server_end_with_a_killed_rank(tmp_path: Path) -> None:
+    path = tmp_path / "killed.py"
+    path.write_text(KILLED)
+    done = launch(path, 2).end()
+    assert done.returncode != 0
+    assert done.stdout.count("started") == 2
 
 
 def test_init_at_the_top_level_of_a_script_that_spawns(script: Path) -> None:

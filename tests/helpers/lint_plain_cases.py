@@ -151,7 +151,7 @@ PLAIN_MISTAKES: list[tuple[str, str, str]] = [
         "c = n.SyncBatchNorm\na = [c(2)]  # here\na = c.convert_sync_batchnorm(b)  # here\n",
     ),
     ("HVD506", KERAS, "a = True\nb = keras.layers.BatchNormalization(synchronized=a)  # here\n"),
-    ("HVD506", METRICS, "c = t.text.BLEUScore\na = c(3)  # here\na(t.functional.f(x))\n"),
+    ("HVD506", METRICS, "c = t.F1Score\na = c(average='macro')  # here\na(t.functional.f(x))\n"),
     ("HVD601", DDP, "b = dist.barrier\nb()\nb()  # here\n"),
 ]
 

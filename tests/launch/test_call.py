@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -243,8 +244,18 @@ def test_bad_hosts(tmp_path: Path) -> None:
         hvdtrain.run(print, hostfile=tmp_path / "hosts")
 
 
-def test_strangers_that_connect_are_ignored() -> None:
-    """One says nothing, one speaks another language, and one has another key."""
+class Touching:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_strangers_that_connect_are_ignored(tmp_path: Path) -> None:
+    """One says nothing, two speak other languages, and one has another key."""
     key = b"k" * 32
     listening = socket.create_server(("127.0.0.1", 0))
     place = listening.getsockname()
@@ -253,8 +264,10 @@ def test_strangers_that_connect_are_ignored() -> None:
         RankServer(listening, key, b"call", 1) as server,
         socket.create_connection(place),
         socket.create_connection(place) as rude,
+        Connection(socket.create_connection(place).detach()) as sly,
     ):
         rude.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        sly.send(Touching(tmp_path / "unpickled"))
         with pytest.raises(ConnectionError, match="cannot reach the process that called"):
             connected(f"{place[0]}:{place[1]}", b"x" * 32)
         with connected(address, key) as rank:
@@ -266,3 +279,4 @@ def test_strangers_that_connect_are_ignored() -> None:
             while not server.answers:
                 time.sleep(0.01)
     assert server.answers == [RankAnswer(0, b"result")]
+    assert not list(tmp_path.iterdir())

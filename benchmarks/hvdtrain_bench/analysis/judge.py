@@ -35,6 +35,7 @@ AVERAGE, AVERAGE_AGAIN = "average", "average again"
 ALONE, WHOLE = "one rank alone", "one rank, whole batch"
 HVDTRAIN, FUSED, SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
 FUSED_LIMIT = "no communication, fused"
+DDP_COPIES = "DDP, batched copies"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _of_steps(result: Result) -> Iterator[Figure]:
     for case in result.cases:
         yield from _ratios(case, NO_COMMUNICATION, [HVDTRAIN, SHARDED])
         yield from _ratios(case, FUSED_LIMIT, [FUSED, SHARDED])
-        for peer in ("DDP", "Horovod"):
+        for peer in ("DDP", DDP_COPIES, "Horovod"):
             yield from _ratios(case, peer, [HVDTRAIN, SHARDED])
 
 

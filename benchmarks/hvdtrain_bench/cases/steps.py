@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from functools import partial
+from inspect import signature
 from itertools import product
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 import hvdtrain.torch as hvd
 from hvdtrain_bench.analysis.judge import (
     ALONE,
+    DDP_COPIES,
     FUSED,
     FUSED_LIMIT,
     HVDTRAIN,
@@ -75,11 +77,9 @@ def _with_horovod(horovod: Library, module: nn.Module, kind: str) -> tuple[nn.Mo
     return module, horovod.hvd.DistributedOptimizer(optimizer, named_parameters=named)
 
 
-def _with_ddp(module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
+def _with_ddp(module: nn.Module, kind: str, **option: Any) -> tuple[nn.Module, Optimizer]:
     # Its default also broadcasts the buffers of batch normalization, which the others do not.
-    parallel = DistributedDataParallel(
-        module, gradient_as_bucket_view=True, broadcast_buffers=False
-    )
+    parallel = DistributedDataParallel(module, broadcast_buffers=False, **option)
     return parallel, bare_optimizer(module, kind)
 
 
@@ -112,8 +112,13 @@ def _contenders(
         judge.without_communication(FUSED_LIMIT, torch_library, trainer(partial(bare, fused=True))),
         judge.together(FUSED, peers.library, trainer(partial(ours, fused=True))),
         judge.together(SHARDED, peers.library, trainer(partial(ours, sharded=True))),
-        judge.together("DDP", peers.gloo_library, trainer(partial(_with_ddp, kind=kind))),
     ]
+    known = signature(DistributedDataParallel).parameters  # the second one since torch 2.13
+    for name, option in {"DDP": "gradient_as_bucket_view", DDP_COPIES: "batched_grad_copy"}.items():
+        if option in known:
+            options: dict[str, Any] = {"kind": kind, option: True}
+            wrap: Wrap = partial(_with_ddp, **options)
+            found.append(judge.together(name, peers.gloo_library, trainer(wrap)))
     if peers.horovod is not None:
         horovod = peers.horovod
         wrap = partial(_with_horovod, horovod, kind=kind)

@@ -6,6 +6,7 @@ import logging
 import pickle
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from struct import Struct
 from typing import Any
@@ -260,7 +261,11 @@ class Driver:
     def _run_one(self, operation: Operation) -> None:
         self._began([operation])
         try:
-            result = operation.run(self.communicator)
+            if operation.streams is HOST:
+                result = operation.execute(self.communicator)
+            else:  # in their order
+                work = partial(operation.execute, self.communicator)
+                result, operation.finished = operation.streams.run_after(operation.mark, work)
         except AgreedError as error:
             self._queue.end(operation, error.error)
         # The engines of all members refuse it.

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -245,15 +245,6 @@ class Operation(ABC):
     def buckets(self) -> Sequence[BucketTimes]:
         """Return the timestamps of its buckets that have been reduced, if it has any."""
         return ()
-
-    @collective
-    def run(self, communicator: Communicator) -> Any:
-        """Execute it in the order of its device's streams; see `execute`."""
-        if self.streams is HOST:
-            return self.execute(communicator)
-        work = partial(self.execute, communicator)
-        result, self.finished = self.streams.run_after(self.mark, work)
-        return result
 
     @abstractmethod
     @collective

@@ -144,15 +144,8 @@ class FusedPlan:
         # Other ranks can write into memory of the node only.
         lending = memory.lending if memory.pool.is_given(block) else None
         placed = None if lending is None else lending.buckets(buffers)
-        here = context.current()
         reducer = Reducer(
-            here,
-            channel,
-            self._plan,
-            buffers,
-            self._exchange,
-            name,
-            placed=placed,
+            context.current(), channel, self._exchange, name, self._plan, buffers, placed=placed
         )
         if own.number is None:
             own = replace(own, number=model.steps)
@@ -214,11 +207,11 @@ def fill(
                 pass
             elif view.dtype == array.dtype and view.nbytes >= _LARGE_BYTES:
                 whole = np.ascontiguousarray(array)
-                reducer.put(Buffer.from_array(whole), Buffer.from_array(view))
+                reducer.channel.communicator.put(Buffer.from_array(whole), Buffer.from_array(view))
             else:
                 np.copyto(view, array, casting="unsafe")
             results[index] = view
-            reducer.ready(index)
+            reducer.step.ready(index)
         if reducer.launch():
             reducer.submit(own)
     return results
@@ -273,12 +266,13 @@ def exchange_fused(
 ) -> tuple[list[HostArray], StepInfo]:
     """Exchange gradients or weights as one operation; ranks compare `weights` now and then.
 
-    Of what overwrites a variable ranks take the largest, as Keras does of several passes.
+    Gradients that overwrite a variable are reduced by maximum, as Keras does when it accumulates.
     """
     overwritten = [i for i, parameter in enumerate(parameters) if is_overwritten(parameter)]
     if overwritten:
         others = sorted({*range(len(arrays))}.difference(overwritten))
         given, owners = [arrays[i] for i in others], [parameters[i] for i in others]
+        own = replace(own, variant=f", {len(overwritten)} that overwrite")  # the same on all ranks
         reduced, info = exchange_fused(given, owners, name, settings, own, layout, weights)
         given, members = [arrays[i] for i in overwritten], settings.process_set
         reduced += allreduce(given, ReduceOp.MAX, f"{name}_largest", 1.0, 1.0, members)
@@ -291,7 +285,7 @@ def exchange_fused(
     specs = _specs(arrays)
     channel = settings.process_set.channel()
     plan = _plan_for(specs, parameters, settings)
-    own = replace(own, variant=layout.variant if layout else "")
+    own = replace(own, variant=own.variant + (layout.variant if layout else ""))
     try:
         results = plan.reduce(arrays, name, channel, own, weights, parameters[0])
     except MismatchError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Protocol
@@ -33,7 +33,13 @@ from hvdtrain.core.places import LentBucket
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.core.sharding.owners import NodeOwners, StateMemory, require_shared
-from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
+from hvdtrain.core.sharding.segments import (
+    Quantity,
+    Segment,
+    newton_schulz_cost,
+    segments_of,
+    whole_segments_of,
+)
 from hvdtrain.engines.features import Slices
 
 
@@ -43,7 +49,9 @@ def cast(number: float, dtype: np.dtype[Any]) -> Any:
 
 
 class UpdateRule(Protocol):
-    """How an optimizer updates each element by itself."""
+    """How an optimizer updates the elements of a variable, each by itself if it is not `whole`."""
+
+    whole: bool
 
     @property
     def quantities(self) -> Sequence[str]: ...
@@ -65,6 +73,7 @@ class SgdRule:
 
     momentum: float
     nesterov: bool
+    whole = False
 
     @property
     def quantities(self) -> Sequence[str]:
@@ -100,6 +109,8 @@ class AdamRule:
     beta_2: float
     epsilon: float
     amsgrad: bool
+    ratio: float = 1.0  # of its rate to that of the optimizer
+    whole = False
 
     @property
     def quantities(self) -> Sequence[str]:
@@ -118,7 +129,7 @@ class AdamRule:
             np.power(cast(beta, weights.dtype), kind(steps + 1))
             for beta in (self.beta_1, self.beta_2)
         )
-        alpha = kind(rate) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
+        alpha = kind(rate * self.ratio) * np.sqrt(kind(1) - power_2) / (kind(1) - power_1)
         first, second = state[:2]
         change = gradient - first
         change *= kind(1 - self.beta_1)
@@ -134,6 +145,40 @@ class AdamRule:
         np.multiply(first, alpha, out=gradient)
         gradient /= change
         weights -= gradient
+
+
+@dataclass(frozen=True)
+class MuonRule:
+    """m = momentum m + g; w -= rate O(m), or rate O(g + momentum m) with Nesterov's momentum.
+
+    O(m) is the orthogonalized and scaled matrix that `orthogonalize` returns.
+    """
+
+    momentum: float
+    nesterov: bool
+    shape: tuple[int, ...]
+    orthogonalize: Callable[[HostArray], HostArray]
+    whole = True
+
+    @property
+    def quantities(self) -> Sequence[str]:
+        return ("momentum",)
+
+    def update(
+        self,
+        weights: HostArray,
+        gradient: HostArray,
+        state: Sequence[HostArray],
+        rate: float,
+        steps: int,
+    ) -> None:
+        (velocity,) = state
+        velocity += gradient + velocity * cast(self.momentum - 1, weights.dtype)
+        wanted = velocity
+        if self.nesterov:
+            wanted = gradient + velocity * cast(self.momentum, weights.dtype)
+        change = self.orthogonalize(wanted.reshape(self.shape)).reshape(-1)
+        weights -= change * weights.dtype.type(rate)
 
 
 # Variables keep the weights of a step while those of the next one are written.
@@ -268,8 +313,7 @@ class StepValues:
 
     rate: float
     steps: int
-    decay: float | None
-    decayed: Sequence[bool]
+    decays: Sequence[float | None]
     clip_norm: float | None = None
     clip_value: float | None = None
 
@@ -290,11 +334,12 @@ class ArraySharedSteps:
         specs: Sequence[ParameterSpec],
         settings: GradientSettings,
         slices: Slices,
-        rule: UpdateRule,
+        rules: Sequence[UpdateRule],
         kept: Mapping[tuple[int, str], KeptArray],
         name: str,
     ) -> None:
-        self._specs, self._settings, self._rule, self._kept = specs, settings, rule, kept
+        self._specs, self._settings, self._rules, self._kept = specs, settings, rules, kept
+        self._whole = any(rule.whole for rule in rules)
         self._owners = NodeOwners(settings.process_set.channel(), slices, name)
         self._reducer: Reducer | None = None
         self._steps = 0
@@ -334,14 +379,15 @@ class ArraySharedSteps:
         values: StepValues,
     ) -> None:
         """Write new weights to all places, update the state, and overwrite the gradient."""
-        decay = values.decay if values.decayed[segment.parameter] else None
-        for start in range(0, segment.count, _BLOCK_ELEMENTS):
-            block = slice(start, start + _BLOCK_ELEMENTS)
+        decay, rule = values.decays[segment.parameter], self._rules[segment.parameter]
+        length = max(1, segment.count) if rule.whole else _BLOCK_ELEMENTS
+        for start in range(0, segment.count, length):
+            block = slice(start, start + length)
             updated = own[block].copy()
             if decay is not None:
                 updated -= updated * cast(decay, own.dtype) * own.dtype.type(values.rate)
             kept = [quantity[block] for quantity in state]
-            self._rule.update(updated, gradient[block], kept, values.rate, values.steps)
+            rule.update(updated, gradient[block], kept, values.rate, values.steps)
             for place in places:
                 place[block] = updated
 
@@ -361,17 +407,13 @@ class ArraySharedSteps:
         self._new = NewWeights(plan.buckets, weights, owners.number, self._owned, nbytes)
         self._open_lending(plan, memory)
         owners.put("state")  # which is written
-        exchange = ShardedExchange(owners.slices, self._settings.op, self._settings.predivide)
-        exchange.whole = False
+        total = self._settings.op, self._settings.predivide
+        exchange = ShardedExchange(owners.slices, *total, self._whole)
+        exchange.whole = self._whole
         self._reducer = Reducer(
-            context.current(),
-            channel,
-            plan,
-            self._buffers,
-            exchange,
-            owners.name,
-            numbers=1,
+            *(context.current(), channel, exchange, owners.name, plan, self._buffers),
             placed=self._lent,
+            numbers=1,
         )
         return self._reducer
 
@@ -389,12 +431,21 @@ class ArraySharedSteps:
     @collective
     def _open_state(self, plan: BucketPlan) -> list[list[HostArray]]:
         """Move the state to memory of its owners; return that of each segment of this rank."""
-        names, owners = self._rule.quantities, self._owners
+        owners = self._owners
         quantities = [
-            {name: Quantity(name, spec.dtype, elementwise=True) for name in names}
-            for spec in self._specs
+            {name: Quantity(name, spec.dtype, elementwise=True) for name in rule.quantities}
+            for spec, rule in zip(self._specs, self._rules, strict=True)
         ]
-        memory = StateMemory(owners, segments_of(plan, owners.slices.owners), quantities)
+        costs = [
+            newton_schulz_cost(spec.shape) if rule.whole else spec.count
+            for spec, rule in zip(self._specs, self._rules, strict=True)
+        ]
+        segments = (
+            whole_segments_of(plan, owners.slices.owners, costs)
+            if self._whole
+            else segments_of(plan, owners.slices.owners)
+        )
+        memory = StateMemory(owners, segments, quantities)
         self._owned = memory.owned
 
         def array(index: int, part: HostArray) -> HostArray:
@@ -403,12 +454,12 @@ class ArraySharedSteps:
         own = {
             (segment.parameter, name): array(segment.parameter, memory.own(segment.parameter, name))
             for segment in self._owned
-            for name in names
+            for name in quantities[segment.parameter]
         }
         for (index, name), kept in self._kept.items():
             parts = [(segment, array(index, part)) for segment, part in memory.parts(index, name)]
             kept.move(parts, own.get((index, name)))
-        return [[own[segment.parameter, name] for name in names] for segment in self._owned]
+        return [[own[s.parameter, name] for name in quantities[s.parameter]] for s in self._owned]
 
     @collective
     def _reduce(
@@ -458,7 +509,7 @@ class ArraySharedSteps:
         parts = cut(reducer.plan.buckets, {"cpu": block})
         for bucket, buffer, part in zip(reducer.plan.buckets, reducer.buffers, parts, strict=True):
             if copied:
-                reducer.put(buffer, part)
+                reducer.channel.communicator.put(buffer, part)
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec = self._specs[index]
                 if index in gradients:

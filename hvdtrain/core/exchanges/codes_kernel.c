@@ -47,9 +47,6 @@ enum {
     DEPTH = 64    /* at most this often */
 };
 
-/* Levels lie within this number of standard deviations to each side of 0. */
-INLINE double reach_of(int bits) { return bits == 2 ? 2.0 : 4.0; }
-
 #define T float
 #define BITS int32_t
 #define MAGNITUDE INT32_MAX
@@ -177,19 +174,33 @@ INLINE void NAMED(encode_signs)(T *x, int64_t length, T *factors, uint8_t *restr
     }
 }
 
+/* Return the largest magnitude; as integers, what is not a number is larger than all others. */
+INLINE T NAMED(largest)(const T *x, int64_t length) {
+    BITS largest = 0;
+    for (int64_t i = 0; i < length; i++) {
+        BITS bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= MAGNITUDE;
+        largest = bits > largest ? bits : largest;
+    }
+    T value;
+    memcpy(&value, &largest, sizeof value);
+    return value;
+}
+
 INLINE void NAMED(encode_levels)(T *restrict x, int64_t length, int bits, T *factors,
                                  uint8_t *restrict codes) {
     T outermost = (1 << (bits - 1)) - 1;
-    T deviation = ROOT((NAMED(add)(x, length, 1).total + 0) / (T)length);
-    T step = deviation * (T)(2 * reach_of(bits) / ((1 << bits) - 1)), base = -outermost * step;
-    T inverse = 1 / (step > 0 ? step : 1);
+    T step = bits == 2 ? ROOT((NAMED(add)(x, length, 1).total + 0) / (T)length) * (T)(4.0 / 3)
+                       : NAMED(largest)(x, length) / outermost;
+    T base = -outermost * step, divisor = step > 0 ? step : 1; /* an inverse may be infinite */
     factors[0] = base, factors[1] = step;
     int64_t bytes = row_bytes(length, bits);
     for (int n = 0; n < 8 / bits; n++) {
         T *restrict part = x + n * bytes;
         int64_t width = width_of(length, bytes, n);
         for (int64_t i = 0; i < width; i++) {
-            T level = part[i] * inverse;
+            T level = part[i] / divisor;
             level = level > -outermost ? level : -outermost; /* also if it is not a number */
             level = level < outermost ? level : outermost;
             T code = level + SHIFT - SHIFT + outermost;

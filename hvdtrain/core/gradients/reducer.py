@@ -83,7 +83,7 @@ class Reducer:
     """Reduces gradients by a plan over the ranks of a channel, one step at a time.
 
     One thread fills `buffers` and calls the methods. If the engine allows it, the channel's thread
-    communicates meanwhile. In each step, call `ready` for each gradient that is in its bucket,
+    communicates meanwhile. In each step, call `step.ready` for each gradient that is in its bucket,
     `launch`, `finish`, and then `forget`. The first call that submits the step decides with what.
     """
 
@@ -91,18 +91,17 @@ class Reducer:
         self,
         context: ReducerContext,
         channel: Channel,
-        plan: BucketPlan,
-        buffers: Sequence[Buffer],
         exchange: Exchange,
         name: str,
-        numbers: int = 0,
+        plan: BucketPlan,
+        buffers: Sequence[Buffer],
         streams: Sequence[Streams] | None = None,
-        counted: bool = False,
         placed: Sequence[PlacedBucket | None] | None = None,
+        numbers: int = 0,
+        counted: bool = False,
     ) -> None:
         self._context = context
-        self._channel, self._exchange, self._counted = channel, exchange, counted
-        self.name = name
+        self.channel, self.exchange, self.name, self._counted = channel, exchange, name, counted
         self.numbers = np.zeros(numbers, np.int32)
         self.use(plan, buffers, streams, placed)
 
@@ -115,7 +114,7 @@ class Reducer:
     ) -> None:
         """Use another plan of the same gradients; call between steps."""
         for buffer in buffers:
-            objection = self._channel.communicator.capabilities.unsupported(buffer, ReduceOp.SUM)
+            objection = self.channel.communicator.capabilities.unsupported(buffer, ReduceOp.SUM)
             if objection is not None:
                 raise UnsupportedError(f"gradients: the engine does not take {objection}")
         self.plan, self.buffers = plan, buffers
@@ -129,30 +128,22 @@ class Reducer:
         self.step = GradientStep(
             self.buffers,
             Buffer.from_array(self.numbers),
-            self._exchange,
+            self.exchange,
             self.plan,
             self.streams,
             self.placed,
-            partial(self._channel.call_listeners, self._channel.ranks),
+            partial(self.channel.call_listeners, self.channel.ranks),
         )
-
-    def put(self, source: Buffer, part: Buffer) -> None:
-        """Copy a gradient to its place in a bucket, bypassing the caches if possible."""
-        self._channel.communicator.put(source, part)
-
-    def ready(self, index: int) -> None:
-        """Mark a gradient as copied into its bucket."""
-        self.step.ready(index)
 
     def launch(self) -> bool:
         """Launch the buckets whose gradients are all ready; return whether to submit the step."""
-        if self._exchange.at_once and not self.step.all_ready:
+        if self.exchange.at_once and not self.step.all_ready:
             return False
         self.step.launch_ready()  # in the order of the plan
         if self.step.own is not None or not self.step.launched:
             return False
         # A channel without a thread cannot wait for buckets, so all are reduced at the end.
-        return self._channel.has_thread or self.step.complete
+        return self.channel.has_thread or self.step.complete
 
     def submit(self, own: OwnStep) -> None:
         """Submit this step to the channel, unless that is done."""
@@ -163,11 +154,11 @@ class Reducer:
             self.plan.digest + own.variant,
             self.buffers,
             self.numbers.size,
-            self._exchange,
-            self._channel.counted(self.name) if self._counted else None,
+            self.exchange,
+            self.channel.counted(self.name) if self._counted else None,
         )
         try:
-            self._channel.submit(self.step.submitted_with(request, own), at_once=True)
+            self.channel.submit(self.step.submitted_with(request, own), at_once=True)
         except BaseException:
             self.forget()  # it will not be reduced
             raise
@@ -186,7 +177,7 @@ class Reducer:
             channel.end_pass()
         if step.own is None or not step.launched:
             return 0
-        if not self._channel.has_thread:
+        if not self.channel.has_thread:
             self._wait_for_all()
         else:
             with self._waiting(step.progress.passes):
@@ -201,7 +192,7 @@ class Reducer:
         step = self.step
         step.awaited = awaited
         try:
-            with self._channel.blocked.running(), self._channel.waiting(step):
+            with self.channel.blocked.running(), self.channel.waiting(step):
                 yield
         finally:
             step.awaited = 0
@@ -223,7 +214,7 @@ class Reducer:
             listeners = [
                 (channel, partial(missed, self._concerned(channel)))
                 for channel in self._context.channels()
-                if channel is not self._channel
+                if channel is not self.channel
             ]
             try:
                 for channel, listener in listeners:
@@ -240,13 +231,13 @@ class Reducer:
     def _concerned(self, channel: Channel) -> set[int]:
         """Return the ranks that may delay a bucket while they are blocked in another channel."""
         groups = [other.ranks for other in self._context.channels() if other is not channel]
-        return linked(self._channel.ranks, [*groups, *self._context.process_sets.values()])
+        return linked(self.channel.ranks, [*groups, *self._context.process_sets.values()])
 
     def _wait_for_all(self) -> None:
         step = self.step
         with self._waiting(UNTIL_STEP):
-            if not self._channel.has_thread:
-                self._channel.wait(step)
+            if not self.channel.has_thread:
+                self.channel.wait(step)
             step.added.result()
 
     @collective
@@ -261,4 +252,4 @@ class Reducer:
 
     def count_step(self) -> None:
         """Count a step of the program, for the requests of the next steps."""
-        self._channel.count(self.name)
+        self.channel.count(self.name)

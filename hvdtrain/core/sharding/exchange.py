@@ -16,6 +16,7 @@ from hvdtrain.core.exchanges.allreduce import AllreduceExchange
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.places import PlacedBucket
+from hvdtrain.core.sharding.segments import GatheredBucket
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.engines.features import Slices, aligned_bounds
 from hvdtrain.types import DType, ReduceOp
@@ -63,10 +64,11 @@ class ScatteredSlices:
         buffer.copy_from(self.gather(part).slice(0, buffer.count))
 
     @collective
-    def gather(self, part: Buffer) -> Buffer:
-        """Return the slices of all ranks, one after the other."""
-        whole = self._of("send", part, part.count * self.owners)
-        self._communicator.allgather(part, whole, [part.count] * self.owners)
+    def gather(self, part: Buffer, counts: Sequence[int] | None = None) -> Buffer:
+        """Return the parts of all ranks, one after the other, which are equally long by default."""
+        counts = [part.count] * self.owners if counts is None else counts
+        whole = self._of("send", part, sum(counts))
+        self._communicator.allgather(part, whole, counts)
         return whole
 
     def _of(self, use: str, buffer: Buffer, count: int) -> Buffer:
@@ -101,7 +103,8 @@ def owned_slices(channel: Channel, memory: Mapping[str, Elements]) -> OwnedSlice
 class ShardedExchange(Exchange):
     """Like AllreduceExchange, but only the owner of a slice gets its result.
 
-    A joined rank cannot take part, because it would have to update the weights that it owns.
+    Every rank gets all results if owners have whole parameters. A joined rank cannot take part,
+    because it would have to update the weights that it owns.
     """
 
     exactness = AllreduceExchange.exactness
@@ -109,10 +112,14 @@ class ShardedExchange(Exchange):
     in_place = True
 
     def __init__(
-        self, slices: OwnedSlices, op: ReduceOp = ReduceOp.AVERAGE, predivide: float = 1.0
+        self,
+        slices: OwnedSlices,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        predivide: float = 1.0,
+        whole_tensors: bool = False,
     ) -> None:
         self._inner = AllreduceExchange(op, predivide)
-        self.slices = slices
+        self.slices, self.whole_tensors = slices, whole_tensors
         self.whole = True
         self.pending: set[int] = set()
         self.scales = (1.0, 1.0)
@@ -124,7 +131,8 @@ class ShardedExchange(Exchange):
         `board` has the factor of this rank's gradients, [1]; None to sum as gradients arrive.
         """
         self._board, self.at_once = board, board is not None
-        self.spec = f"{self._inner.spec},sharded{',deferred' * (board is not None)}"
+        form = ",whole" * self.whole_tensors + ",deferred" * (board is not None)
+        self.spec = f"{self._inner.spec},sharded{form}"
 
     def reduce(self, bucket: FilledBucket, info: StepInfo, communicators: Communicators) -> None:
         if bucket.number == 0:
@@ -178,16 +186,17 @@ class GatherSlices(Operation):
         self,
         slices: ScatteredSlices,
         parts: Sequence[Buffer],
+        layouts: Sequence[GatheredBucket],
         receive: Callable[[int, Buffer], None],
         name: str,
     ) -> None:
         super().__init__()
-        self._slices, self._parts, self._receive = slices, parts, receive
+        self._slices, self._parts, self._layouts, self._receive = slices, parts, layouts, receive
         self.request = Request("gather", name, (("buffers", str(len(parts))),))
 
     def execute(self, communicator: Communicator) -> None:
         for number, part in enumerate(self._parts):
-            self._receive(number, self._slices.gather(part))
+            self._receive(number, self._slices.gather(part, self._layouts[number].counts))
 
 
 class PutSegments(Operation):

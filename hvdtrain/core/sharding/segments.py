@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.engines.features import aligned_bounds
@@ -16,13 +17,14 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True)
 class Segment:
-    """Contiguous elements of a parameter that have one owner."""
+    """Contiguous elements of a parameter that have one owner; `whole` if all always have."""
 
     parameter: int
     first: int
     count: int
     bucket: int
     start: int
+    whole: bool = False
 
     @property
     def in_parameter(self) -> slice:
@@ -53,6 +55,65 @@ def segments_of(plan: BucketPlan, owners: int) -> list[list[Segment]]:
                 elif start < end:
                     segments.append(Segment(index, start - begin, end - start, number, start))
     return found
+
+
+def whole_segments_of(plan: BucketPlan, owners: int, costs: Sequence[int]) -> list[list[Segment]]:
+    """Return the segments of each owner, whole parameters of about equal cost together.
+
+    The costliest parameters are given first, each to the owner that has the least by then.
+    """
+    totals = [0] * owners
+    found: list[list[Segment]] = [[] for _ in range(owners)]
+    for index in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+        owner, number = totals.index(min(totals)), plan.bucket_of[index]
+        totals[owner] += costs[index]
+        bucket = plan.buckets[number]
+        start = bucket.starts[bucket.parameters.index(index)]
+        found[owner].append(Segment(index, 0, plan.specs[index].count, number, start, whole=True))
+    return found
+
+
+def newton_schulz_cost(shape: Sequence[int]) -> int:
+    """Return what it costs to orthogonalize a matrix, in products of two numbers for one step.
+
+    With the short side a and the long side b these are a b a + a a a + a a b.
+    """
+    count = prod(shape)
+    short, long = sorted((shape[0], count // shape[0])) if count and shape else (count, count)
+    return short * short * (short + 2 * long)
+
+
+@dataclass(frozen=True)
+class GatheredBucket:
+    """What owners send of a bucket's parameters, and where these are when all are gathered."""
+
+    counts: list[int]
+    starts: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls, plan: BucketPlan, number: int, segments: Sequence[Sequence[Segment]]
+    ) -> GatheredBucket:
+        """Return it for the slices of a bucket, or for whole parameters, which lie elsewhere."""
+        bucket, owners = plan.buckets[number], len(segments)
+        starts = dict(zip(bucket.parameters, bucket.starts, strict=True))
+        counts = [aligned_bounds(bucket.count, owners)[1]] * owners
+        if any(segment.whole for own in segments for segment in own):
+            counts, end = [], 0
+            for own in segments:
+                begin = end
+                for segment in own:
+                    if segment.bucket == number:
+                        starts[segment.parameter] = end
+                        # The next one begins on a cache line of its own.
+                        end += -(-segment.count // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+                counts.append(end - begin)
+        return cls(counts, starts)
+
+    def place(self, segment: Segment, owner: int) -> slice:
+        """Return where a segment is in what its owner sends."""
+        start = self.starts[segment.parameter] + segment.first - sum(self.counts[:owner])
+        return slice(start, start + segment.count)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from hvdtrain.core.arrays.shared_steps import (
     AdamRule,
     ArraySharedSteps,
     KeptArray,
+    MuonRule,
     SgdRule,
     StepValues,
     UpdateRule,
@@ -52,7 +53,7 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
             "sharded=True: a LossScaleOptimizer, which compile() makes for the policy "
             "mixed_float16, cannot be shared: use the policy mixed_bfloat16, or sharded=False"
         )
-    rule_of(optimizer)
+    rules_of(optimizer, ())
     if settings.exchange is not None:
         raise UnsupportedError(
             f"sharded=True: only averages and sums can be shared, not exchange "
@@ -66,20 +67,34 @@ def check_shared(optimizer: keras.optimizers.Optimizer, settings: GradientSettin
             )
 
 
-def rule_of(optimizer: keras.optimizers.Optimizer) -> UpdateRule:
-    """Return how an optimizer updates an element."""
+def rules_of(optimizer: Any, variables: Sequence[KerasVariable]) -> list[UpdateRule]:
+    """Return how an optimizer updates each variable."""
     kind = getattr(optimizer, "hvdtrain_class", type(optimizer))
-    if kind.__name__ == "SGD" and is_keras(kind):
-        return SgdRule(float(optimizer.momentum), bool(optimizer.nesterov))
-    if kind.__name__ in ("Adam", "AdamW") and is_keras(kind):
-        return AdamRule(
-            float(optimizer.beta_1),
-            float(optimizer.beta_2),
-            float(optimizer.epsilon),
-            bool(optimizer.amsgrad),
-        )
+    name = kind.__name__ if is_keras(kind) else ""
+    if name == "SGD":
+        sgd = SgdRule(float(optimizer.momentum), bool(optimizer.nesterov))
+        return [sgd] * len(variables)
+    if name in ("Adam", "AdamW"):
+        betas = float(optimizer.beta_1), float(optimizer.beta_2)
+        adam = AdamRule(*betas, float(optimizer.epsilon), bool(optimizer.amsgrad))
+        return [adam] * len(variables)
+    if name == "Muon" and hasattr(optimizer, "lr_adjust"):  # otherwise it is of another Keras
+        betas = float(optimizer.adam_beta_1), float(optimizer.adam_beta_2)
+        ratio = float(optimizer.adam_lr_ratio)
+        adam = AdamRule(*betas, float(optimizer.epsilon), amsgrad=False, ratio=ratio)
+
+        def orthogonalize(matrix: HostArray) -> HostArray:
+            tensor = keras.ops.convert_to_tensor(matrix)
+            found = optimizer.zeropower_via_newtonschulz5(tensor, optimizer.ns_steps)
+            return to_array(optimizer.lr_adjust(found))
+
+        def muon(variable: KerasVariable) -> MuonRule:
+            settings = float(optimizer.momentum), bool(optimizer.nesterov)
+            return MuonRule(*settings, tuple(variable.shape), orthogonalize)
+
+        return [adam if optimizer._should_use_adamw(v) else muon(v) for v in variables]
     raise UnsupportedError(
-        f"sharded=True: of Keras's optimizers SGD, Adam and AdamW can be shared, got "
+        f"sharded=True: of Keras's optimizers SGD, Adam, AdamW and Muon can be shared, got "
         f"{kind.__name__}: use sharded=False"
     )
 
@@ -155,7 +170,7 @@ class KerasSharedUpdate:
             [_spec(number, variable) for number, variable in enumerate(variables)],
             self._settings,
             self._slices,
-            rule_of(optimizer),
+            rules_of(optimizer, variables),
             {(numbers[id(variable)], name): state for variable, name, state in self._state},
             self._name,
         )
@@ -184,13 +199,14 @@ class KerasSharedUpdate:
             keras.ops.cast(optimizer._iterations, "float64"),
             keras.ops.cast(_UNKNOWN if samples is None else samples, "float64"),
         ]
-        decayed = [bool(optimizer._use_weight_decay(variable)) for variable in everything]
+        decays = [_decay_of(optimizer, variable) for variable in everything]
         steps = self._steps
 
         def function(arrays: Sequence[HostArray]) -> list[HostArray]:
             rate, done, weight = (float(array) for array in arrays[:3])
             given, values = arrays[3 : 3 + len(own)], arrays[3 + len(own) :]
-            now = _values(optimizer, rate, int(done), decayed)
+            clips = optimizer.global_clipnorm or None, optimizer.clipvalue or None
+            now = StepValues(rate, int(done), decays, *clips)
             counted = None if weight == _UNKNOWN else weight
             found: Mapping[int, HostArray] = dict(zip(own, given, strict=True))
             updated = steps.step(values, found, now, counted)
@@ -208,15 +224,12 @@ class KerasSharedUpdate:
         optimizer._iterations.assign_add(1)
 
 
-def _values(optimizer: Any, rate: float, steps: int, decayed: Sequence[bool]) -> StepValues:
-    return StepValues(
-        rate,
-        steps,
-        None if optimizer.weight_decay is None else float(optimizer.weight_decay),
-        decayed,
-        optimizer.global_clipnorm or None,
-        optimizer.clipvalue or None,
-    )
+def _decay_of(optimizer: Any, variable: KerasVariable) -> float | None:
+    if not optimizer._use_weight_decay(variable):
+        return None
+    with_adam = hasattr(optimizer, "adam_weight_decay") and optimizer._should_use_adamw(variable)
+    decay = optimizer.adam_weight_decay if with_adam else optimizer.weight_decay
+    return None if decay is None else float(decay)
 
 
 def _spec(number: int, variable: KerasVariable) -> ParameterSpec:

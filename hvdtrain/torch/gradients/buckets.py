@@ -1,25 +1,24 @@
-"""The bucket plan of PyTorch parameters, with the memory, views and reducer that belong to it."""
+"""Buckets of PyTorch parameters, with their memory and views."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hvdtrain.buffer import Elements
+from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.arguments import group_indices
-from hvdtrain.core.bucket_plans import agree_on_plan, open_plan_channel
+from hvdtrain.core.bucket_plans import agree_on_change, agree_on_plan, open_plan_channel
 from hvdtrain.core.gradients.communicators import open_communicators
-from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
 from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step import usage_length, write_usage
+from hvdtrain.core.places import PlacedBucket
 from hvdtrain.core.sharding.exchange import OnSlices, ShardedExchange, owned_slices
 from hvdtrain.core.warnings_once import note_one_node, note_staging
 from hvdtrain.engines.communicator import Capabilities
@@ -27,7 +26,6 @@ from hvdtrain.streams import HOST, Several, Streams
 from hvdtrain.torch.gradients.views import (
     BucketViews,
     ParameterSettings,
-    StayingGradients,
     open_staying,
     placed_of,
 )
@@ -39,71 +37,61 @@ from hvdtrain.types import DType
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
-@dataclass
-class ParameterBuckets:
-    """A plan that all ranks have agreed on for the current dtypes and devices of parameters."""
+class ParameterBuckets(Reducer):
+    """Reduces by a plan that all ranks have agreed on for parameters' current dtypes and devices.
 
-    named: Named
-    channel: Channel
-    exchange: Exchange
-    sharded: ShardedExchange | None
-    memory: Mapping[str, Elements]
-    streams: Mapping[str, Streams]
-    halves: bool
-    reducer: Reducer
-    views: BucketViews
-    staying: StayingGradients | None
-    dtypes: list[torch.dtype]
+    It has the memory of the buckets, and the views by which parameters have their gradients there.
+    """
 
-    @classmethod
     @collective
-    def agree(cls, named: Named, settings: ParameterSettings) -> ParameterBuckets:
-        """Agree on a plan and allocate its memory."""
+    def __init__(self, named: Named, settings: ParameterSettings) -> None:
         parent, exchange = settings.process_set.channel(), settings.make_exchange()
         capabilities = parent.communicator.capabilities
-        halves = capabilities.half_types and exchange.half_types
+        self.named, self._halves = named, capabilities.half_types and exchange.half_types
         parameters = [parameter for _, parameter in named]
+        self._dtypes = [parameter.dtype for parameter in parameters]
         groups = group_indices(settings.groups, parameters)
-        plan = agree_on_plan([_spec(*pair, halves) for pair in named], parent, groups)
+        plan = agree_on_plan([_spec(*pair, self._halves) for pair in named], parent, groups)
         exchange.prepare(plan)
-        channel = open_plan_channel(parent)
-        name = f"plan {context.current().next_number(channel)}"
-        streams = _streams_by_type(parameters, capabilities)
-        memory = _allocate(channel, plan, name, parameters, streams)
-        sharded, slices = None, owned_slices(channel, memory) if settings.sharded else None
+        channel, here = open_plan_channel(parent), context.current()
+        name = f"plan {here.next_number(channel)}"
+        self.streams_of = _streams_by_type(parameters, capabilities)
+        self.memory = memory = _allocate(channel, plan, name, parameters, self.streams_of)
+        self.sharded: ShardedExchange | None = None
+        shares = settings.sharded or settings.shares_whole
+        slices = owned_slices(channel, memory) if shares else None
         if slices is not None:
-            exchange = sharded = ShardedExchange(slices, settings.op, settings.predivide)
-        staying = open_staying(channel, plan, exchange, memory, settings, name)
-        buffers = cut(plan.buckets, memory)
-        reducer = Reducer(
-            context.current(),
-            channel,
-            plan,
-            buffers,
-            exchange,
-            name,
-            numbers=usage_length(len(parameters)),
-            streams=[streams[bucket.device] for bucket in plan.buckets],
-            counted=True,
-            placed=placed_of(staying, plan, buffers),
+            total = settings.op, settings.predivide
+            exchange = self.sharded = ShardedExchange(slices, *total, settings.shares_whole)
+        self.staying = open_staying(channel, plan, exchange, memory, settings, name)
+        numbers = usage_length(len(parameters))
+        divided = self._divided(plan)
+        super().__init__(
+            here, channel, exchange, name, plan, *divided, numbers=numbers, counted=True
         )
         if exchange.hierarchical:
-            node = context.current().topology.node
+            node = here.topology.node
             note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
-        views = BucketViews(parameters, reducer, settings.compressor, staying)
-        dtypes = [parameter.dtype for parameter in parameters]
-        kept = memory, streams, halves, reducer, views, staying, dtypes
-        return cls(named, channel, exchange, sharded, *kept)
+        self.views = BucketViews(parameters, channel, settings.compressor, self.staying)
+        self.views.cut(plan, self.buffers, self.streams)
+
+    def _divided(
+        self, plan: BucketPlan
+    ) -> tuple[list[Buffer], list[Streams], list[PlacedBucket | None]]:
+        """Divide the memory into the buckets of a plan; return what the reducer needs of each."""
+        buffers = cut(plan.buckets, self.memory)
+        streams = [self.streams_of[bucket.device] for bucket in plan.buckets]
+        return buffers, streams, placed_of(self.staying, plan, buffers)
 
     def refuse_capture(self) -> None:
         """Refuse to become part of a graph that a device of the parameters is capturing."""
-        for streams in self.streams.values():
+        for streams in self.streams_of.values():
             streams.refuse_capture("an optimizer step")
 
     @collective
     def run(self, operation: Operation) -> Any:
         """Run an operation on buckets' memory in the order of their streams, which wait for it."""
-        streams = Several(list(dict.fromkeys(self.streams.values())) or [HOST])
+        streams = Several(list(dict.fromkeys(self.streams_of.values())) or [HOST])
         return Submission(self.channel, operation).after(streams).run()
 
     @property
@@ -114,10 +102,10 @@ class ParameterBuckets:
     @collective
     def sum_slices(self) -> None:
         """Sum the slices of this rank whose sums were left to the optimizer's step."""
-        sharded, reducer = self.sharded, self.reducer
+        sharded = self.sharded
         if sharded is not None and sharded.pending:
-            chosen = [(reducer.buffers[n], reducer.placed[n]) for n in sorted(sharded.pending)]
-            name = f"sums of {reducer.name}"
+            chosen = [(self.buffers[n], self.placed[n]) for n in sorted(sharded.pending)]
+            name = f"sums of {self.name}"
             self.run(OnSlices(chosen, sharded.slices, name, sharded.scales))
             sharded.pending.clear()
 
@@ -126,22 +114,15 @@ class ParameterBuckets:
         """Give all ranks the reduced gradients of all slices."""
         self.sum_slices()
         if self.sharded is not None:
-            pairs = list(zip(self.reducer.buffers, self.reducer.placed, strict=True))
-            self.run(OnSlices(pairs, self.sharded.slices, f"gradients of {self.reducer.name}"))
-
-    @property
-    def plan(self) -> BucketPlan:
-        """The current division of gradients into buckets."""
-        return self.reducer.plan
+            pairs = list(zip(self.buffers, self.placed, strict=True))
+            self.run(OnSlices(pairs, self.sharded.slices, f"gradients of {self.name}"))
 
     def use_plan(self, plan: BucketPlan) -> None:
         """Switch to another plan for the same parameters, from the next step on."""
         kept = self.views.kept()
         self.exchange.prepare(plan)
-        streams = [self.streams[bucket.device] for bucket in plan.buckets]
-        buffers = cut(plan.buckets, self.memory)
-        self.reducer.use(plan, buffers, streams, placed_of(self.staying, plan, buffers))
-        self.views.cut()
+        self.use(plan, *self._divided(plan))
+        self.views.cut(plan, self.buffers, self.streams)
         self.views.restore(kept)
 
     def write_usage(
@@ -152,22 +133,24 @@ class ParameterBuckets:
     ) -> None:
         """Write what ranks sum in addition to this rank's gradients."""
         outdated = self.views.has_misfits(self._matches_plan)
-        write_usage(self.reducer.numbers, absent, sparse, arrivals, outdated)
+        write_usage(self.numbers, absent, sparse, arrivals, outdated)
+
+    @collective
+    def changed_dtypes(self) -> bool:
+        """Return whether dtypes of parameters have changed, after all ranks have agreed on that."""
+        if [parameter.dtype for _, parameter in self.named] == self._dtypes:
+            return False
+        change = next(
+            f"{name!r} from {kept} to {parameter.dtype}"
+            for (name, parameter), kept in zip(self.named, self._dtypes, strict=True)
+            if parameter.dtype != kept
+        )
+        agree_on_change(self.channel, self.name, change)
+        return True
 
     def _matches_plan(self, index: int) -> bool:
         spec: ParameterSpec = self.plan.specs[index]
-        return _spec(*self.named[index], self.halves) == spec
-
-
-def describe_dtype_change(named: Named, dtypes: Sequence[torch.dtype]) -> str:
-    """Describe the first parameter whose dtype has changed; "" where none has."""
-    if [parameter.dtype for _, parameter in named] == dtypes:
-        return ""
-    return next(
-        f"{name!r} from {kept} to {parameter.dtype}"
-        for (name, parameter), kept in zip(named, dtypes, strict=True)
-        if parameter.dtype != kept
-    )
+        return _spec(*self.named[index], self._halves) == spec
 
 
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:

@@ -1,38 +1,63 @@
-"""Who reduces the gradient of a parameter: one optimizer, and no module of torch (all local)."""
+"""Who reduces the gradient of a parameter: one optimizer, and no module of torch."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from hvdtrain.collective import collective
+from hvdtrain.core import context
 from hvdtrain.errors import UnsupportedError
+from hvdtrain.torch.gradients.buckets import Named, ParameterBuckets
+from hvdtrain.torch.gradients.views import ParameterSettings
 
-_CLAIMS: weakref.WeakSet[Claim] = weakref.WeakSet()
+_CLAIMS: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
 # Of torch, by name: to import the second takes long. Its `replicate` makes the first.
 _REDUCING = {"DistributedDataParallel", "FullyShardedDataParallel"}
-_reducing: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_reducing: weakref.WeakKeyDictionary[torch.nn.Module, torch.nn.Module]
+_reducing = weakref.WeakKeyDictionary()  # and their modules
 
 
-class Claim:
-    """One optimizer's claim on its parameters, void while a later one of any of them exists."""
+class ClaimedParameters:
+    """One optimizer's claim on its parameters, void while a later one of any of them exists.
 
-    def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        self.names = {id(parameter): name for name, parameter in parameters}
-        self._later: weakref.WeakSet[Claim] = weakref.WeakSet()
+    It has the buckets in which ranks exchange the parameters' gradients or weights.
+    """
+
+    @collective
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, named: Named, settings: ParameterSettings
+    ) -> None:
+        self._optimizer, self._named, self._settings = optimizer, list(named), settings
+        self.parameters = [parameter for _, parameter in named]
+        self.names = {id(parameter): name for name, parameter in named}
+        self.weight: float | None = None
+        self._make_plan()
+        self._later: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
         for other in _CLAIMS:
             if not self.names.keys().isdisjoint(other.names):
                 other._later.add(self)
         _CLAIMS.add(self)
 
+    @collective
+    def _make_plan(self) -> None:
+        self.world = context.current()
+        self.buckets = ParameterBuckets(self._named, self._settings)
+        self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
+
+    @collective
+    def _remake_plan(self) -> None:
+        self._release()
+        self._make_plan()
+
     @property
     def lost(self) -> bool:
         return len(self._later) > 0
 
-    def check(self) -> None:
+    def check_claim(self) -> None:
         """Check that no later optimizer that still exists has one of the parameters."""
         for later in self._later:
             name = next(name for key, name in self.names.items() if key in later.names)
@@ -44,8 +69,8 @@ class Claim:
             )
 
 
-def _reduced_by(module: Any) -> set[int]:
-    """Return the parameters, by id, whose gradients DDP reduces in a module."""
+def _reduced_by(module: torch.nn.Module) -> set[int]:
+    """Return the parameters, by id, whose gradients a model of torch reduces for a module."""
     left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     return {id(p) for name, p in module.named_parameters() if name not in left_out}
 
@@ -60,9 +85,8 @@ def _reason(kind: str) -> str:
 def find_others(parameters: Iterable[torch.nn.Parameter]) -> dict[int, str]:
     """Return why torch reduces or divides parameters already, by id."""
     found = {id(p): _reason("DTensor") for p in parameters if hasattr(p, "device_mesh")}
-    for model in _reducing:
-        kind = type(model).__name__
-        found |= dict.fromkeys(_reduced_by(model.module), _reason(kind))
+    for model, module in _reducing.items():
+        found |= dict.fromkeys(_reduced_by(module), _reason(type(model).__name__))
     return found
 
 
@@ -75,7 +99,7 @@ def _note_module(model: torch.nn.Module, _: str, module: torch.nn.Module | None)
         raise UnsupportedError(
             f"parameter {names[key]!r} of a DistributedOptimizer {_reason(type(model).__name__)}"
         )
-    _reducing.add(model)
+    _reducing.setdefault(model, module)
 
 
 register_module_module_registration_hook(_note_module)

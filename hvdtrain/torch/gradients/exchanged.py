@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,6 @@ from hvdtrain.arrays import Array, HostArray, is_tensor
 from hvdtrain.collective import collective
 from hvdtrain.core import context, sample_weights
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.bucket_plans import agree_on_change
 from hvdtrain.core.exchanges.state import (
     SAMPLES_PER_STEP,
     SavedExchange,
@@ -28,8 +26,8 @@ from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.streams import Streams
-from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
-from hvdtrain.torch.gradients.claims import Claim, find_others
+from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.claims import ClaimedParameters, find_others
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
@@ -114,7 +112,7 @@ def _zeros(kind: tuple[tuple[int, ...], torch.dtype], device: torch.device) -> t
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-class Weights:
+class Weights(ClaimedParameters):
     """Exchanges the weights of all ranks when their exchange is due, or when all ask for it.
 
     A rank counts in an exchange with the samples that it had since all weights were equal, or with
@@ -123,31 +121,18 @@ class Weights:
 
     @collective
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
-        settings: ParameterSettings,
+        self, optimizer: torch.optim.Optimizer, named: Named, settings: ParameterSettings
     ) -> None:
-        self._optimizer, self._named, self._settings = optimizer, list(parameters), settings
-        self._parameters = [parameter for _, parameter in parameters]
-        self.weight: float | None = None
+        super().__init__(optimizer, named, settings)
         self.counter = StepCounter()
-        self.claim = Claim(parameters)
-        self._make_plan()
-
-    @collective
-    def _make_plan(self) -> None:
-        self.world = context.current()
-        self._buckets = ParameterBuckets.agree(self._named, self._settings)
-        self._release = weakref.finalize(self, setattr, self._buckets.channel, "unused", True)
 
     @collective
     def before_step(self) -> None:
         """Prepare for a step (local; collective before the first one if samples are counted)."""
-        check_reduced(self._optimizer, self._parameters)
-        self.claim.check()
+        check_reduced(self._optimizer, self.parameters)
+        self.check_claim()
         self._check_trained()
-        counts = self._buckets.exchange.counts_samples and self.counter.samples_per_step is None
+        counts = self.buckets.exchange.counts_samples and self.counter.samples_per_step is None
         if counts and self.weight is not None:
             self._exchange(flush=False, weight=self.weight)
         self._begin()
@@ -158,7 +143,7 @@ class Weights:
             if not parameter.requires_grad:
                 raise RuntimeError(
                     f"parameter {name!r} is frozen now, and exchange "
-                    f"{self._buckets.exchange.spec!r} would change it: call flush(), and wrap the "
+                    f"{self.buckets.exchange.spec!r} would change it: call flush(), and wrap the "
                     "optimizer again after changing requires_grad"
                 )
 
@@ -166,7 +151,7 @@ class Weights:
         """Pass the weights that all ranks have in common to the exchange, if new."""
         if not self.counter.begun:
             for bucket, streams in self._filled():
-                filled = partial(self._buckets.exchange.begin, bucket)
+                filled = partial(self.buckets.exchange.begin, bucket)
                 _, read = streams.run_after(streams.mark(), filled)
                 streams.wait(read)
             self.counter.begun = True
@@ -175,7 +160,7 @@ class Weights:
     def after_step(self) -> None:
         """Count a step, and exchange the weights if the exchange is due (collective if so)."""
         steps = self.counter.count(self.weight, rate_of(self._optimizer))
-        if self._buckets.exchange.due(steps):
+        if self.buckets.exchange.due(steps):
             self._exchange(flush=False, weight=self.counter.samples)
 
     @collective
@@ -185,20 +170,12 @@ class Weights:
             pass
 
     @collective
-    def _follow_dtypes(self) -> None:
-        """Make a new plan if dtypes of parameters have changed."""
-        change = describe_dtype_change(self._named, self._buckets.dtypes)
-        if change:
-            agree_on_change(self._buckets.channel, self._buckets.reducer.name, change)
-            self._release()
-            self._make_plan()
-
-    @collective
     def _exchange(self, flush: bool, weight: float) -> StepInfo:
         """Exchange the weights of all ranks; return what they know about it."""
-        self._follow_dtypes()
+        if self.buckets.changed_dtypes():
+            self._remake_plan()
         self._begin()
-        exchange, reducer = self._buckets.exchange, self._buckets.reducer
+        exchange, reducer = self.buckets.exchange, self.buckets
         some, in_warm_up = exchange.partial, exchange.in_warm_up
         rate = rate_of(self._optimizer) if exchange.uses_rate else None
         own = OwnStep(
@@ -212,7 +189,7 @@ class Weights:
         try:
             for bucket, _ in self._filled():
                 for index in bucket.layout.parameters:
-                    reducer.ready(index)
+                    reducer.step.ready(index)
                 if reducer.launch():
                     reducer.submit(own)
             reducer.finish(own)
@@ -225,12 +202,12 @@ class Weights:
         if step.info.drifted and not in_warm_up:
             process_set = self._settings.process_set
             settle_states(
-                self._optimizer, self._parameters, exchange.inner_state, weight, process_set
+                self._optimizer, self.parameters, exchange.inner_state, weight, process_set
             )
         return step.info
 
     def _bucket_views(self) -> Iterator[tuple[FilledBucket, Streams]]:
-        reducer = self._buckets.reducer
+        reducer = self.buckets
         layouts, specs = reducer.plan.buckets, reducer.plan.specs
         for number, streams in enumerate(reducer.streams):
             yield FilledBucket(number, reducer.buffers[number], layouts[number], specs), streams
@@ -239,7 +216,7 @@ class Weights:
         """Copy the weights into the buckets and yield each filled bucket."""
         for bucket, streams in self._bucket_views():
             for part in bucket.parts:
-                weights = self._parameters[part.index].detach()
+                weights = self.parameters[part.index].detach()
                 streams.fill(weights, _tensor(part.array))
             yield bucket, streams
 
@@ -247,7 +224,7 @@ class Weights:
         """Copy the weights back from the buckets."""
         for bucket, streams in self._bucket_views():
             for part in bucket.parts:
-                weights = self._parameters[part.index].detach()
+                weights = self.parameters[part.index].detach()
                 streams.read(_tensor(part.array), weights)
 
 
@@ -256,15 +233,6 @@ def _tensor(array: Array) -> torch.Tensor:
     if is_tensor(array):
         return cast("torch.Tensor", array)
     return torch.from_numpy(cast("HostArray", array))
-
-
-class LossScale:
-    def __init__(self) -> None:
-        self.scaler: torch.amp.GradScaler | None = None
-
-    def __call__(self) -> float:
-        """Return the factor; 1 without a loss scaler."""
-        return 1.0 if self.scaler is None else float(self.scaler.get_scale())
 
 
 class Exchanged(Follower):
@@ -282,7 +250,7 @@ class Exchanged(Follower):
         settings: ParameterSettings,
     ) -> None:
         self._optimizer, self.names, self.settings = optimizer, names, settings
-        self.loss_scale = LossScale()
+        self._scaler: torch.amp.GradScaler | None = None
         self.gradients: Gradients | None = None
         self.weights: Weights | None = None
         with context.alone_if_newcomer():
@@ -309,22 +277,16 @@ class Exchanged(Follower):
             self.weights = None
             if settings.exchange is not None and settings.exchange.first is not None:
                 settings = replace(settings, exchange=settings.exchange.first)
-            rate = partial(rate_of, self._optimizer)
-            self.gradients = Gradients(trainable, settings, rate, self.loss_scale)
+            self.gradients = Gradients(self._optimizer, trainable, settings, self._scaler)
 
     def has(self, parameters: Set[int]) -> bool | None:
         """Return whether ranks exchange one of these; see sample_weights."""
         exchanged = self.gradients or self.weights
-        if exchanged is None or exchanged.claim.lost:
+        if exchanged is None or exchanged.lost:
             return False
-        if not parameters.isdisjoint(exchanged.claim.names):
+        if not parameters.isdisjoint(exchanged.names):
             return True
         return None if exchanged.world is context.current() else False
-
-    @property
-    def weight(self) -> float | None:
-        """What this rank counts with; see sample_weights."""
-        return self.sample_weight
 
     @property
     def exchanges_weights(self) -> bool:
@@ -359,13 +321,24 @@ class Exchanged(Follower):
             self.gradients.passes = passes
 
     @property
-    def sample_weight(self) -> float | None:
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scaler of the program, whose factor the gradients have."""
+        return self._scaler
+
+    @scaler.setter
+    def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        self._scaler = scaler
+        if self.gradients is not None:
+            self.gradients.scaler = scaler
+
+    @property
+    def weight(self) -> float | None:
         """Weight of this rank in the average of the next steps; None for the plain average."""
         exchanged = self.gradients or self.weights
         return None if exchanged is None else exchanged.weight
 
-    @sample_weight.setter
-    def sample_weight(self, weight: float | None) -> None:
+    @weight.setter
+    def weight(self, weight: float | None) -> None:
         exchanged = self.gradients or self.weights
         if exchanged is not None:
             exchanged.weight = weight
@@ -433,10 +406,10 @@ class Exchanged(Follower):
     @collective
     def replan(self, names: Mapping[int, str]) -> None:
         """Plan again, and continue with the same steps and sample weight."""
-        steps, weight = self.steps, self.sample_weight
+        steps, weight = self.steps, self.weight
         self.names = names
         self._plan()
-        self.steps, self.sample_weight = steps, weight
+        self.steps, self.weight = steps, weight
 
 
 @collective

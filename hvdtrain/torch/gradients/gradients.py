@@ -12,25 +12,24 @@ import torch
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.bucket_plans import agree_on_change, replan, take_layout
+from hvdtrain.core.bucket_plans import replan, take_layout
 from hvdtrain.core.gradients.plan import BucketPlan
-from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step import StepUsage
 from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
 from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
-from hvdtrain.torch.gradients.buckets import ParameterBuckets, describe_dtype_change
-from hvdtrain.torch.gradients.claims import Claim
+from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.claims import ClaimedParameters
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     check_hookable,
     in_nested_backward,
 )
-from hvdtrain.torch.gradients.views import GradientChanges, ParameterSettings
+from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
-from hvdtrain.torch.tensors.parts import weight_sums
+from hvdtrain.torch.tensors.parts import rate_of, weight_sums
 from hvdtrain.types import ReduceOp
 
 
@@ -63,7 +62,7 @@ def reduce_sparse(
     return total
 
 
-class Gradients:
+class Gradients(ClaimedParameters):
     """Passes the gradients of parameters to a reducer as backward passes compute them.
 
     Parameters may change their dtype, device or memory format: a new plan is then made.
@@ -72,18 +71,14 @@ class Gradients:
     @collective
     def __init__(
         self,
-        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        optimizer: torch.optim.Optimizer,
+        named: Named,
         settings: ParameterSettings,
-        rate: Callable[[], float | None],
-        scale: Callable[[], float],
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
-        check_hookable(parameters)
-        self._settings, self._named = settings, list(parameters)
-        self._rate, self._scale = rate, scale
-        self.passes = settings.passes
-        self.parameters = [parameter for _, parameter in parameters]
+        check_hookable(named)
+        self.passes, self.scaler = settings.passes, scaler
         self._lock = threading.Lock()  # autograd has a thread for each GPU
-        self._changes = GradientChanges()
         self._held: list[int] = []  # accumulated, and not accepted before the backward pass ends
         # Gradients of which some backward passes are missing.
         self._partial: weakref.WeakValueDictionary[int, torch.Tensor]
@@ -95,19 +90,15 @@ class Gradients:
         self.whole = True
         self.info: StepInfo | None = None
         self.before_new_buckets: Callable[[], object] = bool
-        self.weight: float | None = None
         self.steps = 0
         self._told = False  # that weights differ
-        self._make_plan()
+        super().__init__(optimizer, named, settings)
         self._hooks = GradientHooks(self.parameters, self._on_gradient, self._after_backward)
         weakref.finalize(self, self._hooks.remove)
-        self.claim = Claim(parameters)
 
     @collective
     def _make_plan(self) -> None:
-        self.world = context.current()
-        self.buckets = ParameterBuckets.agree(self._named, self._settings)
-        self._release = weakref.finalize(self, setattr, self.buckets.channel, "unused", True)
+        super()._make_plan()
         self.used: Sequence[int] = ()  # for each parameter, how many ranks had the last gradient
         self._removed_before = ""  # of these gradients, the program, for the next step
         self.plan_is_final = False  # until it follows the order in which gradients arrive
@@ -117,21 +108,17 @@ class Gradients:
         return self.buckets.plan
 
     @property
-    def _reducer(self) -> Reducer:
-        return self.buckets.reducer
-
-    @property
     def _own(self) -> OwnStep:
         """What this rank submits the present step with, or has."""
-        own = self._reducer.step.own
+        own = self.buckets.step.own
         if own is not None:
             return own
         exchange = self.buckets.exchange
         return OwnStep(
             self.weight,
             self.steps,
-            rate=self._rate() if exchange.uses_rate else None,
-            scale=self._scale() if exchange.uses_scale else 1.0,
+            rate=rate_of(self._optimizer) if exchange.uses_rate else None,
+            scale=self.scaler.get_scale() if exchange.uses_scale and self.scaler else 1.0,
             variant=self._removed_before,
             weights=self._weights_to_compare(),
         )
@@ -144,18 +131,18 @@ class Gradients:
     @property
     def sent_weight(self) -> float | None:
         """The weight with which the first bucket of this step left, or will."""
-        own = self._reducer.step.own
+        own = self.buckets.step.own
         return self.weight if own is None else own.weight
 
     @property
     def open(self) -> bool:
         """Whether a gradient has arrived since the last finish()."""
-        return bool(self._reducer.step.passes)
+        return bool(self.buckets.step.passes)
 
     @property
     def complete(self) -> bool:
         """Whether all passes of some gradient have arrived since the last finish()."""
-        return self.passes in self._reducer.step.passes.values()
+        return self.passes in self.buckets.step.passes.values()
 
     @property
     def layout(self) -> dict[str, Any] | None:
@@ -178,13 +165,13 @@ class Gradients:
         """Handle an accumulated gradient; `incoming` is None if its own hook did not report it."""
         # No name for the gradient here: one that is referenced elsewhere is copied.
         # A hook of the program may have dropped it.
-        if self.parameters[index].grad is None or self.claim.lost:
+        if self.parameters[index].grad is None or self.lost:
             return
         with self._lock:
             if incoming is None:
                 self.buckets.views.note_misfit(index)
             if self._settings.sharded:
-                self._changes.look(self.buckets.views, self._complete(), index)
+                self.buckets.views.look(self._complete(), index)
             if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
@@ -195,7 +182,7 @@ class Gradients:
                 self._check_begin(index)
                 self._begin()
                 self.buckets.views.release()  # after a skipped step
-            step = self._reducer.step
+            step = self.buckets.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count < self.passes:
                 gradient = self.parameters[index].grad
@@ -224,7 +211,7 @@ class Gradients:
         """Let a gradient be reduced where it is, or in its bucket."""
         if not self.buckets.views.stays(index, incoming):
             self._take(index)
-        if self._reducer.step.ready(index):
+        if self.buckets.step.ready(index):
             self._launch()
 
     def _accept_held(self) -> None:
@@ -233,21 +220,21 @@ class Gradients:
             self._accept(index, None)
 
     def _launch(self) -> None:
-        if self._reducer.step.all_ready:
+        if self.buckets.step.all_ready:
             self._write_usage(())
         elif in_compiled_backward():  # its end is not reported if a gradient is missing
             return
-        if self._reducer.launch():
-            self._reducer.submit(self._own)
+        if self.buckets.launch():
+            self.buckets.submit(self._own)
 
     def _write_usage(self, absent: Sequence[int]) -> None:
-        step = self._reducer.step
+        step = self.buckets.step
         arrivals = None if self.plan_is_final else step.arrivals
         self.buckets.write_usage([*absent, *self._removed], step.sparse, arrivals)
 
     def _returns(self, index: int, incoming: torch.Tensor | None) -> bool:
         """Return whether a gradient was taken in this step, dropped, and computed again."""
-        passes, gradient = self._reducer.step.passes, self.parameters[index].grad
+        passes, gradient = self.buckets.step.passes, self.parameters[index].grad
         assert gradient is not None
         if passes.get(index, 0) < self.passes:
             if index in passes and self._partial.get(index) is not gradient:
@@ -267,7 +254,7 @@ class Gradients:
 
     def _is_taken(self, index: int) -> bool:
         """Return whether a parameter has the gradient that was taken in this step."""
-        sparse = self._reducer.step.sparse.get(index)
+        sparse = self.buckets.step.sparse.get(index)
         if sparse is not None:
             return sparse is self.parameters[index].grad
         return self.buckets.views.is_taken(index)
@@ -287,7 +274,7 @@ class Gradients:
     def _start_over(self) -> None:
         """End a step that the program skips, as loss scalers do; the next one has its gradients."""
         launched = {
-            i for b in self.plan.buckets[: self._reducer.step.launched] for i in b.parameters
+            i for b in self.plan.buckets[: self.buckets.step.launched] for i in b.parameters
         }
         kept = [
             self.buckets.views.withdraw(index, index in launched)
@@ -322,7 +309,7 @@ class Gradients:
             if self._settings.sparse_as_dense or self._settings.sharded:
                 gradient = gradient.detach().to_dense()  # also if it has a graph
             else:
-                self._reducer.step.sparse[index], gradient = gradient, None
+                self.buckets.step.sparse[index], gradient = gradient, None
         self.buckets.views.take(index, gradient)
 
     def _after_backward(self) -> None:
@@ -330,23 +317,24 @@ class Gradients:
             self._accept_held()
         self._pass_ended = True
         self._nested = self._nested or in_nested_backward()
-        local = self.complete and (self._settings.sharded or not self._reducer.step.complete)
+        local = self.complete and (self._settings.sharded or not self.buckets.step.complete)
         self._versions = self._parameter_versions() if local else []
-        reduced = self._reducer.end_pass()
+        reduced = self.buckets.end_pass()
         self._deliver(reduced)
         if self.buckets.channel.has_thread:  # otherwise nothing is in progress
-            launched = self._reducer.step.launched
+            launched = self.buckets.step.launched
             self.buckets.views.lend(self.plan.buckets[reduced:launched])
-        self._changes.note(self.buckets.views)
+        if self._settings.sharded:
+            self.buckets.views.note()
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
-        passes = self._reducer.step.passes.items()
+        passes = self.buckets.step.passes.items()
         return (index for index, count in passes if count == self.passes)
 
     def check_unchanged(self) -> None:
-        """Check that gradients are those of backward(), or of note_results() after it."""
-        if self.open and self._hooks.in_backward and self._changes.arriving:
+        """Check that gradients are those that were noted after backward(), or after changes."""
+        if self.open and self._hooks.in_backward and self.buckets.views.arriving:
             raise RuntimeError(
                 "sharded=True: step(), synchronize() or clip_grad_norm_() was called before "
                 "backward() had ended, when gradients of this optimizer had arrived already: call "
@@ -354,7 +342,7 @@ class Gradients:
                 "after a failed backward(), call zero_grad()"
             )
         taken = self._complete() if self.open else range(len(self.parameters))
-        changed = self._changes.find(self.buckets.views, taken)
+        changed = self.buckets.views.changed(taken)
         if changed is not None:
             raise RuntimeError(
                 f"the gradient of {self._named[changed][0]!r} (or another in its bucket) was "
@@ -366,23 +354,23 @@ class Gradients:
 
     def _deliver(self, count: int) -> None:
         """Set the gradients of the first `count` buckets to the reduced ones."""
-        step = self._reducer.step
+        step = self.buckets.step
         self.buckets.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
         step.delivered = count
 
     @collective
     def finish(self) -> None:
         """Reduce the remaining gradients, as zeros where only other ranks used the parameter."""
-        self.claim.check()
+        self.check_claim()
         for index in self._hooks.take_pending():
             self._on_gradient(index, None)
         with self._lock:
             if self._all_dropped():
                 self._start_over()
         self._check_weight()
-        arrived = list(self._reducer.step.passes)
+        arrived = list(self.buckets.step.passes)
         usage = self._end_step()
-        self._reducer.count_step()
+        self.buckets.count_step()
         self.steps += 1
         self.used = () if usage is None else usage.used
         if usage is not None:
@@ -415,14 +403,10 @@ class Gradients:
                     "optimizer.skip_synchronize():`"
                 )
 
-    def note_results(self) -> None:
-        """Note the reduced gradients, for check_unchanged()."""
-        self._changes.note(self.buckets.views)
-
     def forget_results(self) -> None:
         """Let the program use its gradients for other numbers than the last results."""
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
-        self._changes.forget()
+        self.buckets.views.forget()
         self.whole = True
 
     @collective
@@ -440,7 +424,7 @@ class Gradients:
         Collective if all backward passes of some gradient are complete, because other ranks may
         have reduced it. Such a step ends as any other, but is not counted.
         """
-        step = self._reducer.step
+        step = self.buckets.step
         if step.launched or self.complete:
             self._end_step()
         else:
@@ -458,8 +442,8 @@ class Gradients:
             parameter.grad = None
 
     def _forget_step(self) -> None:
-        self._reducer.forget()
-        self._changes.forget()
+        self.buckets.forget()
+        self.buckets.views.forget()
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()
@@ -486,7 +470,7 @@ class Gradients:
     @collective
     def _reduce_rest(self) -> StepUsage:
         self._accept_held()  # of a backward pass that has failed
-        step = self._reducer.step
+        step = self.buckets.step
         # Not by counting passes: a gradient that could not be taken has all of them.
         ready = set(step.arrivals)
         late = [i for i in range(len(self.parameters)) if i not in ready]
@@ -497,8 +481,8 @@ class Gradients:
         if late and not step.complete:
             self._write_usage(absent)
             for index in late:
-                self._reducer.ready(index)
-        usage = StepUsage.from_sums(self._reducer.finish(self._own))
+                self.buckets.step.ready(index)
+        usage = StepUsage.from_sums(self.buckets.finish(self._own))
         self.info = info = step.info
         assert info is not None
         channel, at = self.buckets.channel, f"at step {info.step + 1}"
@@ -527,7 +511,7 @@ class Gradients:
 
     def _take_again(self) -> None:
         """Take gradients that the program has changed, in buckets that are not launched."""
-        step = self._reducer.step
+        step = self.buckets.step
         ready = set(step.arrivals)
         for bucket in self.plan.buckets[step.launched :]:
             for index in ready.intersection(bucket.parameters):
@@ -553,27 +537,19 @@ class Gradients:
         self.plan_is_final = True
         self.buckets.use_plan(plan)
 
-    def refuse_capture(self) -> None:
-        self.buckets.refuse_capture()
-
     @collective
     def _begin(self) -> None:
         """Make a new plan if dtypes of parameters or the world have changed."""
-        self.refuse_capture()
-        if context.is_initialized() and context.current() is not self.world:
-            self._remake_plan()
-            return
-        change = describe_dtype_change(self._named, self.buckets.dtypes)
-        if change:
-            agree_on_change(self.buckets.channel, self._reducer.name, change)
+        self.buckets.refuse_capture()
+        new_world = context.is_initialized() and context.current() is not self.world
+        if new_world or self.buckets.changed_dtypes():
             self._remake_plan()
 
     @collective
     def _remake_plan(self) -> None:
         self.before_new_buckets()
         kept = self.buckets.views.kept()
-        self._release()
-        self._make_plan()
+        super()._remake_plan()
         self.buckets.views.restore(kept)
 
 

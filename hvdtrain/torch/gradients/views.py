@@ -28,11 +28,9 @@ from hvdtrain.core.bucket_plans import placed_buckets
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
-from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.places import GradientPlaces, PlacedBucket
 from hvdtrain.streams import Streams
 from hvdtrain.torch.allocator import Allocator, find_allocator, why_no_allocator
-from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer, is_plain
 
 
@@ -41,8 +39,9 @@ class ParameterSettings(GradientSettings):
     """How gradients of PyTorch parameters are reduced."""
 
     passes: int = 1
-    compressor: type[Compressor] = Compression.none
+    compressor: type[Compressor] | None = None
     sharded: bool = False
+    shares_whole: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +104,7 @@ def open_staying(
     if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
         return None
     # Ranks whose exchanges differ find that out in the first step.
-    suitable = exchange.in_place and settings.compressor is Compression.none
+    suitable = exchange.in_place and settings.compressor is None
     blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
 
     def find() -> Library | None:
@@ -153,13 +152,12 @@ class BucketViews:
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        reducer: Reducer,
-        compressor: type[Compressor],
-        staying: StayingGradients | None = None,
+        channel: Channel,
+        compressor: type[Compressor] | None,
+        staying: StayingGradients | None,
     ) -> None:
-        self._parameters, self._reducer = parameters, reducer
-        self._staying = staying
-        self._compressor = compressor
+        self._parameters, self._channel = parameters, channel
+        self._compressor, self._staying = compressor, staying
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -167,18 +165,15 @@ class BucketViews:
         # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
-        self.cut()
+        self.forget()
 
-    def cut(self) -> None:
-        """Make the views that the reducer's plan describes."""
-        plan = self._reducer.plan
+    def cut(self, plan: BucketPlan, buffers: Sequence[Buffer], orders: Sequence[Streams]) -> None:
+        """Make the views of a plan's buckets."""
+        self._plan, self._buffers, self._orders = plan, buffers, orders
         self.memory: list[torch.Tensor] = []
         self._parts: dict[int, torch.Tensor] = {}  # of the buckets
         self._streams: dict[int, Streams] = {}
-        reducer = self._reducer
-        for bucket, buffer, streams in zip(
-            plan.buckets, reducer.buffers, reducer.streams, strict=True
-        ):
+        for bucket, buffer, streams in zip(plan.buckets, buffers, orders, strict=True):
             # With a version of its own: the channel's thread writes into the buffer, perhaps by
             # torch, and buckets may be parts of one tensor.
             memory = from_buffer(buffer).data
@@ -195,16 +190,12 @@ class BucketViews:
     def _follow(self, index: int) -> None:
         """Make the views again if the program has moved their memory, as share_memory_() does.
 
-        That replaces the memory of all tensors of a storage, but not that of the reducer.
+        That replaces the memory of all tensors of a storage, but not that of the buckets.
         """
         if self._parts[index].data_ptr() != self._addresses[index]:
             elsewhere = self.elsewhere()
-            self.cut()
+            self.cut(self._plan, self._buffers, self._orders)
             self._views.update(elsewhere)
-
-    @property
-    def buckets(self) -> Sequence[Bucket]:
-        return self._reducer.plan.buckets
 
     def kept(self) -> dict[int, tuple[torch.Tensor, bool]]:
         """Return copies of results in buckets, and whether they are gradients, for restore()."""
@@ -327,7 +318,9 @@ class BucketViews:
         if gradient is None:
             self._streams[index].clear(view)
             return
-        compressed, _ = self._compressor.compress(gradient)
+        compressed = gradient
+        if self._compressor is not None:
+            compressed, _ = self._compressor.compress(gradient)
         if compressed.data_ptr() != view.data_ptr():
             if compressed.stride() != view.stride():
                 self.note_misfit(index)
@@ -370,7 +363,7 @@ class BucketViews:
         streams = self._streams[index]
         equal = gradient.dtype == view.dtype and view.is_contiguous() and is_plain(gradient)
         if equal and view.is_cpu and gradient.is_cpu and view.nbytes >= _LARGE_BYTES:
-            self._reducer.put(as_buffer(gradient), as_buffer(view))
+            self._channel.communicator.put(as_buffer(gradient), as_buffer(view))
         else:
             streams.fill(gradient, view)
 
@@ -390,7 +383,7 @@ class BucketViews:
             self._follow(index)
             if self._has_left(index):
                 raise RuntimeError(
-                    f"the gradient of {self._reducer.plan.specs[index].name!r} was moved to other "
+                    f"the gradient of {self._plan.specs[index].name!r} was moved to other "
                     "memory between backward() and step(), as share_memory() does, before it was "
                     "reduced: call optimizer.synchronize() before, and step() within `with "
                     "optimizer.skip_synchronize():`"
@@ -443,65 +436,54 @@ class BucketViews:
             parameter = self._parameters[index]
             parameter.grad = self._views[index].detach().to(parameter.device, parameter.dtype)
 
-
-class GradientChanges:
-    """Looks for changes before each backward pass of a step, and before the step.
-
-    A backward pass itself writes into the buckets, so that changes have to be found before it does.
-    """
-
-    def __init__(self) -> None:
-        self._found: int | None = None
-        self._backward_ended = False
+    def forget(self) -> None:
+        """Prepare to note what the backward passes of the next step leave."""
+        self._pass_ended = False
+        self._changed: int | None = None  # as changed() returns it
         self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
-        self._elsewhere: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
+        self._noted: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
 
-    def note(self, views: BucketViews) -> None:
+    def note(self) -> None:
         """Note what a backward pass has left."""
-        self._backward_ended = True
-        self._versions = [memory._version for memory in views.memory]
-        self._elsewhere = {i: (view, view._version) for i, view in views.elsewhere().items()}
+        self._pass_ended = True
+        self._versions = [memory._version for memory in self.memory]
+        self._noted = {i: (view, view._version) for i, view in self.elsewhere().items()}
 
     @property
     def arriving(self) -> bool:
         """Whether gradients have arrived since note(), so that changes cannot be found."""
-        return not self._backward_ended
+        return not self._pass_ended
 
-    def look(self, views: BucketViews, complete: Iterable[int], arriving: int) -> None:
-        """Look for changes since note() when another backward pass brings its first gradient."""
-        if self._backward_ended:
-            self._backward_ended = False
-            if self._found is None:
-                self._found = self._changed(views, complete, arriving)
+    def look(self, complete: Iterable[int], arriving: int) -> None:
+        """Look for changes since note() when another backward pass brings its first gradient.
 
-    def find(self, views: BucketViews, complete: Iterable[int]) -> int | None:
-        """Return a parameter whose gradient has changed; None if none has."""
-        return self._changed(views, complete) if self._found is None else self._found
-
-    def forget(self) -> None:
-        """Prepare for the next step."""
-        self._backward_ended, self._found = False, None
-        self._versions, self._elsewhere = [], {}
-
-    def _changed(
-        self, views: BucketViews, complete: Iterable[int], arriving: int | None = None
-    ) -> int | None:
-        """Return a parameter whose gradient the program has changed since note().
-
-        That is the first one of a bucket if it is not known which. No gradient of the bucket of
-        `arriving` was taken before it arrived.
+        A backward pass itself writes into the buckets.
         """
+        if self._pass_ended:
+            self._pass_ended = False
+            if self._changed is None:
+                self._changed = self._find_changed(complete, arriving)
+
+    def changed(self, complete: Iterable[int]) -> int | None:
+        """Return a parameter whose gradient the program has changed; None if it has changed none.
+
+        That is the first one of a bucket if it is not known which.
+        """
+        return self._find_changed(complete) if self._changed is None else self._changed
+
+    def _find_changed(self, complete: Iterable[int], arriving: int | None = None) -> int | None:
+        # No gradient of the bucket of `arriving` was taken before it arrived.
         for index in complete:
-            if views.is_replaced(index):
+            if self.is_replaced(index):
                 return index
-        for index, view in views.elsewhere().items():
-            noted, at = self._elsewhere.get(index, (None, 0))
+        for index, view in self.elsewhere().items():
+            noted, at = self._noted.get(index, (None, 0))
             if view is noted and view._version != at and index != arriving:
                 return index
         if not self._versions:
             return None
-        filling = arriving is not None and views.holds(arriving)
-        for memory, at, bucket in zip(views.memory, self._versions, views.buckets, strict=True):
+        filling = arriving is not None and self.holds(arriving)
+        for memory, at, bucket in zip(self.memory, self._versions, self._plan.buckets, strict=True):
             if memory._version != at and not (filling and arriving in bucket.parameters):
                 return bucket.parameters[0]
         return None

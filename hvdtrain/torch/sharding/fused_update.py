@@ -162,7 +162,7 @@ class FusedUpdate:
         rows = []
         for index in self.parameters:
             segment, size = self._steps.owned[index], self._specs[index].dtype.itemsize
-            bucket = places.offset(self._buckets.reducer.buffers[segment.bucket])
+            bucket = places.offset(self._buckets.buffers[segment.bucket])
             in_memory = bucket + segment.start * size
             rows.append((index, segment.first * size, in_memory, segment.count))
         return Pieces.of(rows)
@@ -173,7 +173,7 @@ class FusedUpdate:
         copies = self._slices.copies(self._buckets.memory["cpu"])
         assert copies is not None  # as when the slices were found
         bases = [copy.ctypes.data for copy in copies]
-        buffer = self._buckets.reducer.buffers[segment.bucket]
+        buffer = self._buckets.buffers[segment.bucket]
         offset = buffer.pointer + segment.start * size - bases[self._slices.number]
         return Place(
             [base + offset for base in bases],

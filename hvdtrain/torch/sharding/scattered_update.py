@@ -16,12 +16,12 @@ from hvdtrain.core.agreement.votes import exchange
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.gradients.plan import STEP, BucketPlan
 from hvdtrain.core.sharding.exchange import GatherSlices, ScatteredSlices
-from hvdtrain.core.sharding.segments import Segment
+from hvdtrain.core.sharding.segments import GatheredBucket, Segment
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.segment_optimizer import is_elementwise
-from hvdtrain.torch.sharding.state_memory import Entry
+from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order
 from hvdtrain.torch.sharding.update import OwnerUpdate, power_sum
 from hvdtrain.torch.tensors.routes import as_buffer, from_buffer
 from hvdtrain.types import ReduceOp
@@ -57,6 +57,7 @@ class GatherStates(Operation):
         name: str,
         slices: ScatteredSlices,
         plan: BucketPlan,
+        layouts: Sequence[GatheredBucket],
         owned: Mapping[int, Segment],
         state: Mapping[int, Entry],
         devices: Sequence[torch.device],
@@ -64,7 +65,7 @@ class GatherStates(Operation):
     ) -> None:
         super().__init__()
         self._slices, self._plan, self._devices = slices, plan, devices
-        self._owned, self._state = owned, state
+        self._layouts, self._owned, self._state = layouts, owned, state
         self._outline = {
             index: {name: self._kind(index, name, value) for name, value in entry.items()}
             for index, entry in state.items()
@@ -75,7 +76,9 @@ class GatherStates(Operation):
 
     def _kind(self, index: int, name: str, value: Any) -> Any:
         """Return a value, or what stands for it in the outline of this rank's state."""
-        if is_elementwise(name, value, (self._owned[index].count,)):
+        segment = self._owned[index]
+        shape = self._plan.specs[index].shape if segment.whole else (segment.count,)
+        if is_elementwise(name, value, shape):
             return _Elements(value.dtype)
         on_device = isinstance(value, torch.Tensor) and not value.is_cpu
         return _OnDevice(value.dtype, value.shape) if on_device else value
@@ -109,18 +112,18 @@ class GatherStates(Operation):
         found: Mapping[int, Entry],
     ) -> None:
         """Gather the elements that parameters of a bucket have under a name."""
-        bucket, specs = self._plan.buckets[number], self._plan.specs
-        length, (low, _) = self._slices.length(bucket.count), self._slices.own(bucket.count)
-        part = torch.zeros(length, dtype=kind.dtype, device=self._devices[number])
+        layout, specs, owner = self._layouts[number], self._plan.specs, self._slices.number
+        length, device = layout.counts[owner], self._devices[number]
+        part = torch.zeros(length, dtype=kind.dtype, device=device)
         for index in wanted:
             if index in self._state:
-                segment = self._owned[index]
-                part[segment.start - low :][: segment.count] = self._state[index][name]
-        whole = from_buffer(self._slices.gather(as_buffer(part)))
-        for index, start in zip(bucket.parameters, bucket.starts, strict=True):
-            if index in wanted:
-                spec = specs[index]
-                found[index][name] = whole[start:].as_strided(spec.shape, spec.strides).clone()
+                segment, value = self._owned[index], self._state[index][name]
+                value = in_memory_order(value, specs[index]) if segment.whole else value
+                part[layout.place(segment, owner)] = value
+        whole = from_buffer(self._slices.gather(as_buffer(part), layout.counts))
+        for index in wanted:
+            spec, own = specs[index], whole[layout.starts[index] :]
+            found[index][name] = own.as_strided(spec.shape, spec.strides).clone()
 
     @collective
     def _gather_values(
@@ -176,15 +179,16 @@ class ScatteredUpdate(OwnerUpdate):
         for index, tensor in self._tensors.items():
             tensor.copy_(self._part_of(index, self._parameters[index]))
         self._steps.step(kept=kept)
-        name = f"weights of {self.buckets.reducer.name}"
-        self.buckets.run(GatherSlices(self._slices, self._parts, self._receive, name))
+        name = f"weights of {self.buckets.name}"
+        self.buckets.run(
+            GatherSlices(self._slices, self._parts, self._layouts, self._receive, name)
+        )
 
     def _receive(self, number: int, weights: Buffer) -> None:
         """Take the weights of a bucket's parameters, if they were updated."""
-        bucket, specs = self.buckets.plan.buckets[number], self.buckets.plan.specs
-        elements = from_buffer(weights)
+        specs, elements = self.buckets.plan.specs, from_buffer(weights)
         targets, views = [], []
-        for index, start in zip(bucket.parameters, bucket.starts, strict=True):
+        for index, start in self._layouts[number].starts.items():
             parameter, spec = self._parameters[index], specs[index]
             if parameter.grad is not None and spec.count:
                 targets.append(parameter.detach())
@@ -193,18 +197,22 @@ class ScatteredUpdate(OwnerUpdate):
             torch._foreach_copy_(targets, views)
 
     def _cut(self, owned: Mapping[int, Segment]) -> Mapping[int, torch.Tensor]:
-        slices, buffers = self._slices, self.buckets.reducer.buffers
-        self._parts = [buffer.like(slices.length(buffer.count)) for buffer in buffers]
+        plan, owner = self.buckets.plan, self._slices.number
+        self._layouts = [
+            GatheredBucket.of(plan, number, self._segments) for number in range(len(plan.buckets))
+        ]
+        self._parts = [
+            buffer.like(layout.counts[owner])
+            for buffer, layout in zip(self.buckets.buffers, self._layouts, strict=True)
+        ]
         for part in self._parts:
-            part.zero()  # also what follows the last slice, and is sent with it
+            part.zero()  # also what follows the last segment, and is sent with it
         parts = [from_buffer(part) for part in self._parts]
         self._devices = [part.device for part in parts]
-        lows = [slices.own(buffer.count)[0] for buffer in buffers]
-        self._tensors = {
-            index: parts[s.bucket][s.start - lows[s.bucket] :][: s.count]
+        return {
+            index: parts[s.bucket][self._layouts[s.bucket].place(s, owner)]
             for index, s in owned.items()
         }
-        return self._tensors
 
     def _keep(self, index: int, entry: Entry) -> Entry:
         return {name: self._copied(index, name, value) for name, value in entry.items()}
@@ -237,11 +245,10 @@ class ScatteredUpdate(OwnerUpdate):
     @collective
     def _gather(self, to: int | None) -> dict[int, Entry]:
         assert self._plan is not None
-        buckets, streams = self.buckets, self.buckets.streams
-        state, name = self._steps.state, buckets.reducer.name
-        operation = GatherStates(
-            name, self._slices, self._plan, self._steps.owned, state, self._devices, to
-        )
+        buckets, streams = self.buckets, self.buckets.streams_of
+        state, name = self._steps.state, buckets.name
+        where = self._slices, self._plan, self._layouts
+        operation = GatherStates(name, *where, self._steps.owned, state, self._devices, to)
         found: dict[int, Entry] = buckets.run(operation)
         for index, entry in found.items():
             for value in entry.values():
@@ -260,6 +267,6 @@ class ScatteredUpdate(OwnerUpdate):
         device = self._devices[0] if self._devices else torch.device("cpu")
         total = power_sum(own, kind, device)
         op = ReduceOp.MAX if largest else ReduceOp.SUM
-        name = f"norm of {self.buckets.reducer.name}"
+        name = f"norm of {self.buckets.name}"
         self.buckets.run(Allreduce([as_buffer(total)], [(1,)], op, name))
         return total if largest else total.pow(1.0 / kind)

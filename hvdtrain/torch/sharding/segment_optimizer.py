@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.sharding.segments import Quantity, Segment
+from hvdtrain.core.gradients.plan import ParameterSpec
+from hvdtrain.core.sharding.segments import Quantity, Segment, newton_schulz_cost
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
-from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order
+from hvdtrain.torch.sharding.state_memory import Entry, in_memory_order, in_shape
 from hvdtrain.torch.tensors.routes import dtype_of
 from hvdtrain.types import DType
 
@@ -27,46 +28,68 @@ ELEMENTWISE = (
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 # With half types that form gives wrong numbers on the CPU (torch 2.13).
 _FUSED_TYPES = (torch.float32, torch.float64)
-_WHOLE = frozenset({"lars", "lamb", "muon", "lbfgs", "adafactor", "shampoo", "sparseadam"})
+# Names of those that need whole parameters, and of those that cannot be shared at all.
+_WHOLE = frozenset({"lars", "lamb", "muon"})
+_REFUSED = frozenset({"lbfgs", "adafactor", "shampoo", "sparseadam"})
 # State of which there is one number for a parameter, also for one with a single element.
 _SINGLE = frozenset({"step", "eta", "mu", "mu_product"})
 
 
-def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Check that an optimizer updates each element of a parameter by itself.
+def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether ranks must share an optimizer by whole parameters; refuse other optimizers.
 
-    One that is not torch's own takes two steps on a small matrix, and on its two halves.
+    One that is not torch's own takes two steps on the halves of a small matrix, together and alone.
     """
     kind = type(optimizer)
     if kind in ELEMENTWISE:
-        return
-    named = {base.__name__.lower() for base in kind.__mro__} & _WHOLE
-    if named or not _acts_elementwise(optimizer):
-        raise UnsupportedError(
-            f"sharded=True: {kind.__name__} needs whole parameters, but ranks own slices of them: "
-            "use sharded=False, or an elementwise optimizer such as SGD, Adam or AdamW"
-        )
-
-
-def _acts_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    generator = torch.Generator("cpu").manual_seed(0)
-    numbers = torch.randn(3, 6, 4, generator=generator, dtype=torch.float64, device="cpu")
-    weights, *gradients = numbers
-    halves = list(weights.clone().flatten().split(12))
-    whole = weights.clone()
-    try:
-        group = optimizer.param_groups[0]
-        for tensors in ([whole], halves):
-            other = like(optimizer, [(group, tensors)])
-            for gradient in gradients:
-                for tensor, part in zip(
-                    tensors, gradient.flatten().chunk(len(tensors)), strict=True
-                ):
-                    tensor.grad = part.reshape(tensor.shape).clone()
-                other.step()
-    except (KeyError, RuntimeError, IndexError, TypeError):  # it cannot step on other tensors
         return False
-    return bool(torch.allclose(whole.flatten(), torch.cat(halves), rtol=1e-9, atol=1e-12))
+    numbers = torch.randn(
+        3, 24, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
+    )
+    named, whole = _names(kind), bool(_names(kind) & _WHOLE)
+    if whole:
+        apart = numbers.view(3, 2, 3, 4).unbind(1)
+        together = apart
+    else:
+        together, apart = (numbers.view(3, 6, 4),), numbers.split(12, dim=1)
+    try:
+        both = _steps_of(optimizer, together)
+        each = torch.cat([_steps_of(optimizer, [part]) for part in apart], dim=1)
+        alike = torch.allclose(both, each, rtol=1e-9, atol=1e-12)
+    except (KeyError, RuntimeError, IndexError, TypeError, ValueError):  # it cannot step on others
+        alike = False
+    if named & _REFUSED or not alike:
+        what = "steps on all parameters together" if whole else "needs whole parameters"
+        raise UnsupportedError(
+            f"sharded=True: {kind.__name__} {what}, but ranks own parts of them: use "
+            "sharded=False, or an elementwise optimizer such as SGD, Adam or AdamW"
+        )
+    return whole
+
+
+def _names(kind: type) -> set[str]:
+    return {base.__name__.lower() for base in kind.__mro__}
+
+
+def _steps_of(optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return weights after steps in each group, [groups, elements]; parts have gradients, too."""
+    groups = [
+        ({**group, "lr": group.get("lr") or 0.1}, [part[0].clone() for part in parts])
+        for group in optimizer.param_groups
+    ]
+    other = like(optimizer, groups)
+    for number in range(1, len(parts[0])):
+        for _, tensors in groups:
+            for tensor, part in zip(tensors, parts, strict=True):
+                tensor.grad = part[number].clone()
+        other.step()
+    return torch.stack([torch.cat([each.flatten() for each in tensors]) for _, tensors in groups])
+
+
+def costs_of(optimizer: torch.optim.Optimizer, specs: Sequence[ParameterSpec]) -> list[int]:
+    """Return what a step costs for each parameter, in any unit, the same on all ranks."""
+    orthogonalizes = "muon" in _names(type(optimizer))
+    return [newton_schulz_cost(s.shape) if orthogonalizes else s.count for s in specs]
 
 
 def like(
@@ -102,19 +125,24 @@ def _fused(kind: type, group: _Group) -> _Group:
 
 
 def quantities_of(
-    optimizer: torch.optim.Optimizer, group: _Group, parameter: torch.Tensor
+    optimizer: torch.optim.Optimizer,
+    group: _Group,
+    parameter: torch.Tensor,
+    shape: tuple[int, ...],
 ) -> Mapping[str, Quantity]:
     """Return what an optimizer keeps for a parameter of a group.
 
-    It is what the optimizer keeps already, and what it keeps after a step on two elements.
+    It is what the optimizer keeps already, and what it keeps after a step on a small tensor.
     """
-    sample = torch.zeros(2, dtype=parameter.dtype, device="cpu")
+    sample = torch.zeros(shape, dtype=parameter.dtype, device="cpu")
     sample.grad = torch.ones_like(sample)
     other = like(optimizer, [(group, [sample])])
     kept = optimizer.state.get(parameter, {})
-    other.state[sample].update({key: _sample(key, value, parameter) for key, value in kept.items()})
+    other.state[sample].update(
+        {key: _sample(key, value, parameter, shape) for key, value in kept.items()}
+    )
     other.step()
-    found = {key: _quantity(key, value) for key, value in other.state[sample].items()}
+    found = {key: _quantity(key, value, shape) for key, value in other.state[sample].items()}
     return {key: quantity for key, quantity in found.items() if quantity is not None}
 
 
@@ -124,18 +152,19 @@ def is_elementwise(key: str, value: Any, shape: Sequence[int]) -> bool:
     return tensor and key not in _SINGLE
 
 
-def _sample(key: str, value: Any, parameter: torch.Tensor) -> Any:
+def _sample(key: str, value: Any, parameter: torch.Tensor, shape: tuple[int, ...]) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if not is_elementwise(key, value, parameter.shape):
         return value.clone()
     # As load_state_dict() does, state follows a parameter whose type has changed.
-    return value.new_zeros(2, dtype=parameter.dtype if value.is_floating_point() else value.dtype)
+    dtype = parameter.dtype if value.is_floating_point() else value.dtype
+    return value.new_zeros(shape, dtype=dtype)
 
 
-def _quantity(key: str, value: Any) -> Quantity | None:
+def _quantity(key: str, value: Any, shape: tuple[int, ...]) -> Quantity | None:
     if isinstance(value, torch.Tensor):
-        return Quantity(key, dtype_of(value), value.shape == (2,))
+        return Quantity(key, dtype_of(value), value.shape == shape)
     if value is None:
         return None
     if not isinstance(value, (int, float)):
@@ -188,11 +217,14 @@ class SegmentSteps:
 
     def gradient(self, index: int, kept: bool) -> torch.Tensor:
         """Return the gradient of a segment: the reduced one, or what the program has kept."""
-        own, gradient = self.owned[index].in_parameter, self._parameters[index].grad
+        segment, spec = self.owned[index], self._buckets.plan.specs[index]
         if not kept or self._buckets.views.holds(index):
-            return self._buckets.views.elements(index)[own]
-        assert gradient is not None
-        return in_memory_order(gradient, self._buckets.plan.specs[index])[own]
+            elements = self._buckets.views.elements(index)
+        else:
+            gradient = self._parameters[index].grad
+            assert gradient is not None
+            elements = in_memory_order(gradient, spec)
+        return in_shape(elements[segment.in_parameter], segment, spec)
 
     def settings(self) -> list[dict[str, Any]]:
         """Take and return the settings of the user's groups, which schedulers may have changed."""

@@ -16,7 +16,6 @@ from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.hooks import weakly
 from hvdtrain.torch.sharding.scattered_update import ScatteredUpdate
-from hvdtrain.torch.sharding.segment_optimizer import check_elementwise
 from hvdtrain.torch.sharding.update import OwnerUpdate, TorchSharedUpdate
 from hvdtrain.torch.tensors.parts import parameters_of
 
@@ -24,12 +23,15 @@ _logger = logging.getLogger("hvdtrain")
 
 
 class TorchSharedSteps:
-    """Steps of an optimizer on gradients of which each rank has the slices that it owns."""
+    """Steps of an optimizer on gradients of which each rank has the slices that it owns.
+
+    Ranks that own whole parameters have all reduced gradients, which are the program's as usual.
+    """
 
     @collective
     def __init__(self, optimizer: torch.optim.Optimizer, exchanged: Exchanged) -> None:
-        check_elementwise(optimizer)
         self._optimizer, self._exchanged = optimizer, exchanged
+        self._whole = exchanged.settings.shares_whole
         self._buckets: ParameterBuckets | None = None
         self._update: OwnerUpdate | None = None  # if ranks share the work
         self.kept = False
@@ -81,10 +83,10 @@ class TorchSharedSteps:
                 f"sharded=True: the optimizer had {self._count} parameters when its work was "
                 f"shared, and has {count} now: wrap it again after changing param_groups"
             )
-        if self.active and self.gradients.open:
+        if self.active and self.gradients.open and not self._whole:
             self.gradients.check_unchanged()
         self.gradients.finish()
-        self.kept = self._scaled = False
+        self.kept, self._scaled = self._whole, False
         self.follow()
         if self._update is not None:
             self._update.begin()
@@ -178,11 +180,13 @@ class TorchSharedSteps:
         if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
             self._update.scale(factor)
         self._scaled = True
-        self.gradients.note_results()
+        self.gradients.buckets.views.note()
 
     def check_whole(self) -> None:
         """Check that a loss scaler finds the gradients of all ranks."""
-        if self.active and (self.gradients.open or not self.gradients.whole):
+        if self._whole or not self.active:
+            return
+        if self.gradients.open or not self.gradients.whole:
             raise RuntimeError(
                 "sharded=True: between backward() and step() gradients are those of this rank "
                 "alone, and a GradScaler would decide on each rank for itself: call "

@@ -122,6 +122,11 @@ def in_memory_order(tensor: torch.Tensor, spec: ParameterSpec) -> torch.Tensor:
     return tensor.detach().as_strided((spec.count,), (1,))
 
 
+def in_shape(elements: torch.Tensor, segment: Segment, spec: ParameterSpec) -> torch.Tensor:
+    """Return the elements of a segment, 1-d, or of a whole parameter, in its shape."""
+    return elements.as_strided(spec.shape, spec.strides) if segment.whole else elements
+
+
 Entry = dict[str, Any]
 
 
@@ -140,12 +145,16 @@ class TorchStateMemory(StateMemory):
         self._specs = specs
         self._slots = {
             segment.parameter: {
-                name: _tensor(self.own(segment.parameter, name), quantity)
+                name: self._slot(segment, name, quantity)
                 for name, quantity in self.quantities[segment.parameter].items()
             }
             for segment in self.owned
         }
         self.clear()
+
+    def _slot(self, segment: Segment, name: str, quantity: Quantity) -> torch.Tensor:
+        slot, spec = _tensor(self.own(segment.parameter, name), quantity), self._specs
+        return in_shape(slot, segment, spec[segment.parameter]) if quantity.elementwise else slot
 
     def keep(self, index: int, entry: Entry) -> None:
         """Move the state of one of this rank's segments into the memory."""

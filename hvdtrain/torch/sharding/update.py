@@ -14,16 +14,17 @@ from hvdtrain.collective import collective
 from hvdtrain.core.gradients.plan import BucketPlan
 from hvdtrain.core.sharding.exchange import OwnedSlices
 from hvdtrain.core.sharding.owners import NodeOwners
-from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of
+from hvdtrain.core.sharding.segments import Quantity, Segment, segments_of, whole_segments_of
 from hvdtrain.engines.features import Slices
 from hvdtrain.torch.gradients.buckets import ParameterBuckets
 from hvdtrain.torch.sharding.fused_update import FusedUpdate
-from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, quantities_of
+from hvdtrain.torch.sharding.segment_optimizer import SegmentSteps, costs_of, quantities_of
 from hvdtrain.torch.sharding.state_memory import (
     Entry,
     TorchStateMemory,
     WeightMemory,
     in_memory_order,
+    in_shape,
 )
 from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import ReduceOp
@@ -105,11 +106,18 @@ class OwnerUpdate(ABC):
         if self._plan is not self.buckets.plan:
             self.give_back()
             plan, slices = self.buckets.plan, self._slices
-            self._segments = segments_of(plan, slices.owners)
+            self._segments = (
+                whole_segments_of(plan, slices.owners, costs_of(self._optimizer, plan.specs))
+                if self._exchange.whole_tensors
+                else segments_of(plan, slices.owners)
+            )
             found = self._segments[slices.number] if slices.number < slices.owners else []
             owned = {segment.parameter: segment for segment in found}
-            tensors = self._cut(owned)
-            self._steps = SegmentSteps(self._optimizer, self.buckets, owned, tensors)
+            self._tensors = {
+                index: in_shape(elements, owned[index], plan.specs[index])
+                for index, elements in self._cut(owned).items()
+            }
+            self._steps = SegmentSteps(self._optimizer, self.buckets, owned, self._tensors)
             self._plan, self._given = plan, True
 
     @abstractmethod
@@ -131,9 +139,9 @@ class OwnerUpdate(ABC):
         """Return a copy of what belongs to this rank's segment of a parameter's state."""
 
     def _part_of(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this rank's elements of a tensor of a parameter's shape, 1-d."""
-        elements = in_memory_order(tensor, self.buckets.plan.specs[index])
-        return elements[self._steps.owned[index].in_parameter]
+        """Return this rank's elements of a tensor of a parameter's shape."""
+        spec, segment = self.buckets.plan.specs[index], self._steps.owned[index]
+        return in_shape(in_memory_order(tensor, spec)[segment.in_parameter], segment, spec)
 
     @collective
     def gradients(self) -> list[torch.Tensor]:
@@ -160,7 +168,7 @@ class OwnerUpdate(ABC):
 
     def end_step(self, kept: bool, whole: bool) -> None:
         """Forget the gradients, unless they are kept; `whole` says what the next buckets have."""
-        self._exchange.whole = whole
+        self._exchange.whole = whole or self._exchange.whole_tensors
         if not kept:
             self.buckets.views.drop()
         self.buckets.views.release()
@@ -189,7 +197,7 @@ class TorchSharedUpdate(OwnerUpdate):
         self, optimizer: torch.optim.Optimizer, buckets: ParameterBuckets, slices: Slices
     ) -> None:
         super().__init__(optimizer, buckets, slices)
-        self._owners = NodeOwners(buckets.channel, slices, buckets.reducer.name)
+        self._owners = NodeOwners(buckets.channel, slices, buckets.name)
         self._weights = WeightMemory(self._parameters, buckets.plan.specs, self._owners)
         self.shared = self._weights.shared
         self._kernel = FusedUpdate(type(optimizer), buckets, self._owners)
@@ -257,9 +265,12 @@ class TorchSharedUpdate(OwnerUpdate):
                 index = self._numbers.get(id(parameter))
                 if index is None:
                     continue
-                key = (parameter.dtype, tuple(self._optimizer.state.get(parameter, ())))
+                # Of a shape in which no two lengths are equal, and few numbers.
+                shape = (2, *range(3, parameter.ndim + 2)) if self._exchange.whole_tensors else (2,)
+                names = tuple(self._optimizer.state.get(parameter, ()))
+                key = (parameter.dtype, shape, names)
                 if key not in known:
-                    known[key] = quantities_of(self._optimizer, group, parameter)
+                    known[key] = quantities_of(self._optimizer, group, parameter, shape)
                 found[index] = known[key]
         return found
 

@@ -191,11 +191,6 @@ def _require_consistent(options: TrainOptions) -> None:
     _check_task(options)
     _check_data(options)
     require_one_of("optimizer", _OF_OPTIMIZER)
-    if options.shard_optimizer and options.optimizer in ("lars", "lamb"):
-        raise UsageError(
-            f"--shard-optimizer does not go with --optimizer {options.optimizer}, which needs the "
-            "norms of whole layers"
-        )
     require_one_of("schedule", _OF_SCHEDULE)
     if options.schedule == "step" and not parse_milestones(options.milestones):
         raise UsageError("--schedule step needs --milestones, the epochs, such as 30,60,80")

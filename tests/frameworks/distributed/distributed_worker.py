@@ -156,14 +156,15 @@ def refusals() -> None:
     with pytest.raises(UnsupportedError, match=r"no all_gather_coalesced\(\): call all_gather"):
         distributed.all_gather_coalesced([[some] * hvd.size()], [some])
     mesh = distributed.init_device_mesh("cpu", (hvd.size(),))
-    wrap: Any
     whole = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
     twice = pytest.raises(UnsupportedError, match="is reduced or divided over ranks by torch's")
-    for wrap in (DistributedDataParallel, whole, partial(fully_shard, mesh=mesh)):
+    whole_or_part: list[Any] = [DistributedDataParallel, whole, partial(fully_shard, mesh=mesh)]
+    for wrap in whole_or_part:
         model = wrap(torch.nn.Linear(1, 1))
         with twice:
             hvd.DistributedOptimizer(torch.optim.SGD(model.parameters()))
-    for wrap in (replicate, DistributedDataParallel):
+    alike: list[Any] = [replicate, DistributedDataParallel]
+    for wrap in alike:
         plain = torch.nn.Linear(1, 1)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD([plain.bias]))
         with twice:

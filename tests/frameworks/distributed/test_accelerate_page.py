@@ -13,12 +13,18 @@ START, ACCELERATE, TRANSFORMERS = re.findall(
     r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
 BACKEND = "\nassert torch.distributed.get_backend() == {!r}\n"
+# Each row has another number of tokens that count.
+TOKENS = (
+    TRANSFORMERS.replace("BertForSequenceClassification", "BertLMHeadModel")
+    .replace("row[0] % 2", "torch.where(torch.arange(8) < 2 + row[0] % 7, row, -100)")
+    .replace("    average_tokens_across_devices=False,\n", "")
+)
 QUIET = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "PYTHONWARNINGS": "ignore"}
 
 
 def run(program: str, backend: str, np: int, folder: Path, python: Path | None = None) -> str:
     begin = START if backend == "hvdtrain" else "import torch\n"
-    if backend == "gloo" and program == TRANSFORMERS:
+    if backend == "gloo" and program != ACCELERATE:
         begin += 'torch.distributed.init_process_group("gloo")\n'  # it asks for the size early
     script = folder / f"{backend}_{np}.py"
     script.write_text(begin + program + BACKEND.format(backend))
@@ -48,12 +54,13 @@ def test_accelerate(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.transformers
-def test_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [TRANSFORMERS, TOKENS], ids=["rows", "tokens"])
+def test_transformers(program: str, tmp_path: Path) -> None:
     """One rank and two have equal weights, on both backends."""
     python = named_python("HVDTRAIN_TRANSFORMERS_PYTHON", "transformers")
     norms: list[float] = []
     for backend, np in (("hvdtrain", 1), ("hvdtrain", 2), ("gloo", 2)):
-        said = run(TRANSFORMERS, backend, np, tmp_path, python)
+        said = run(program, backend, np, tmp_path, python)
         lines = re.findall(rf"rank \d of {np}: (\d+\.\d+)", said)
         assert len(lines) == np, said
         norms += map(float, lines)

@@ -8,7 +8,7 @@ from keras_optimizer_cases import Array, assert_close, digest, stateless
 from raising import raising
 
 import hvdtrain.keras as hvd
-from hvdtrain.errors import UnsupportedError
+from hvdtrain.errors import MismatchError, UnsupportedError
 
 ON_JAX = keras.backend.backend() == "jax"
 ROWS, SIZE = 4, 4  # of each rank in a step, and of a row
@@ -85,10 +85,24 @@ def float8_trains_as_on_one_rank() -> str:
     return digest(model.trainable_variables)
 
 
-def shared_steps_refuse_what_overwrites() -> None:
+def what_cannot_overwrite_is_refused() -> None:
     if ON_JAX or hvd.size() == 1:
         return
     scale = keras.Variable(1.0, name="scale")
+    scale.overwrite_with_gradient = hvd.rank() == 0  # not on all ranks
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    optimizer.build([scale])
+    with raising(MismatchError):
+        optimizer.apply([keras.ops.ones(())], [scale])
     scale.overwrite_with_gradient = True
     with raising(UnsupportedError, text="'scale' is a scale or history of float8"):
         hvd.DistributedOptimizer(keras.optimizers.SGD(), sharded=True).build([scale])
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        import hvdtrain.tensorflow as hvd_tf
+
+        with tf.GradientTape() as tape:
+            loss = scale * 2.0
+        with raising(UnsupportedError, text="float8"):
+            hvd_tf.DistributedGradientTape(tape, op=hvd_tf.Adasum).gradient(loss, [scale])

@@ -75,6 +75,10 @@ MAKES: dict[str, Callable[[], Any]] = {
     ),
     "adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True, clipvalue=0.5),
     "adamw": lambda: keras.optimizers.AdamW(decaying(0.1), weight_decay=0.1),
+    "muon": lambda: without_bias(keras.optimizers.Muon(0.02, adam_lr_ratio=2.0, weight_decay=0.1)),
+    "muon of Adam": lambda: keras.optimizers.Muon(
+        0.02, exclude_layers=["table"], nesterov=False, global_clipnorm=2.0
+    ),
 }
 
 
@@ -86,8 +90,8 @@ def shared_steps_are_those_of_one_rank() -> str:
         for step in range(STEPS):
             both.step(step)
         kept = [v for v in both.shared.variables if isinstance(v, StateVariable)]
-        quantities = {"plain": 0, "momentum": 1, "nesterov": 1, "adam": 3, "adamw": 2}[name]
-        assert len(kept) == quantities * len(SHAPES)
+        quantities = {"plain": 0, "momentum": 4, "nesterov": 4, "adam": 12, "adamw": 8}
+        assert len(kept) == (quantities | {"muon": 6, "muon of Adam": 7})[name]
         ends += both.compared()
     return digest(ends)
 
@@ -137,7 +141,7 @@ def model_of(sharded: bool) -> Any:
         ]
     )
     # Keras squares the rows of sparse gradients one by one, those of equal indices, too.
-    optimizer = keras.optimizers.Adam(0.05)
+    optimizer = keras.optimizers.Muon(0.05)  # which steps on some variables as Adam
     model.compile(
         hvd.DistributedOptimizer(optimizer, sparse_as_dense=not sharded, sharded=sharded), "mse"
     )

@@ -314,7 +314,7 @@ def shapes_and_types_at_the_edges() -> None:
 
 
 def reduced_buckets(optimizer: hvd.DistributedOptimizer) -> int:
-    number: int = gradients_of(optimizer)._reducer.step.progress.reduced
+    number: int = gradients_of(optimizer).buckets.step.progress.reduced
     return number
 
 

@@ -87,7 +87,7 @@ def a_bucket_that_is_reduced_after_backward_is_no_change_of_its_gradients() -> N
     optimizer.sample_weight = hvd.rank() + 1  # which the engine applies to the bucket
     (weights[0] + weights[1] if hvd.rank() == 0 else weights[1]).sum().backward()
     if hvd.rank() == 0:
-        gradients_of(optimizer).buckets.reducer.step.reduced[-1].result()
+        gradients_of(optimizer).buckets.step.reduced[-1].result()
     optimizer.step()
     total = hvd.size() * (hvd.size() + 1) / 2
     assert torch.allclose(weights[0], torch.full((8,), -1 / total))
@@ -162,7 +162,7 @@ def what_does_not_go_together_is_refused() -> None:
 
 def what_codes_cannot_hold_does_not_stay() -> None:
     """The squares of finite gradients overflow while they are coded."""
-    exchange = make_exchange("nbit:bits=8,block=8")
+    exchange = make_exchange("nbit:bits=2,block=8")
     exchange.hierarchical = False
     weight = torch.nn.Parameter(torch.zeros(16, dtype=torch.float64))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], lr=0.0), exchange=exchange)

@@ -1,9 +1,16 @@
 """What a program does with gradients beside reducing them: hooks, other types, early changes."""
 
+import re
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import FrameType
 from typing import Any
+from unittest.mock import DEFAULT, patch
 
 import torch
 import torch_training as training
@@ -12,6 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError
+from hvdtrain.streams import HOST
+
+ROOT = Path(__file__).resolve().parents[3]
+# Decorators, whose functions call the decorated ones.
+DECORATORS = {"hvdtrain/arithmetic", "hvdtrain/torch/tensors/dynamo"}
 
 
 def scaled_late(parameter: torch.Tensor) -> None:
@@ -272,3 +284,37 @@ def steps_in_hooks_while_gradients_arrive_that_ranks_share() -> None:
     message = training.refused(RuntimeError, (weights[0] + weights[1]).sum().backward)
     assert "before backward() had ended" in message
     optimizer.zero_grad()
+
+
+def a_gradient_takes_the_walk_of_the_page() -> None:
+    weights = training.zeros(2, 2)
+    optimizer = training.wrapped_sgd(*weights)
+    buckets = training.gradients_of(optimizer).buckets
+    if any(buckets.placed):  # gradients stay where autograd has made them
+        return
+    channel, walked = buckets.channel, set[str]()
+
+    def note(module: str, given: object, *_: object) -> object:
+        engine = module.startswith("hvdtrain.engines.")
+        if not engine or any(given is buffer for buffer in buckets.buffers):
+            frame: FrameType | None = sys._getframe()
+            walked.add(module)
+            while frame is not None:
+                walked.add(frame.f_globals["__name__"])
+                frame = frame.f_back
+        return DEFAULT
+
+    with ExitStack() as spies:
+        spied = ((HOST, "fill"), (channel.queue, "add"), (channel.communicator, "allreduce"))
+        for owner, name in spied:
+            effect, own = partial(note, type(owner).__module__), getattr(owner, name)
+            spies.enter_context(patch.object(owner, name, wraps=own, side_effect=effect))
+        (weights[0] + weights[1]).sum().backward()
+    optimizer.step()
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = page.partition("\n## A gradient\n")[2].partition("\nFor TensorFlow")[0]
+    described = set(re.findall(r"`(hvdtrain/[\w/]+)\.py`", section))
+    assert len(described) == 12
+    taken = {module.replace(".", "/") for module in walked if module.startswith("hvdtrain.")}
+    files = [{each for each in some if "/engines/" not in each} for some in (taken, described)]
+    assert files[0] - DECORATORS == files[1], files

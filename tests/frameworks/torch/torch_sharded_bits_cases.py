@@ -1,16 +1,18 @@
 """Optimizer steps whose work the ranks of a node share: bits of those that each takes in full."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch_sharded_cases import equal_on_all_ranks, wrapped
-from torch_training import Model, drawn, gradients_of, own
+from torch_sharded_cases import equal_on_all_ranks, state_difference, wrapped
+from torch_training import Model, difference, drawn, gradients_of, own
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.sharding.exchange import ShardedExchange
 from hvdtrain.engines.features import Slices
 from hvdtrain.torch.sharding.kernel_step import find_form
+from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 
 MAKES: dict[type[torch.optim.Optimizer], list[dict[str, Any]]] = {
     torch.optim.SGD: [
@@ -148,3 +150,46 @@ def shared_steps_on_changed_gradients_have_these_bits() -> None:
         same_bits(make, torch.float32, step_after_changes)
     for make in list(kinds())[1::3]:
         same_bits(make, torch.float32, step_plainly, passes=2)
+
+
+def with_whole_parameters(
+    dtype: torch.dtype, sharded: bool, kind: Any
+) -> tuple[Model, hvd.DistributedOptimizer]:
+    """Train a model's matrices with one optimizer, and the rest with Adam that ranks share."""
+    model = build_odd(dtype)
+    large = {name: p for name, p in model.named_parameters() if p.ndim > 1}
+    small = [p for p in model.parameters() if p.ndim == 1]
+    others = optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(small, lr=0.01), sharded=True)
+    for step in range(STEPS):
+        if step in (0, 2):  # from a saved state
+            state = optimizer.state_dict() if step else None
+            optimizer = wrapped(lambda _: kind(large.values(), lr=0.1), model, sharded=sharded)
+            if state is not None:
+                optimizer.load_state_dict(state)
+        others.sample_weight = optimizer.sample_weight = 3.0 + hvd.rank()
+        loss = model[:5](own(drawn(step, 4 * hvd.size(), 7)).to(dtype)).square().mean()
+        if hvd.rank() == 0 and step:  # which no other rank uses
+            loss = loss + large["5.weight"].sum() * 0.1
+        scaler = torch.amp.GradScaler(loss.device.type, 8.0, enabled=step == 1)
+        scaler.scale(loss).backward()
+        if step in (1, 2):  # gradients are the program's
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(large.values(), 0.01)
+        if step == 3:
+            optimizer.clip_grad_norm_(0.01)
+        with optimizer.skip_synchronize() if step in (1, 2) else nullcontext():
+            scaler.step(optimizer)
+        others.zero_grad() if scaler.is_enabled() else others.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def whole_parameters_are_shared_with_the_same_bits() -> None:
+    for kind in (torch.optim.Muon, Lars, Lamb):
+        for dtype in (torch.float32, torch.float64):
+            model, optimizer = with_whole_parameters(dtype, True, kind)
+            whole, reference = with_whole_parameters(dtype, False, kind)
+            assert equal_on_all_ranks(model)
+            assert difference(model, whole) == 0.0
+            assert state_difference(optimizer.state_dict(), reference.state_dict()) == 0.0

@@ -36,6 +36,8 @@ MAKES: dict[str, Make] = {
     "adam": partial(torch.optim.Adam, lr=0.01),
     "amsgrad": partial(torch.optim.AdamW, lr=0.01, amsgrad=True, weight_decay=0.1),
     "adagrad": torch.optim.Adagrad,
+    "lars": partial(Lars, lr=0.5),
+    "lamb": partial(Lamb, lr=0.01),
 }
 
 
@@ -108,7 +110,7 @@ def parameters_without_elements_have_a_state() -> None:
 
 
 def shared_steps_go_on_from_any_state() -> None:
-    for name in ("momentum", "amsgrad", *(["adagrad"] if on_host() else [])):
+    for name in ("momentum", "amsgrad", "lars", "lamb", *(["adagrad"] if on_host() else [])):
         make = MAKES[name]
         first = build()
         before = wrapped(make, first, sharded=False)
@@ -246,8 +248,8 @@ def shared_state_outlives_the_buckets_of_another_memory_format() -> None:
     assert difference(model, whole) < 1e-12
 
 
-def shared_weights_that_move() -> None:
-    (model, optimizer), (whole, reference) = pair(MAKES["adam"])
+def shared_weights_that_move(name: str = "adam") -> None:
+    (model, optimizer), (whole, reference) = pair(MAKES[name])
     for each, one in ((model, optimizer), (whole, reference)):
         train_together(each, one, 2)
         *_, moved, _, last, _ = each.parameters()
@@ -278,15 +280,31 @@ def shared_weights_that_move() -> None:
         F.cross_entropy(each(inputs.float()), labels).backward()
         one.step()
     assert difference(model, whole) < 1e-6
+    if name == "adam":
+        shared_weights_that_move("lamb")
+
+
+class Scaled(torch.optim.Optimizer):
+    """Divides the gradients of its last group by their norm, which is that of all together."""
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        last = self.param_groups[-1]["params"]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in last])
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * p.grad / (norm if group["params"] is last else 1.0)
 
 
 def what_cannot_be_shared() -> None:
     model = build(memory_format=torch.contiguous_format)
-    for kind in (Lars, Lamb, torch.optim.LBFGS):
-        wrap = partial(wrapped, partial(kind, lr=0.1), model)
-        assert kind.__name__ in refused(ValueError, wrap)
-    muon = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1)
-    assert "Muon" in refused(ValueError, partial(hvd.DistributedOptimizer, muon, sharded=True))
+    for kind in (torch.optim.LBFGS, torch.optim.Adafactor):
+        wrap = partial(wrapped, partial(kind, lr=0.0), model)
+        assert f"{kind.__name__} needs whole parameters" in refused(ValueError, wrap)
+    groups = [{"params": [p]} for p in model.parameters()]
+    for name, reason in (("Scaled", "needs whole"), ("Lamb", "steps on all parameters together")):
+        mixed = type(name, (Scaled,), {})(groups, {"lr": 0.0})
+        assert f"{name} {reason}" in refused(ValueError, lambda: wrapped(lambda _: mixed, model))  # noqa: B023
     wrap = partial(wrapped, momentum, model)
     assert "sharded=True works" in refused(ValueError, partial(wrap, op=hvd.Adasum))
     assert "sharded=True works" in refused(ValueError, partial(wrap, exchange="local_sgd"))

@@ -309,6 +309,7 @@ def goes_on_with_the_same_bits(name: str) -> str:
         train(model, optimizer, step)
     optimizer.flush()
     other_model, other = made(fresh(name))
+    train(other_model, other, 0)  # in the middle of a block of local steps
     carry_over((model, optimizer), (other_model, other))
     other.load_exchange_state(deepcopy(optimizer.exchange_state()))
     for step in range(4, 9):

@@ -20,8 +20,7 @@ def coded(x: Flat, bits: int) -> Flat:
         high = above.mean() if above.size else 0.0
         return np.where(x >= 0, high, low)
     outermost = 2 ** (bits - 1) - 1
-    reach = 2.0 if bits == 2 else 4.0
-    cell = 2 * reach * np.sqrt(np.mean(x**2)) / (2**bits - 1)
+    cell = 4 / 3 * np.sqrt(np.mean(x**2)) if bits == 2 else np.abs(x).max() / outermost
     return np.clip(np.round(x / cell), -outermost, outermost) * cell
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hvdtrain.data import (
     EvaluationSampler,
@@ -60,6 +61,33 @@ def test_each_sample_once_in_order_whatever_stops(
         assert states == [saved] * size
     assert seen == epoch_permutation(samples, 3, epoch).tolist()
     assert saved == {"epoch": epoch + 1, "consumed": 0, "samples": samples, "seed": 3}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # in torchdata 0.11
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("advances", [False, True])
+def test_stateful_loaders_resume_on_other_ranks(workers: int, advances: bool) -> None:
+    data, order = TensorDataset(torch.arange(50)), epoch_permutation(50, 3, 0).tolist()
+    for done in (0, 3, 13):  # batches of 4 in the first epoch, which has 13
+        (sampler,) = world(50, 4, 1)
+        loader = StatefulDataLoader(data, batch_sampler=sampler, num_workers=workers)
+        batches = iter(loader)
+        for _ in range(done):
+            next(batches)
+            if advances:
+                sampler.advance()
+        rest, later = [], []
+        for sampler in world(50, 4, 2):
+            again = StatefulDataLoader(data, batch_sampler=sampler, num_workers=workers)
+            again.load_state_dict(loader.state_dict())
+            batches = iter(again)
+            assert len(again) == len(sampler.counts) == 13 - done
+            rest.append([batch.tolist() for (batch,) in batches])
+            later.append([batch.tolist() for (batch,) in again][:1])
+        parts = [index for step in zip(*rest, strict=True) for part in step for index in part]
+        assert parts == order[4 * done :]
+        if done == 13:
+            assert [*later[0][0], *later[1][0]] == epoch_permutation(50, 3, 1)[:4].tolist()
 
 
 @given(SAMPLES, BATCHES, SIZES)

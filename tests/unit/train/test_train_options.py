@@ -81,7 +81,6 @@ BY_SHARDS: dict[str, Any] = {"virtual_shards": 2, "global_batch_size": 8}
         ({**BY_SHARDS, "exchange": "adasum"}, ["--virtual-shards 2 does not go with", "adasum"]),
         ({"shard_optimizer": True, "exchange": "adasum"}, ["--shard-optimizer does not go with"]),
         ({"shard_optimizer": True, "strategy": "ps"}, ["--shard-optimizer", "--strategy ps"]),
-        ({"shard_optimizer": True, "optimizer": "lamb"}, ["--shard-optimizer", "lamb"]),
         ({**BY_SHARDS, "shard_optimizer": True}, ["--shard-optimizer and --virtual-shards exclu"]),
         ({"exchange": "adasum", "amp": "fp16"}, ["--amp fp16", "--exchange adasum", "bf16"]),
         ({"exchange": "adasum", "ema": 0.9}, ["--ema 0.9", "--exchange adasum"]),

@@ -35,8 +35,8 @@ _OTHER_NORM = re.compile(
     r"torch\.nn\.(.*\.)?SyncBatchNorm(\.convert_sync_batchnorm)?"
     r"|(tensorflow|tf_keras|keras)\.(.*\.)?(Sync)?BatchNormalization"
 )
-_METRIC = re.compile(r"torchmetrics\.(?!functional\.)(.*\.)?[A-Z]\w+")
-_COLLECTING = re.compile(r"(?i)reduce|gather|average|lightning")
+_METRIC = re.compile(r"torchmetrics\.(?!functional\.)(.*\.)?(?!MetricCollection)[A-Z]\w+")
+_COLLECTING = re.compile(r"(?i)reduce(?!lr)|gather|average")
 _COUNTS = ("world_size", "num_replicas")
 _WRAPPERS = ("DistributedOptimizer", "DistributedGradientTape")
 # With these all ranks may read the same weights, or the library takes care of it.
@@ -233,7 +233,9 @@ def hvd506(script: Script) -> Places:
         full, asked = script.full(call), script.option(call, "synchronized") is True
         if _OTHER_NORM.fullmatch(full) and (asked or "Sync" in full):
             yield call, f"{script.last(call)}() normalizes without the other ranks"
-    if not any(map(_COLLECTING.search, script.words)):
+    called = {script.last(call) for call in script.calls}
+    of_lightning = any("lightning" in word.lower() for word in script.words)
+    if not of_lightning and not any(map(_COLLECTING.search, called)):
         for call in script.calls:
             own = script.keyword(call, "dist_sync_fn") is None
             if own and _METRIC.fullmatch(script.full(call)):
