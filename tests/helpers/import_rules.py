@@ -8,7 +8,16 @@ from pathlib import Path
 
 _FOUNDATIONS = {
     *("", "advice", "arithmetic", "arrays", "buffer", "collective", "compiled", "config"),
-    *("control_groups", "devices", "errors", "files", "polling", "streams", "milestones"),
+    *(
+        "control_groups",
+        "devices",
+        "errors",
+        "files",
+        "fork_server",
+        "polling",
+        "streams",
+        "milestones",
+    ),
     *("topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
