@@ -401,15 +401,17 @@ def _raise_difference(
     specs: list[ParameterSpec], layout: Layout | None, name: str, channel: Channel
 ) -> None:
     """Raise an error for the first gradient that differs from the first rank's."""
-    if layout is not None:
-        layouts = allgather_object(layout, f"layouts for {name}", channel)
-        if len({each.kinds for each in layouts}) > 1:
-            raise LayoutsDifferError(channel.ranks, layouts)
     size, root_rank = context.current().topology.size, channel.ranks[0]
     what = f"shapes for {name}"
-    theirs = broadcast_object(specs, root_rank, what, channel)
-    differences = allgather_object(first_difference(specs, theirs, root_rank), what, channel)
-    for rank, difference in zip(channel.ranks, differences, strict=True):
+    differences: list[str | None] = []
+    with suppress(MismatchError):  # a rank has joined: the error that led here says so
+        if layout is not None:
+            layouts = allgather_object(layout, f"layouts for {name}", channel)
+            if len({each.kinds for each in layouts}) > 1:
+                raise LayoutsDifferError(channel.ranks, layouts)
+        theirs = broadcast_object(specs, root_rank, what, channel)
+        differences = allgather_object(first_difference(specs, theirs, root_rank), what, channel)
+    for rank, difference in zip(channel.ranks, differences, strict=False):
         if difference is not None:
             raise MismatchError(
                 f"[rank {rank}/{size}] {name}: {difference}. Build the same model on every rank"

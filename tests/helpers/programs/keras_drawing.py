@@ -133,6 +133,8 @@ def _settle(program: Spec, backend: str) -> None:
             settings.pop(key, None)
     if "half" in options.get("exchange", "") and not linear:
         program["optimizer"] = "sgd"  # others make rounding large
+    if options.get("exchange", "").startswith(("nbit", "powersgd")):  # which no rank may join
+        drop("short")
     if options.get("exchange") in WEIGHTS:  # between which gradients are those of each rank
         program["optimizer"] = "sgd"
         drop("scale", "short", "passes")
