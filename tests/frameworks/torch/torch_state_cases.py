@@ -20,6 +20,7 @@ warnings.filterwarnings("ignore", module=__name__)
 # Its own functions use it to read quantized tensors.
 warnings.filterwarnings("ignore", "TypedStorage is deprecated")
 warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # in torchdata 0.11
 
 
 def tensors_of(rank: int) -> dict[str, torch.Tensor]:
