@@ -23,6 +23,6 @@ def _watch(process: int) -> None:
     threading.Thread(target=_end_with, args=[process], name="hvdtrain-parent", daemon=True).start()
 
 
-with suppress(OSError):  # an old system
+with suppress(OSError, AttributeError):  # an old system, or built on one
     _rank = os.pidfd_open(os.getppid())
     os.register_at_fork(after_in_child=lambda: _watch(_rank))

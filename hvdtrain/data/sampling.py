@@ -174,8 +174,6 @@ class Position(Generic[T]):
         Its state_dict() is the position after the batches that it has returned. torchdata's
         StatefulDataLoader saves it, and loads it on any number of ranks.
         """
-        if self.consumed >= self.samples:  # an iterator was saved at the end of an epoch
-            self.epoch, self.consumed = self.epoch + 1, 0
         return _Batches(self)
 
     def _left(self) -> Iterator[T]:
@@ -194,7 +192,9 @@ class _Batches(Iterator[T]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        return dict(self._state)
+        if self._state["consumed"] < self._position.samples:
+            return dict(self._state)
+        return {**self._state, "epoch": self._state["epoch"] + 1, "consumed": 0}  # as advance()
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self._position.load_state_dict(state)

@@ -89,30 +89,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.load_state_dict({"epoch": epoch, "processed_indices": set().union(*processed)})
 
     def __iter__(self) -> Iterator[int]:
-        """Return an iterator, whose state torchdata's StatefulDataLoader saves and loads."""
-        return _Indices(self)
+        return iter(self._distributed[self.rank :: self.num_replicas])
 
     def __len__(self) -> int:
         return self.num_samples
-
-
-class _Indices(Iterator[int]):
-    def __init__(self, sampler: ElasticSampler) -> None:
-        self._sampler, self._begun = sampler, sampler.state_dict()
-        self._order, self._replicas = sampler._distributed, sampler.num_replicas
-        self._next = sampler.rank
-
-    def __next__(self) -> int:
-        if self._next >= len(self._order):
-            raise StopIteration
-        self._next += self._replicas
-        return self._order[self._next - self._replicas]
-
-    def state_dict(self) -> dict[str, Any]:
-        returned = self._order[: self._next // self._replicas * self._replicas]
-        processed = {*self._begun["processed_indices"], *returned}  # on all ranks
-        return {**self._begun, "processed_indices": sorted(processed)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._sampler.load_state_dict(state_dict)
-        self.__init__(self._sampler)  # type: ignore[misc]

@@ -17,8 +17,8 @@ from hvdtrain.torch.gradients.views import ParameterSettings
 _CLAIMS: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
 # Of torch, by name: to import the second takes long. Its `replicate` makes the first.
 _REDUCING = {"DistributedDataParallel", "FullyShardedDataParallel"}
-_reducing: weakref.WeakKeyDictionary[torch.nn.Module, torch.nn.Module]
-_reducing = weakref.WeakKeyDictionary()  # and their modules
+_reducing: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]]
+_reducing = weakref.WeakKeyDictionary()  # and their modules, which may refer to them
 
 
 class ClaimedParameters:
@@ -69,10 +69,12 @@ class ClaimedParameters:
             )
 
 
-def _reduced_by(module: torch.nn.Module) -> set[int]:
-    """Return the parameters, by id, whose gradients a model of torch reduces for a module."""
+def _reduced_by(model: torch.nn.Module, module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters whose gradients a model of torch reduces for a module."""
     left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    return {id(p) for name, p in module.named_parameters() if name not in left_out}
+    frozen = any("Fully" in kind.__name__ for kind in type(model).__mro__)  # it divides them, too
+    named = module.named_parameters()
+    return [p for name, p in named if name not in left_out and (frozen or p.requires_grad)]
 
 
 def _reason(kind: str) -> str:
@@ -85,8 +87,10 @@ def _reason(kind: str) -> str:
 def find_others(parameters: Iterable[torch.nn.Parameter]) -> dict[int, str]:
     """Return why torch reduces or divides parameters already, by id."""
     found = {id(p): _reason("DTensor") for p in parameters if hasattr(p, "device_mesh")}
-    for model, module in _reducing.items():
-        found |= dict.fromkeys(_reduced_by(module), _reason(type(model).__name__))
+    for model, reference in _reducing.items():
+        if (module := reference()) is not None:
+            reduced = map(id, _reduced_by(model, module))
+            found |= dict.fromkeys(reduced, _reason(type(model).__name__))
     return found
 
 
@@ -94,12 +98,14 @@ def _note_module(model: torch.nn.Module, _: str, module: torch.nn.Module | None)
     """Note a model that reduces gradients, unless an optimizer has parameters of it."""
     if module is None or _REDUCING.isdisjoint(kind.__name__ for kind in type(model).__mro__):
         return
-    names = {key: name for claim in _CLAIMS for key, name in claim.names.items()}
-    for key in _reduced_by(module) & names.keys():
+    reduced = _reduced_by(model, module)
+    claims = _CLAIMS if context.is_initialized() else ()
+    names = {key: name for claim in claims for key, name in claim.names.items()}
+    for name in [names[id(p)] for p in reduced if id(p) in names]:
         raise UnsupportedError(
-            f"parameter {names[key]!r} of a DistributedOptimizer {_reason(type(model).__name__)}"
+            f"parameter {name!r} of a DistributedOptimizer {_reason(type(model).__name__)}"
         )
-    _reducing.setdefault(model, module)
+    _reducing.setdefault(model, weakref.ref(module))
 
 
 register_module_module_registration_hook(_note_module)

@@ -46,18 +46,19 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     numbers = torch.randn(
         3, 24, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu"
     )
-    named, whole = _names(kind), bool(_names(kind) & _WHOLE)
-    if whole:
-        apart = numbers.view(3, 2, 3, 4).unbind(1)
-        together = apart
-    else:
-        together, apart = (numbers.view(3, 6, 4),), numbers.split(12, dim=1)
-    try:
-        both = _steps_of(optimizer, together)
-        each = torch.cat([_steps_of(optimizer, [part]) for part in apart], dim=1)
-        alike = torch.allclose(both, each, rtol=1e-9, atol=1e-12)
-    except (KeyError, RuntimeError, IndexError, TypeError, ValueError):  # it cannot step on others
-        alike = False
+    named, whole, alike = _names(kind), bool(_names(kind) & _WHOLE), True
+    for scale in (1.0, 1e6):  # some clip only large gradients
+        numbers[1:] *= scale
+        if whole:
+            together = apart = numbers.view(3, 2, 3, 4).unbind(1)
+        else:
+            together, apart = (numbers.view(3, 6, 4),), numbers.split(12, dim=1)
+        try:
+            both = _steps_of(optimizer, together)
+            each = torch.cat([_steps_of(optimizer, [part]) for part in apart], dim=1)
+            alike = alike and torch.allclose(both, each, rtol=1e-9, atol=1e-12)
+        except (KeyError, RuntimeError, IndexError, TypeError, ValueError):  # others it cannot take
+            alike = False
     if named & _REFUSED or not alike:
         what = "steps on all parameters together" if whole else "needs whole parameters"
         raise UnsupportedError(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch_training import refused
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import hvdtrain.torch as hvd
 from hvdtrain.errors import MismatchError, UnsupportedError
@@ -20,7 +19,6 @@ warnings.filterwarnings("ignore", module=__name__)
 # Its own functions use it to read quantized tensors.
 warnings.filterwarnings("ignore", "TypedStorage is deprecated")
 warnings.filterwarnings("ignore", "The PyTorch API of nested tensors")
-warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # in torchdata 0.11
 
 
 def tensors_of(rank: int) -> dict[str, torch.Tensor]:
@@ -369,19 +367,6 @@ def elastic_state_of_every_kind() -> None:
         counting.calls = vars(optimizer)["state"]["calls"] = vars(state)["epoch"] = 9
         module.get_buffer("scalar").fill_(7)
         state.restore()
-
-
-def stateful_loaders_resume_an_elastic_sampler() -> None:
-    sampler = hvd.elastic.ElasticSampler(range(24), seed=1)
-    given = list(sampler)
-    loader = StatefulDataLoader(list(range(24)), 2, sampler=sampler)
-    batches = iter(loader)
-    first = next(batches).tolist()  # is not recorded, and has been read
-    again = hvd.elastic.ElasticSampler(range(24), seed=1)
-    resumed = StatefulDataLoader(list(range(24)), 2, sampler=again)
-    resumed.load_state_dict(loader.state_dict())
-    assert first + [index for batch in resumed for index in batch.tolist()] == given
-    assert len(again.processed_indices) == 2 * hvd.size()
 
 
 def parameters_without_a_shape() -> None:
