@@ -10,6 +10,7 @@ import os
 import select
 import threading
 from contextlib import suppress
+from functools import partial
 
 
 def _end_with(process: int) -> None:
@@ -19,10 +20,12 @@ def _end_with(process: int) -> None:
     os._exit(1)
 
 
-def _watch(process: int) -> None:
-    threading.Thread(target=_end_with, args=[process], name="hvdtrain-parent", daemon=True).start()
+def _watch(process: int, server: int) -> None:
+    if os.getppid() == server:  # what a child forks may outlive it
+        name = "hvdtrain-parent"
+        threading.Thread(target=_end_with, args=[process], name=name, daemon=True).start()
 
 
 with suppress(OSError, AttributeError):  # an old system, or built on one
-    _rank = os.pidfd_open(os.getppid())
-    os.register_at_fork(after_in_child=lambda: _watch(_rank))
+    rank = os.pidfd_open(os.getppid())
+    os.register_at_fork(after_in_child=partial(_watch, rank, os.getpid()))

@@ -6,6 +6,7 @@ import hashlib
 import random
 import struct
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -101,7 +102,7 @@ def _mixed(purpose: bytes, *numbers: int) -> int:
 T = TypeVar("T")
 
 
-class Position(Generic[T]):
+class Position(ABC, Generic[T]):
     """An epoch, and how many of its samples all ranks together have used.
 
     It moves by advance() only, never by reading ahead, so that a position saved with the weights is
@@ -176,9 +177,9 @@ class Position(Generic[T]):
         """
         return _Batches(self)
 
+    @abstractmethod
     def _left(self) -> Iterator[T]:
         """Return the batches from this position on; what moves it later does not change them."""
-        raise NotImplementedError
 
 
 class _Batches(Iterator[T]):

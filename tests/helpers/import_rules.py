@@ -8,17 +8,8 @@ from pathlib import Path
 
 _FOUNDATIONS = {
     *("", "advice", "arithmetic", "arrays", "buffer", "collective", "compiled", "config"),
-    *(
-        "control_groups",
-        "devices",
-        "errors",
-        "files",
-        "fork_server",
-        "polling",
-        "streams",
-        "milestones",
-    ),
-    *("topology", "types", "world"),
+    *("control_groups", "devices", "errors", "files", "fork_server", "polling", "streams"),
+    *("milestones", "topology", "types", "world"),
 }
 _BELOW_ADAPTERS = {"foundations", "engines", "core"}
 _BELOW_TRAIN = _BELOW_ADAPTERS | {"torch", "tensorflow", "keras", "launch", "data"}

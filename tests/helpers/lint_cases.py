@@ -230,5 +230,6 @@ RIGHT: list[tuple[str, str, str]] = [
     ("HVD506", KERAS, "b = keras.layers.BatchNormalization(synchronized=False)\n"),
     ("HVD506", METRICS, "a = t.Accuracy('binary', dist_sync_fn=f)\n"),
     ("HVD506", METRICS, "a = h.allreduce(t.Accuracy('binary')(x, y))\n"),
+    ("HVD506", METRICS, "a = t.Accuracy('binary')\nmap(h.allreduce, a.metric_state.values())\n"),
     ("HVD601", DDP, "dist.barrier()\nf()\ndist.barrier()\n"),
 ]

@@ -9,7 +9,7 @@ A code q of a row stands for base + step * q:
   outermost level.
 
 CNTK has a range of 4 standard deviations to each side. Few elements of a gradient are far outside,
-and lose more with 8 bits than all others (of a transformer's gradient 160 times as much as here).
+and lose more with 8 bits than all others (of a transformer's gradients 80 to 330 times as much).
 With 2 bits that range loses more of a normal distribution than 1 bit does.
 """
 

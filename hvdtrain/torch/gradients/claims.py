@@ -72,9 +72,10 @@ class ClaimedParameters:
 def _reduced_by(model: torch.nn.Module, module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the parameters whose gradients a model of torch reduces for a module."""
     left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    frozen = any("Fully" in kind.__name__ for kind in type(model).__mro__)  # it divides them, too
+    # FSDP divides those that are frozen, too.
+    divides = any(kind.__name__ == "FullyShardedDataParallel" for kind in type(model).__mro__)
     named = module.named_parameters()
-    return [p for name, p in named if name not in left_out and (frozen or p.requires_grad)]
+    return [p for name, p in named if name not in left_out and (divides or p.requires_grad)]
 
 
 def _reason(kind: str) -> str:

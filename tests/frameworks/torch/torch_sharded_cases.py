@@ -248,8 +248,13 @@ def shared_state_outlives_the_buckets_of_another_memory_format() -> None:
     assert difference(model, whole) < 1e-12
 
 
-def shared_weights_that_move(name: str = "adam") -> None:
-    (model, optimizer), (whole, reference) = pair(MAKES[name])
+def shared_weights_that_move() -> None:
+    for name in ("adam", "lamb"):
+        _weights_that_move(MAKES[name])
+
+
+def _weights_that_move(make: Make) -> None:
+    (model, optimizer), (whole, reference) = pair(make)
     for each, one in ((model, optimizer), (whole, reference)):
         train_together(each, one, 2)
         *_, moved, _, last, _ = each.parameters()
@@ -280,8 +285,6 @@ def shared_weights_that_move(name: str = "adam") -> None:
         F.cross_entropy(each(inputs.float()), labels).backward()
         one.step()
     assert difference(model, whole) < 1e-6
-    if name == "adam":
-        shared_weights_that_move("lamb")
 
 
 class Scaled(torch.optim.Optimizer):
