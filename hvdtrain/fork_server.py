@@ -26,6 +26,6 @@ def _watch(process: int, server: int) -> None:
         threading.Thread(target=_end_with, args=[process], name=name, daemon=True).start()
 
 
-with suppress(OSError, AttributeError):  # an old system, or built on one
+with suppress(OSError, AttributeError):  # an old system, or a Python built on one
     rank = os.pidfd_open(os.getppid())
     os.register_at_fork(after_in_child=partial(_watch, rank, os.getpid()))

@@ -128,10 +128,12 @@ class Position(ABC, Generic[T]):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.samples, self.batch_size = samples, batch_size
         self.epoch, self.consumed = 0, 0
+        self._asked: int | None = None  # of set_epoch()
         self._same = {"samples": samples, **same}
 
     def set_epoch(self, epoch: int) -> None:
         """Start an epoch; if it is the current one, continue in it (local, on all ranks)."""
+        self._asked = epoch
         if epoch != self.epoch:
             self.epoch, self.consumed = epoch, 0
 
@@ -165,6 +167,12 @@ class Position(ABC, Generic[T]):
                 )
         self.epoch, self.consumed = state["epoch"], state["consumed"]
 
+    def _resume(self, state: Mapping[str, int]) -> None:
+        """Load the state of an iterator; after an epoch's last batch, in the epoch asked for."""
+        self.load_state_dict(state)
+        if self.consumed >= self.samples and self._asked != self.epoch:
+            self.epoch, self.consumed = self.epoch + 1, 0
+
     def __len__(self) -> int:
         """Return the number of batches left of this epoch, the same on all ranks."""
         return steps_per_epoch(self.samples - self.consumed, self.batch_size)
@@ -173,7 +181,8 @@ class Position(ABC, Generic[T]):
         """Return an iterator over the batches from this position on.
 
         Its state_dict() is the position after the batches that it has returned. torchdata's
-        StatefulDataLoader saves it, and loads it on any number of ranks.
+        StatefulDataLoader saves it, and iter(loader) loads it, on any number of ranks. Call
+        set_epoch() for each epoch: otherwise each has the batches that were left of the first.
         """
         return _Batches(self)
 
@@ -193,12 +202,10 @@ class _Batches(Iterator[T]):
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        if self._state["consumed"] < self._position.samples:
-            return dict(self._state)
-        return {**self._state, "epoch": self._state["epoch"] + 1, "consumed": 0}  # as advance()
+        return {**self._state, "consumed": min(self._state["consumed"], self._position.samples)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self._position.load_state_dict(state)
+        self._position._resume(state)
         self.__init__(self._position)  # type: ignore[misc]
 
 
@@ -293,7 +300,8 @@ class GlobalBatchSampler(Position[list[int]]):
     def counts(self) -> list[int]:
         """Number of indices that count in each list of __iter__(); 0 if its only index is a filler.
 
-        Read it once, before the loop, together with the loader: zip(loader, sampler.counts).
+        Read it once, before the loop, together with the loader: zip(loader, sampler.counts). Of a
+        StatefulDataLoader call iter() before.
         """
         parts = [self._mine(count) for count in self.global_counts]
         return [part.stop - part.start for part in parts]

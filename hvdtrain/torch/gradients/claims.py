@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -17,8 +17,9 @@ from hvdtrain.torch.gradients.views import ParameterSettings
 _CLAIMS: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
 # Of torch, by name: to import the second takes long. Its `replicate` makes the first.
 _REDUCING = {"DistributedDataParallel", "FullyShardedDataParallel"}
-_reducing: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]]
-_reducing = weakref.WeakKeyDictionary()  # and their modules, which may refer to them
+# What finds the parameters of a model; it keeps none of them alive.
+_reducing: weakref.WeakKeyDictionary[torch.nn.Module, Callable[[], list[torch.nn.Parameter]]]
+_reducing = weakref.WeakKeyDictionary()
 
 
 class ClaimedParameters:
@@ -69,13 +70,24 @@ class ClaimedParameters:
             )
 
 
-def _reduced_by(model: torch.nn.Module, module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the parameters whose gradients a model of torch reduces for a module."""
-    left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    # FSDP divides those that are frozen, too.
-    divides = any(kind.__name__ == "FullyShardedDataParallel" for kind in type(model).__mro__)
-    named = module.named_parameters()
-    return [p for name, p in named if name not in left_out and (divides or p.requires_grad)]
+def _reduced_by(
+    model: torch.nn.Module, module: torch.nn.Module
+) -> Callable[[], list[torch.nn.Parameter]]:
+    """Return what finds the parameters whose gradients a model of torch reduces for a module."""
+    if any(kind.__name__ == "DistributedDataParallel" for kind in type(model).__mro__):
+        left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+        named = module.named_parameters()
+        # Those that are trainable now, whatever is frozen later.
+        chosen = [weakref.ref(p) for name, p in named if name not in left_out and p.requires_grad]
+        return lambda: [p for each in chosen if (p := each()) is not None]
+    ignored = {id(p) for p in getattr(model, "_ignored_params", ())}
+    reference = weakref.ref(module)  # FSDP replaces its parameters
+
+    def find() -> list[torch.nn.Parameter]:
+        found = reference()
+        return [p for p in found.parameters() if id(p) not in ignored] if found else []
+
+    return find
 
 
 def _reason(kind: str) -> str:
@@ -88,10 +100,8 @@ def _reason(kind: str) -> str:
 def find_others(parameters: Iterable[torch.nn.Parameter]) -> dict[int, str]:
     """Return why torch reduces or divides parameters already, by id."""
     found = {id(p): _reason("DTensor") for p in parameters if hasattr(p, "device_mesh")}
-    for model, reference in _reducing.items():
-        if (module := reference()) is not None:
-            reduced = map(id, _reduced_by(model, module))
-            found |= dict.fromkeys(reduced, _reason(type(model).__name__))
+    for model, find in _reducing.items():
+        found |= dict.fromkeys(map(id, find()), _reason(type(model).__name__))
     return found
 
 
@@ -102,11 +112,11 @@ def _note_module(model: torch.nn.Module, _: str, module: torch.nn.Module | None)
     reduced = _reduced_by(model, module)
     claims = _CLAIMS if context.is_initialized() else ()
     names = {key: name for claim in claims for key, name in claim.names.items()}
-    for name in [names[id(p)] for p in reduced if id(p) in names]:
+    for name in [names[id(p)] for p in reduced() if id(p) in names]:
         raise UnsupportedError(
             f"parameter {name!r} of a DistributedOptimizer {_reason(type(model).__name__)}"
         )
-    _reducing.setdefault(model, weakref.ref(module))
+    _reducing.setdefault(model, reduced)
 
 
 register_module_module_registration_hook(_note_module)

@@ -38,7 +38,8 @@ _SINGLE = frozenset({"step", "eta", "mu", "mu_product"})
 def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether ranks must share an optimizer by whole parameters; refuse other optimizers.
 
-    One that is not torch's own takes two steps on the halves of a small matrix, together and alone.
+    One that is not torch's own takes two steps on the halves of a small matrix, together and alone,
+    with small and with large gradients.
     """
     kind = type(optimizer)
     if kind in ELEMENTWISE:
@@ -56,8 +57,9 @@ def needs_whole(optimizer: torch.optim.Optimizer) -> bool:
         try:
             both = _steps_of(optimizer, together)
             each = torch.cat([_steps_of(optimizer, [part]) for part in apart], dim=1)
-            alike = alike and torch.allclose(both, each, rtol=1e-9, atol=1e-12)
-        except (KeyError, RuntimeError, IndexError, TypeError, ValueError):  # others it cannot take
+            alike = alike and torch.allclose(both, each, rtol=1e-9, atol=1e-12, equal_nan=True)
+        # It cannot step on other tensors.
+        except (KeyError, RuntimeError, IndexError, TypeError, ValueError):
             alike = False
     if named & _REFUSED or not alike:
         what = "steps on all parameters together" if whole else "needs whole parameters"

@@ -171,6 +171,14 @@ def refusals() -> None:
             wrap(plain)(some)
         del optimizer
     wrap(plain)(some)
+    pair = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    pair[0].requires_grad_(False)  # which DDP leaves out, whatever becomes of it
+    model = DistributedDataParallel(pair)
+    pair.requires_grad_(True)
+    hvd.DistributedOptimizer(torch.optim.SGD(pair[0].parameters()))
+    pair[1].requires_grad_(False)
+    with twice:
+        hvd.DistributedOptimizer(torch.optim.SGD([*pair[1].requires_grad_(True).parameters()]))
 
 
 def data_parallel() -> list[float]:

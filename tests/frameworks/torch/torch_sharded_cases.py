@@ -290,10 +290,13 @@ def _weights_that_move(make: Make) -> None:
 class Scaled(torch.optim.Optimizer):
     """Divides the gradients of its last group by their norm, which is that of all together."""
 
+    least = 0.0  # norm that it divides by
+
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         last = self.param_groups[-1]["params"]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in last])
+        norm = torch.nn.utils.get_total_norm([p.grad for p in last]).item()
+        norm = norm if norm > self.least else 1.0
         for group in self.param_groups:
             for p in group["params"]:
                 p -= group["lr"] * p.grad / (norm if group["params"] is last else 1.0)
@@ -305,8 +308,9 @@ def what_cannot_be_shared() -> None:
         wrap = partial(wrapped, partial(kind, lr=0.0), model)
         assert f"{kind.__name__} needs whole parameters" in refused(ValueError, wrap)
     groups = [{"params": [p]} for p in model.parameters()]
-    for name, reason in (("Scaled", "needs whole"), ("Lamb", "steps on all parameters together")):
-        mixed = type(name, (Scaled,), {})(groups, {"lr": 0.0})
+    together = "steps on all parameters together"
+    for name, least, reason in (("Scaled", 0.0, "needs whole"), ("Lamb", 1e3, together)):
+        mixed = type(name, (Scaled,), {"least": least})(groups, {"lr": 0.0})
         assert f"{name} {reason}" in refused(ValueError, lambda: wrapped(lambda _: mixed, model))  # noqa: B023
     wrap = partial(wrapped, momentum, model)
     assert "sharded=True works" in refused(ValueError, partial(wrap, op=hvd.Adasum))

@@ -68,7 +68,8 @@ def test_each_sample_once_in_order_whatever_stops(
 @pytest.mark.parametrize("advances", [False, True])
 def test_stateful_loaders_resume_on_other_ranks(workers: int, advances: bool) -> None:
     data = TensorDataset(torch.arange(50))
-    for done in (0, 3, 13):  # batches of 4 in the first epoch, which has 13
+    # Of the 13 batches of epoch 0, the epoch that is set before, and the one that is resumed.
+    for done, asked, epoch in ((0, 0, 0), (3, None, 0), (13, None, 1), (13, 0, 0), (13, 1, 1)):
         (sampler,) = world(50, 4, 1)
         loader = StatefulDataLoader(data, batch_sampler=sampler, num_workers=workers)
         batches = iter(loader)
@@ -76,16 +77,21 @@ def test_stateful_loaders_resume_on_other_ranks(workers: int, advances: bool) ->
             next(batches)
             if advances:
                 sampler.advance()
-        rest, (epoch, used) = [], divmod(done, 13)
+        rest, later = [], []
         for sampler in world(50, 4, 2):
             again = StatefulDataLoader(data, batch_sampler=sampler, num_workers=workers)
             again.load_state_dict(loader.state_dict())
+            if asked is not None:
+                sampler.set_epoch(asked)
             batches = iter(again)
-            assert len(again) == len(sampler.counts) == 13 - used
-            sampler.set_epoch(epoch)
+            assert len(again) == len(sampler.counts)
             rest.append([batch.tolist() for (batch,) in batches])
-        parts = [index for step in zip(*rest, strict=True) for part in step for index in part]
-        assert parts == epoch_permutation(50, 3, epoch)[4 * used :].tolist()
+            sampler.set_epoch(epoch + 1)
+            later.append([batch.tolist() for (batch,) in again])
+        expected = epoch_permutation(50, 3, epoch)[0 if epoch else 4 * done :]
+        for found, order in ((rest, expected), (later, epoch_permutation(50, 3, epoch + 1))):
+            steps = zip(*found, strict=True)
+            assert [index for step in steps for part in step for index in part] == order.tolist()
 
 
 @given(SAMPLES, BATCHES, SIZES)

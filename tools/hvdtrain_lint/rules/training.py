@@ -233,10 +233,11 @@ def hvd506(script: Script) -> Places:
         full, asked = script.full(call), script.option(call, "synchronized") is True
         if _OTHER_NORM.fullmatch(full) and (asked or "Sync" in full):
             yield call, f"{script.last(call)}() normalizes without the other ranks"
-    passed = (
-        each for call in script.calls for each in call.args if isinstance(each, ast.Attribute)
-    )
-    called = {*(script.last(call) for call in script.calls), *(each.attr for each in passed)}
+    called = {script.last(call) for call in script.calls}
+    for call in script.calls:  # functions that are passed on
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        names = [each.attr for each in given if isinstance(each, ast.Attribute)]
+        called.update(name for name in names if name[0].islower())
     of_lightning = any("lightning" in word.lower() for word in script.words)
     if not of_lightning and not any(map(_COLLECTING.search, called)):
         for call in script.calls:
