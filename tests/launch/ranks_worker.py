@@ -18,8 +18,11 @@ def main() -> None:
     if rank == size - 1:
         misbehave(behaviour)
     if behaviour == "waits for a signal":
-        signal.signal(signal.SIGUSR1, lambda *_: write(1, f"rank {rank} has SIGUSR1"))
+        # No handler: one whose signal comes just before sleep() runs after it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         write(1, f"rank {rank} waits")
+        signal.sigwait([signal.SIGUSR1])
+        write(1, f"rank {rank} has SIGUSR1")
         time.sleep(3600)
     if behaviour == "tells":
         write(2, f"rank {rank} warns")
