@@ -58,6 +58,7 @@ def test_a_job_that_is_killed(tmp_path: Path) -> None:
         for pid in (job.process.pid, *pids.values()):
             os.kill(pid, signal.SIGKILL)
         job.ended()
+    assert subjects(tmp_path / "it.json") == subjects(first)
     trace = merged(tmp_path)
     for step in range(STEPS):
         for rank in range(2):

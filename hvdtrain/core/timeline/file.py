@@ -31,11 +31,17 @@ class GrowingFile:
 
     The file never becomes shorter, so that a single write completes it again: shorter contents are
     padded with blanks. When the file is too large for a browser, it is renamed, replacing an
-    earlier one, and a new file begins.
+    earlier one, and a new file begins. `also` is another name of it.
     """
 
-    def __init__(self, path: str, notes: dict[str, object], most_bytes: int = _MOST_BYTES) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: str,
+        notes: dict[str, object],
+        also: str | None = None,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        self.path, self._also = path, also
         self._most_bytes = most_bytes
         self._head = f'{_BEGINNING}{json.dumps(notes)[1:]}, "traceEvents": [\n'
         self._begin()
@@ -43,6 +49,10 @@ class GrowingFile:
     def _begin(self) -> None:
         self._file = open(self.path, "wb")  # noqa: SIM115  # until close()
         self._place = self._size = self._file.write(self._head.encode())
+        if self._also is not None:
+            with contextlib.suppress(OSError):  # some file systems have no hard links
+                os.link(self.path, link := f"{self.path}.link")
+                os.replace(link, self._also)
 
     def write(
         self, lasting: Iterable[dict[str, object]], passing: Iterable[dict[str, object]]

@@ -91,7 +91,9 @@ def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) 
     communicator.allreduce(Buffer.from_array(zero), ReduceOp.MIN)  # Perfetto drops what is earlier
     recording = Recording(path, marks_rounds, start, float(zero[0]))
     title = f"[rank {communicator.rank}/{communicator.size}]"
-    file = _open(piece_path(path, communicator.rank), recording)
+    # Programs written for Horovod read the file at its path while the job runs.
+    also = path if communicator.rank == 0 else None
+    file = _open(piece_path(path, communicator.rank), recording, also)
     recording.piece = PieceWriter(
         file, recording.times, recording.under_way, title, communicator.rank, host
     )
@@ -99,11 +101,11 @@ def begin(communicator: Communicator, path: str, marks_rounds: bool, host: str) 
     return recording
 
 
-def _open(path: str, recording: Recording) -> GrowingFile | None:
+def _open(path: str, recording: Recording, also: str | None) -> GrowingFile | None:
     start = recording.times.start
     clock = {"offset": start.offset_seconds, "error": start.error_seconds}
     try:
-        return GrowingFile(path, {"clock at the start, in seconds against rank 0": clock})
+        return GrowingFile(path, {"clock at the start, in seconds against rank 0": clock}, also)
     except OSError:
         return None
 

@@ -133,9 +133,10 @@ def names_in(path: Path) -> list[str]:
 def test_one_that_grows_too_large_keeps_its_end(tmp_path: Path) -> None:
     path = tmp_path / "it.json"
     first, second = (piece_path(str(path), rank) for rank in (0, 10))
-    file = GrowingFile(first, {}, most_bytes=200)
+    file = GrowingFile(first, {}, str(path), most_bytes=200)
     for number in range(7):
         file.write(events([f"{number}" * 60]), [*events(["open"]), *events(["name"], "M")])
+        assert path.read_bytes() == Path(first).read_bytes()
     file.close()
     other = GrowingFile(second, {})
     other.write([], events(["other"]))
@@ -202,4 +203,8 @@ def test_files_that_others_write_stay(tmp_path: Path, beginning: Any) -> None:
     write_piece(old)
     Path(profile).write_text('{\n  "schemaVersion": 1, "displayTimeUnit": "ms"}')
     beginning(LocalCommunicator(), path)
-    assert {str(each) for each in tmp_path.iterdir()} == {piece_path(str(path), 0), profile}
+    assert {str(each) for each in tmp_path.iterdir()} == {
+        str(path),
+        piece_path(str(path), 0),
+        profile,
+    }
