@@ -61,11 +61,17 @@ __all__ = [
 ]
 
 Average = ReduceOp.AVERAGE
+"""The mean; of integers, truncated toward zero."""
 Sum = ReduceOp.SUM
+"""The sum."""
 Min = ReduceOp.MIN
+"""The smallest value of each element."""
 Max = ReduceOp.MAX
+"""The largest value of each element."""
 Product = ReduceOp.PRODUCT
+"""The product."""
 Adasum = ReduceOp.ADASUM
+"""A combination in which orthogonal tensors are added and equal ones averaged."""
 
 # Functions that adapters have registered with on_init().
 _init_actions: list[Callable[[], None]] = []

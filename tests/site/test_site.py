@@ -18,25 +18,23 @@ from playwright.sync_api import Browser
 pytestmark = pytest.mark.browser
 
 CONSTRAINTS = ROOT / "constraints.txt"
-PHONE = 390
 # One page of each kind.
 LOOKED_AT = [
     *("index.html", "options.html", "optimizers.html", "training.html", "reference/commands.html"),
     *("reference/hvdtrain.torch.html", "repository/examples/torch_loop.py.html"),
     "repository/CHANGELOG.html",
 ]
-# How much wider than the window the page is, and what makes it so.
+# How much wider than the window the page is, and what makes it so, or is a table that scrolls.
 OVERFLOW = """() => {
   const width = document.documentElement.clientWidth;
-  const scrolls = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      if (getComputedStyle(at).overflowX !== 'visible') return true;
-    }
-    return false;
-  };
+  const scroller = (element) =>
+    element && getComputedStyle(element).overflowX === 'visible'
+      ? scroller(element.parentElement) : element;
   const wide = [...document.querySelectorAll('article *')].filter(
-    (element) => element.getBoundingClientRect().right > width + 1 && !scrolls(element)
+    (element) => element.getBoundingClientRect().right > width + 1 && !scroller(element)
   );
+  const boxes = [...document.querySelectorAll('article table')].map(scroller).filter(Boolean);
+  wide.push(...boxes.filter((box) => box.scrollWidth > box.clientWidth + 1));
   return [document.documentElement.scrollWidth - width, wide.map((each) => each.outerHTML)];
 }"""
 
@@ -92,11 +90,12 @@ def test_pages_have_no_faults_and_load_nothing_from_a_network(site: Path, browse
             assert all(url.startswith(site.as_uri()) for url in opened.requests), name
 
 
-def test_every_page_fits_on_a_phone(site: Path, browser: Browser) -> None:
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_page_and_its_tables_fit(width: int, site: Path, browser: Browser) -> None:
     # Results of `compare` are pages of their own, and that for what is not found names a server.
     paths = [p for p in site.rglob("*.html") if p.parent.name != "compare" and p.name != "404.html"]
     assert len(paths) > 60
-    with open_page(browser, site / "index.html", PHONE) as opened:
+    with open_page(browser, site / "index.html", width) as opened:
         for path in sorted(paths):
             opened.page.goto(path.as_uri())
             assert opened.page.evaluate(OVERFLOW) == [0, []], path
