@@ -60,39 +60,46 @@ def plot_losses(result: Result, against: int, path: Path) -> None:
 def plot_ratios(results: Mapping[str, Result], path: Path) -> None:
     """Plot step times as multiples of the average's, one group of bars per link."""
     groups = [(name, result.cases[0]) for name, result in results.items()]
-    _bars(groups, AVERAGE, (AVERAGE, AVERAGE_AGAIN), "log", path)
+    _bars(groups, AVERAGE, (AVERAGE_AGAIN,), path)
 
 
 def plot_steps(results: Sequence[Result], path: Path) -> None:
     """Plot step times as multiples of a step without communication, one group per case."""
     groups = [
-        (f"{case.name}\n{result.ranks} ranks".replace(", ", "\n"), case)
-        for result in results
-        for case in result.cases
+        (f"{case.name}, {result.ranks} ranks", case) for result in results for case in result.cases
     ]
-    _bars(groups, NO_COMMUNICATION, (ALONE, WHOLE), "linear", path)
+    _bars(groups, NO_COMMUNICATION, (ALONE, WHOLE), path)
 
 
 def _bars(
-    groups: Sequence[tuple[str, Case]], base: str, hidden: Collection[str], scale: str, path: Path
+    groups: Sequence[tuple[str, Case]], base: str, hidden: Collection[str], path: Path
 ) -> None:
-    """Plot medians as multiples of the base's, one group of bars for each case."""
-    figure, axes = _one_plot()
-    names = dict.fromkeys(name for _, case in groups for name in case.values)
-    shown = [name for name in names if name not in hidden]
-    width = 0.8 / len(shown)
-    for number, name in enumerate(shown):
-        heights = {
-            place + number * width: median(case.values[name]) / median(case.values[base])
-            for place, (_, case) in enumerate(groups)
-            if name in case.values
-        }
-        axes.bar(list(heights), list(heights.values()), width, label=name)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    middles = [place + 0.4 - width / 2 for place in range(len(groups))]
-    axes.set_xticks(middles, [title for title, _ in groups], fontsize=7)
-    axes.set(ylabel=f"step time / {base}", yscale=scale)
-    _finish(figure, axes, path, legend_outside=True)
+    """Plot medians as multiples of the base's, one plot of bars for each case, the least first."""
+    rows = max(len(case.values.keys() - hidden) for _, case in groups)
+    figure = Figure(figsize=(_INCHES[0], (0.3 * rows + 0.6) * len(groups)), layout="constrained")
+    for number, (title, case) in enumerate(groups, start=1):
+        axes: Any = figure.add_subplot(len(groups), 1, number)
+        times = {name: median(times) for name, times in case.values.items() if name not in hidden}
+        names = sorted(times, key=times.__getitem__)
+        ratios = [times[name] / times[base] for name in names]
+        bars = axes.barh(names, ratios, color=[_color(name) for name in names])
+        axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=8)
+        axes.margins(x=0.08)
+    axes.set_xlabel(f"time of a step / {base}: shorter is better")
+    figure.savefig(path, dpi=120)
+
+
+# One of ours, and one for each library.
+_COLORS = {"hvdtrain": "#3949ab", "DDP": "#e08a3c", "Horovod": "#c4514a", "replicate": "#8d6e63"}
+
+
+def _color(name: str) -> str:
+    library = name.partition(",")[0].removesuffix(" again")
+    return _COLORS.get(library, "#9aa0ab")
 
 
 def plot_scaling(
@@ -127,10 +134,7 @@ def _one_plot() -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Any, path: Path, legend_outside: bool = False) -> None:
+def _finish(figure: Figure, axes: Any, path: Path) -> None:
     axes.grid(alpha=0.3)
-    if legend_outside:  # bars leave no room
-        figure.legend(loc="outside upper center", ncols=3, fontsize=7)
-    else:
-        axes.legend(fontsize=7)
+    axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)
