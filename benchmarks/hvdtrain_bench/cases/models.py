@@ -112,6 +112,27 @@ class BenchTransformer(nn.Module):
         return scores
 
 
+class SmallViT(nn.Module):
+    """ViT-S (Touvron et al., arXiv:2012.12877): 21.8 million parameters, in patches of 8 x 8."""
+
+    def __init__(self, classes: int = _CLASSES) -> None:
+        super().__init__()
+        width, patch, pixels = 384, 8, 64
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.places = nn.Parameter(torch.zeros((pixels // patch) ** 2, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 6, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, 12, nn.LayerNorm(width), False)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores [samples, classes] for images [samples, 3, 64, 64]."""
+        hidden = self.patches(images).flatten(2).transpose(1, 2) + self.places
+        scores: Tensor = self.head(self.layers(hidden).mean(dim=1))
+        return scores
+
+
 class MnistCnn(nn.Module):
     """The network of PyTorch's MNIST example: 1.2 million parameters, with dropout."""
 
@@ -164,6 +185,7 @@ MODELS = {
     "resnet50": BenchModel(
         "ResNet-50, 25.6 M", ResNet50, _images(3, 64, 64), _CLASSES, batch=4, exact=False
     ),
+    "vit-s": BenchModel("ViT-S, 21.8 M", SmallViT, _images(3, 64, 64), _CLASSES, batch=4),
     "mnist-cnn": BenchModel(
         "MNIST CNN, 1.2 M", MnistCnn, _images(1, 28, 28), 10, batch=64, exact=False
     ),

@@ -33,7 +33,7 @@ def turn_steps(exchange: str, least: int) -> int:
     return -(-least // period) * period
 
 
-MODELS = ("mlp", "transformer", "resnet50", "mnist-cnn")
+MODELS = ("mlp", "transformer", "resnet50", "vit-s", "mnist-cnn")
 OPTIMIZERS = ("sgd", "adam")
 # Models that exist for Keras.
 FITTED = ("mlp", "mnist-cnn")
