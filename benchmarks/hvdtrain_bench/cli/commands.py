@@ -79,7 +79,7 @@ def _collectives(options: BenchOptions, sizes: tuple[int, ...]) -> int:
     help="Instead of SGD with momentum; more than one may be given.",
 )
 def _steps(options: BenchOptions, models: tuple[str, ...], optimizers: tuple[str, ...]) -> int:
-    """Train four models on 2, 4, ... ranks."""
+    """Train five models on 2, 4, ... ranks."""
     return run_suite(Suite.steps, options, models=models, optimizers=optimizers)
 
 
