@@ -77,7 +77,14 @@ static PyMethodDef CALLS[] = {
 static PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, .m_name = "_node_kernel", .m_size = -1, .m_methods = CALLS};
 
-PyMODINIT_FUNC PyInit__node_kernel(void) { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit__node_kernel(void) {
+    PyObject *module = PyModule_Create(&MODULE);
+#ifdef Py_GIL_DISABLED
+    /* Callers hold a lock of the channel: no two threads have the same task. */
+    if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    return module;
+}
 
 #endif
 #endif
