@@ -17,6 +17,7 @@ from typing import TypedDict
 
 from hvdtrain import __version__
 from hvdtrain.check.probe import Finished, ProbeError, Section, ask_python, finish, guarded
+from hvdtrain.check.site import check_site
 from hvdtrain.compiled.library import find_compiler
 from hvdtrain.config import Config
 from hvdtrain.control_groups import Memory, cpu_limit, find_memory, own_groups, read_file
@@ -417,6 +418,7 @@ def all_sections(engines: Sequence[str]) -> Iterator[Section]:
     yield guarded("GPUs", partial(check_gpus, frameworks))
     yield guarded("cores", check_cores)
     yield guarded("memory", check_memory)
+    yield guarded("site", lambda: check_site(find_cores().usable))
     yield guarded("compiler", check_compiler)
     yield guarded("trial", partial(check_trial, settings, mpi, ready))
 

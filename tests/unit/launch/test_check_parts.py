@@ -9,6 +9,7 @@ import pytest
 from hvdtrain.check import checks
 from hvdtrain.check.checks import judge
 from hvdtrain.check.probe import Finished, ProbeError, Section, ask_python, finish, guarded
+from hvdtrain.check.site import site_advice
 from hvdtrain.control_groups import cpu_limit, memory_limit, memory_room
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 
@@ -126,3 +127,42 @@ def test_memory_that_the_system_does_not_tell_is_unknown(monkeypatch: pytest.Mon
     assert section.lines[0].startswith("unknown: ")
     assert section.facts["free_bytes"] is section.facts["machine_bytes"] is None
     assert section.problems == ()
+
+
+LIMITS = {"files": 4096, "locked": -1}
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "limits", "advice"),
+    [
+        (
+            {},
+            {"net/lo": "unknown", "net/eth0": "up", "net/docker0": "up", "net/eth1": "down"},
+            {},
+            "",
+        ),
+        ({"MPICH_GPU_SUPPORT_ENABLED": "1"}, {}, {}, "set it to 0, or HVDTRAIN_ENGINE=mpi"),
+        ({}, {"cxi/cxi0": ""}, {}, "Slingshot, but no libnccl-net.so in LD_LIBRARY_PATH"),
+        ({"LD_LIBRARY_PATH": "/none:{}"}, {"cxi/cxi0": "", "libnccl-net.so": ""}, {}, ""),
+        ({}, {"net/hsn0": "up", "net/eth0": "up"}, {}, "interfaces eth0, hsn0: libraries may"),
+        ({"NCCL_SOCKET_IFNAME": "hsn0"}, {"net/hsn0": "up", "net/eth0": "up"}, {}, ""),
+        ({}, {"infiniband/mlx5_0": ""}, {"locked": 65536}, "ulimit -l is 64 KiB"),
+        ({}, {}, {"locked": 65536, "files": 256}, "ulimit -n is 256"),
+        ({"OMP_NUM_THREADS": "4", "SLURM_NTASKS_PER_NODE": "4"}, {}, {}, "8 cores: set it to 2"),
+        ({"OMP_NUM_THREADS": "2", "SLURM_NTASKS_PER_NODE": "4"}, {}, {}, ""),
+    ],
+)
+def test_site(
+    environ: dict[str, str],
+    files: dict[str, str],
+    limits: dict[str, int],
+    advice: str,
+    tmp_path: Path,
+) -> None:
+    for name, state in files.items():
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "operstate").write_text(state)
+    given = {name: value.format(tmp_path) for name, value in environ.items()}
+    found = list(site_advice(given, tmp_path, 8, LIMITS | limits))
+    assert len(found) == bool(advice)
+    assert advice in "".join(found)
