@@ -1,5 +1,6 @@
 """The programs in examples/: those for TensorFlow and Keras in one launch, others on their own."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ ELSEWHERE = (
 def test_every_example_is_run_and_listed() -> None:
     found = {path.name for path in EXAMPLES.glob("*.*")}
     assert found == {*PROGRAMS, *ELSEWHERE, "accelerate.yaml", "README.md"}
+    found |= {f"notebooks/{path.name}" for path in (EXAMPLES / "notebooks").iterdir()}
     listed = (EXAMPLES / "README.md").read_text()
     assert all(f"[{name}]" in listed for name in found - {"README.md"})
 
@@ -55,6 +57,20 @@ def test_examples(size: int, tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints-session").glob(f"model.ckpt-{400 // size}.*"))
     if size == 2:
         _check_mlflow(tmp_path, first["mlflow_mnist.py"]["accuracy"])
+
+
+@pytest.mark.parametrize("name", ["horovod_script", "keras_fit"])
+def test_a_notebook_prints_what_it_shows(name: str, tmp_path: Path) -> None:
+    text = (EXAMPLES / "notebooks" / f"{name}.ipynb").read_text()
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    script = tmp_path / "cells.py"
+    script.write_text("\n".join("".join(cell["source"]) for cell in cells))
+    python = tensorflow_python() if name == "keras_fit" else sys.executable
+    argv = [python, "-m", "IPython", "--no-banner", script]
+    done = start(argv, env={"IPYTHONDIR": tmp_path}).end(code=0)
+    shown = [line for cell in cells for output in cell["outputs"] for line in output["text"]]
+    figure = re.compile(r"[\d.]+%")
+    assert figure.sub("%", done.stdout) == figure.sub("%", "".join(shown))
 
 
 def _check_mlflow(directory: Path, accuracy: float) -> None:
