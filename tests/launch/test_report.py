@@ -1,6 +1,8 @@
 """The page that `report` writes, looked at in a browser."""
 
 import json
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 from browser import chromium, open_page
 from made_runs import make_run
 from playwright.sync_api import Browser, Locator, Page
+from ranks import start
 
 from hvdtrain.cli.main import main
 
@@ -149,3 +152,25 @@ def test_names_cannot_break_out_of_the_page(browser: Browser, tmp_path: Path) ->
         assert (opened.faults, opened.requests) == ([], [])
     with open_page(browser, tmp_path / "report.html", width=PHONE) as opened:
         assert opened.page.evaluate("document.documentElement.scrollWidth") == PHONE
+
+
+def test_a_live_page_shows_what_was_written_since(tmp_path: Path, browser: Browser) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    with start([sys.executable, "-m", "hvdtrain", "report", tmp_path, "--live"]) as job:
+        job.wait_for(lambda: job.stdout.endswith("\n"), "said an address")
+        address = job.stdout.strip()
+        assert address.startswith("http://127.0.0.1:")
+        page = browser.new_page()
+        assert page.goto(address)
+        assert "is not a run: it has no metrics.jsonl" in page.content()
+        make_run(tmp_path / "made")
+        metrics.write_bytes((tmp_path / "made" / "metrics.jsonl").read_bytes())
+        reply = page.reload()
+        assert reply is not None
+        assert reply.headers["refresh"] == "15"
+        assert page.locator("figure[data-metric='loss']").count() == 1
+        for wrong in (address[:-1], address.rpartition("/")[0]):
+            refused = page.request.get(wrong)
+            assert (refused.status, refused.headers["content-type"][:9]) == (404, "text/html")
+        job.process.send_signal(signal.SIGINT)
+        assert job.ended(code=0).stderr == ""

@@ -39,9 +39,14 @@ _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 def write_page(runs: Sequence[RunFiles], path: Path) -> int:
     """Write the page atomically, and return its size in bytes."""
+    return write_document(path, page_of(runs))
+
+
+def page_of(runs: Sequence[RunFiles]) -> str:
+    """Return the page as HTML."""
     require_jinja("report")
     names = distinct_names([run.path for run in runs])
-    page = render(
+    return render(
         asset("page.html"),
         "".join(map(asset, _STYLES)),
         [asset("uplot.min.js"), own_script(*_SCRIPTS)],
@@ -64,7 +69,6 @@ def write_page(runs: Sequence[RunFiles], path: Path) -> int:
         data=_embedded({"runs": [_data(n, r) for n, r in zip(names, runs, strict=True)]}),
         now=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
-    return write_document(path, page)
 
 
 def _embedded(data: object) -> Markup:
