@@ -182,7 +182,7 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
     # Metrics first, unlike elsewhere, because they are what a recipe was written for.
     final = dict(sorted(summary.final.items(), key=lambda item: item[0] == "loss"))
     measured = f"test {values_text(final)} " if final else ""
-    early = ""
+    early = f", stopped by a {summary.ended}" if summary.ended.startswith("callback") else ""
     if summary.ended == "early stop" and summary.best is not None:
         best = summary.best
         when = counted(float(best["epoch"]), "epoch")
