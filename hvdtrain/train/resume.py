@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -378,7 +379,9 @@ class StateLoader:
             if path is None and options.resume == "auto":
                 origin = f"no checkpoint in {options.out}: starting with epoch 1"
             directory = options.out
-            if directory is None:
+            if options.dry_run:
+                directory = Path(tempfile.mkdtemp(prefix="hvdtrain-dry-run-"))
+            elif directory is None:
                 directory = new_directory(RUNS, Path(options.recipe.partition(":")[0]).stem)
             else:
                 prepare_directory(directory)

@@ -17,7 +17,7 @@ from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksEr
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.callbacks import Callbacks, CallbackState
 from hvdtrain.train.loop.gather import on_this_rank
-from hvdtrain.train.loop.heartbeat import Heartbeat
+from hvdtrain.train.loop.heartbeat import Heartbeat, peak_memory
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
 from hvdtrain.train.loop.snapshots import EVALUATE, SAVE, SNAPSHOT, Snapshots, Triggers
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
@@ -29,7 +29,7 @@ from hvdtrain.train.records import MetricsRecord, Seconds, Summary
 from hvdtrain.train.resume import BestEvaluation, Progress, RunState
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
-from hvdtrain.train.terminal import Terminal, closing_lines, epoch_lines, stop_lines
+from hvdtrain.train.terminal import Terminal, closing_lines, dry_run_line, epoch_lines, stop_lines
 
 
 def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str, Any] | None:
@@ -76,6 +76,7 @@ class Run:
         self._reserved, self._watch_due = False, False
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
+        self._train_seconds = 0.0
         self._saved_step, self._first_step = -1, self._progress.step
         self._callbacks, self._snapshots = callbacks, snapshots
         self._epoch = self._progress.epoch + 1
@@ -149,6 +150,7 @@ class Run:
                 learned = self._loop.train(before.epoch, before.done, self._after_step)
             lasted = time.perf_counter() - began
             seconds += lasted
+            self._train_seconds += lasted
             self._unlogged += learned
             self._unlogged_seconds += lasted
             state.progress = state.timed(before.after(learned, state.taken))
@@ -402,7 +404,11 @@ class Run:
         summary = self._summary(final)
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
-        self._terminal.end(closing_lines(summary, str(self._state.directory), files))
+        lines = closing_lines(summary, str(self._state.directory), files)
+        if self._options.dry_run:  # nothing of it stays
+            step = self._train_seconds / max(summary.steps, 1)
+            lines[-1:] = [dry_run_line(step, allgather_object(peak_memory(), "peak memory"))]
+        self._terminal.end(lines)
         return summary
 
     def _ended(self, progress: Progress) -> str:

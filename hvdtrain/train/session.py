@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -102,7 +103,7 @@ def train(
     callbacks: Sequence[Any] = (),
 ) -> Summary | None:
     """Train a recipe and write its results (collective; initializes hvdtrain)."""
-    options = announced(options)
+    options = announced(options if options.dry_run is None else options.without_traces())
     with StopSignals() as signals:
         summary = _Session(options, make_recipe, signals, callbacks).train()
     if signals.interrupted and summary is None:  # the run is saved, and has stopped
@@ -284,6 +285,8 @@ class _Session:
             finally:
                 if run_log is not None:
                     run_log.close()
+                if options.dry_run and world.topology.rank == 0:
+                    shutil.rmtree(setup.state.directory, ignore_errors=True)
 
 
 @collective
@@ -310,7 +313,11 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
             failure_tags(state.failures, state.joins),
         )
         trackers = open_trackers(
-            options.track, info, options.tracking_uri, options.experiment, options.run_name
+            "" if options.dry_run else options.track,
+            info,
+            options.tracking_uri,
+            options.experiment,
+            options.run_name,
         )
         opened.append(RunLog(options, setup, trackers))
 

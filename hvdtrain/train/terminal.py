@@ -45,7 +45,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "buckets": world.buckets if size > 1 else "",
         "exchange": exchange_text(options, hosts),
         "resume": setup.state.origin,
-        "results": str(setup.state.directory),
+        "results": "none: a dry run" if options.dry_run else str(setup.state.directory),
     }
     title = f"hvdtrain {__version__}: training {options.recipe} with {setup.title}"
     return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
@@ -196,6 +196,11 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
         *_server_lines(summary.parameter_server),
         f"results in {directory}: {', '.join(files)}",
     ]
+
+
+def dry_run_line(seconds: float, memory: Sequence[str]) -> str:
+    """Return the last line of a --dry-run: the seconds of a step, and the memory of each rank."""
+    return f"all is well: {seconds * 1000:.3g} ms per step; peak memory {format_by_rank(memory)}"
 
 
 def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:

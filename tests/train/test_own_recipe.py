@@ -38,6 +38,7 @@ options |= {"set": {"width": 5}, "out": sys.argv[1], "quiet": True}
 summary = fit(recipe, callbacks=[Stopping()], **options)
 assert summary.epochs == 2, summary
 print(f"{summary.world_size} ranks, loss {summary.final['loss']:.12f}")
+fit(recipe, dry_run=2)
 """
 
 
@@ -49,7 +50,9 @@ def test_a_function_is_fitted(tmp_path: Path) -> None:
     for words in (command, [sys.executable, script, "one"]):
         done = start(words, cwd=tmp_path).end()
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-        said.append(sorted(set(done.stdout.splitlines())))
+        said.append(sorted(line for line in set(done.stdout.splitlines()) if "ranks, " in line))
+        assert re.search(r"\nall is well: [\d.]+ ms per step; peak memory ranks? 0", done.stdout)
+    assert {path.name for path in tmp_path.iterdir()} == {script.name, "one", "two"}
     # In float64 two ranks come to the loss of one.
     assert said[0][0].removeprefix("2 ranks") == said[1][0].removeprefix("1 ranks")
     assert len(set(summary_of(tmp_path / "two")["weights_sha256"])) == 1

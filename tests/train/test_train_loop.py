@@ -43,6 +43,8 @@ RESUMED: dict[str, dict[str, Any]] = {
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
     "on": {**VALLEY, "early_stop": 4, "resume": "auto", "out": "valley"},
+    "dry": {**NOISY, "dry_run": 2},
+    "overfit": {**NOISY, "overfit": 2, "epochs": 3},
     "restoring": {**VALLEY, "kind": "restoring", "epochs": 3},
     "noting": {**VALLEY, "kind": "noting", "epochs": 2, "schedule": "step", "milestones": "1"},
     "stopping": {**VALLEY, "kind": "stopping"},
@@ -147,6 +149,18 @@ def test_callbacks_restore_the_best_weights_and_note_rates(runs: Any) -> None:
         assert len(result["seen"]) == len(expected)
         for line, wanted in zip(result["seen"], expected, strict=True):
             assert line == pytest.approx(wanted)
+
+
+def test_a_dry_run_leaves_nothing_and_overfitting_repeats_the_first_batches(runs: Any) -> None:
+    first = sorted(epoch_permutation(100, COMMON["seed"], 0)[:24].tolist())
+    for name, epochs in (("dry", 1), ("overfit", 3)):
+        results = runs[1][name]
+        assert results[0]["steps"] == 2 * epochs
+        trained = [number for result in results for number in result["seen"]["train"]]
+        assert sorted(trained) == sorted(first * epochs)
+        tested = {number for result in results for number in result["seen"]["test"]}
+        assert tested == (set(first) if name == "overfit" else set(range(100, 105)))
+        assert (runs[0] / name).exists() == (name == "overfit")
 
 
 def test_a_callback_of_one_rank_stops_or_fails_all_in_the_same_step(runs: Any) -> None:
