@@ -282,6 +282,7 @@ class DeclaredOptions:
     non_finite: str = option(
         "stop", "What to do if a loss or gradient is not finite.", choices=("stop", "skip")
     )
+    verbose: bool = option(False, "Print also what is measured at the start, as for buckets.")
     quiet: bool = option(False, "Print nothing but errors.")
 
     track: str = option(
