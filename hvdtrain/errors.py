@@ -134,7 +134,7 @@ class TooManyPassesError(HvdtrainError, AssertionError):
 
 
 class RecipeError(HvdtrainError):
-    """The user's recipe raised an error, which is the cause; its traceback begins in the recipe."""
+    """The user's recipe raised an error, which is the cause."""
 
 
 class UsageError(HvdtrainError):

@@ -216,6 +216,8 @@ def check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
         facts[name] = _ask_engine(name)
         if not facts[name]["available"]:
             reasons[name] = str(facts[name]["reason"])
+            if name == "nccl" and not _driver_gpus():
+                reasons[name] = "not needed: it is for GPUs, and there are none"
     lines = [f"{name}: {reasons.get(name, 'ready')}" for name in engines]
     chosen = os.environ.get("HVDTRAIN_ENGINE", "auto")
     needed = "mpi" if chosen == "auto" else chosen

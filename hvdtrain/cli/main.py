@@ -113,7 +113,6 @@ def group() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code: 0, 1 crash, 2 usage error, 78 wrong launcher."""
     begin(os.environ)
-    failed: BaseException | None = None
     code: object = 0
     try:
         code = group.main(arguments, prog_name="hvdtrain", standalone_mode=False)
@@ -122,16 +121,13 @@ def main(arguments: list[str] | None = None) -> None:
         raise cause from cause.__cause__
     except click.ClickException as error:
         _refuse(_one_line(error), EXIT_USAGE)
-    except RecipeError as error:
-        failed = error.__cause__ or error
     except OneRankError:
         raise  # the other ranks wait for this one and cannot report it
     except HvdtrainError as error:
-        if error.exit_code != EXIT_USAGE and not isinstance(error, TrainingError):
+        told = isinstance(error, TrainingError | RecipeError)  # by all ranks together
+        if error.exit_code != EXIT_USAGE and not told:
             raise
         _refuse(str(error), error.exit_code)
-    if failed is not None:  # raised here so that its traceback does not begin in hvdtrain
-        raise failed
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,12 @@ from hvdtrain.launch.launchers.options import (
     require_tolerance,
     with_hosts,
 )
-from hvdtrain.launch.launchers.request import BINDINGS, LaunchCommand, LaunchRequest
+from hvdtrain.launch.launchers.request import (
+    BINDINGS,
+    LaunchCommand,
+    LaunchRequest,
+    has_allocation,
+)
 from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
@@ -52,6 +58,7 @@ from hvdtrain.world import refuse_on_ranks
 @click.option("--min-np", type=click.IntRange(1), help="With --elastic: end if fewer are left.")
 @click.option("--max-np", type=click.IntRange(1), help="With --elastic: replace lost ranks.")
 @click.option("discovery", "--host-discovery-script", metavar="FILE", help="Prints HOST:SLOTS.")
+@click.option("--verbose", is_flag=True, help="Also what the launcher says of failed ranks.")
 @click.option("--dry-run", is_flag=True, help="Print the command and leave.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -60,6 +67,7 @@ def command(
     min_np: int | None,
     max_np: int | None,
     discovery: str | None,
+    verbose: bool,
     dry_run: bool,
     arguments: tuple[str, ...],
     **asked: Any,
@@ -68,8 +76,11 @@ def command(
 
     ARGUMENTS are those of `python -m hvdtrain` (none: train digits), or a script and its own:
     run -np 4 -- train.py --lr 0.1, which may be written for Horovod. Without -np, one rank for
-    each slot of the hosts.
+    each slot of the hosts, or each core here.
     """
+    unsaid = all(asked[name] is None for name in ("ranks", "per_node", "hosts", "hostfile"))
+    if unsaid and discovery is None and not has_allocation(os.environ):
+        asked["ranks"] = len(os.sched_getaffinity(0))
     hosts, ranks, elastic = asked["hosts"], asked["ranks"], asked["elastic"]
     if discovery is not None and hosts is None and asked["hostfile"] is None:
         hosts = discovered_hosts(discovery)
@@ -104,9 +115,10 @@ def command(
     if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
     interrupts = _interrupts(words is not None, chosen)
+    launches = partial(Launches, interrupts=interrupts, verbose=verbose or elastic)
     if not elastic:
-        return _run(line, interrupts, lambda launches, environ, _: launches.run(line.argv, environ))
-    return _run(line, interrupts, ElasticJob(chosen, request, min_np or 1).run)
+        return _run(line, launches, lambda started, environ, _: started.run(line.argv, environ))
+    return _run(line, launches, ElasticJob(chosen, request, min_np or 1).run)
 
 
 def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
@@ -122,8 +134,6 @@ def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
 
 def _require_sense(request: LaunchRequest) -> None:
     refuse_on_ranks("'run'")
-    if request.ranks is None and request.per_node is None and not request.names_hosts:
-        raise UsageError("how many ranks? Pass -np N, or name a hostfile with -hostfile FILE")
     if request.ranks is not None and request.ranks < 1:
         raise UsageError(f"-np {request.ranks} must be at least 1")
     if request.hostfile is not None and request.hosts:
@@ -139,7 +149,7 @@ def _require_sense(request: LaunchRequest) -> None:
 
 def _run(
     line: LaunchCommand,
-    interrupts: list[signal.Signals],
+    launches: Callable[[list[int]], Launches],
     run: Callable[[Launches, Mapping[str, str], Path], int],
 ) -> int:
     try:
@@ -150,7 +160,7 @@ def _run(
     with session_folder(os.environ) as session:
         environ = {SESSION: session.folder, **os.environ, **line.variables}
         try:
-            code = run(Launches([session.lifeline], interrupts), environ, Path(session.folder))
+            code = run(launches([session.lifeline]), environ, Path(session.folder))
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:

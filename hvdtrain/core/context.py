@@ -97,8 +97,8 @@ class RankCores:
     threads: int
 
 
-def binding_warnings(host: str, ranks: Sequence[RankCores]) -> list[str]:
-    """Return what is wrong with the CPU binding of one node, and what to do (pure)."""
+def binding_warnings(host: str, ranks: Sequence[RankCores], there: int) -> list[str]:
+    """Return what is wrong with the CPU binding of one node of `there` cores, and what to do."""
     cores = frozenset[int]().union(*(rank.cores for rank in ranks))
     bound = [rank for rank in ranks if len(rank.cores) == 1]
     taken = Counter(rank.cores for rank in bound)
@@ -107,7 +107,9 @@ def binding_warnings(host: str, ranks: Sequence[RankCores]) -> list[str]:
     if len(cores) < len(ranks):
         found.append(
             f"{_names(ranks)} on {host}: {len(cores)} core{'s' * (len(cores) > 1)} for all of "
-            "them: start fewer ranks there, or, if mpirun has bound them, add --bind-to none to it"
+            "them: start fewer ranks there"
+            + ", or, if mpirun has bound them, add --bind-to none to it"
+            * (len(cores) < there)
         )
     elif crowded:
         found.append(
@@ -132,7 +134,8 @@ def warn_of_binding(world: EngineWorld, topology: Topology) -> None:
     if topology.local_rank == 0:
         node = world.nodes[topology.rank]
         ranks = [rank for (rank,) in gathered if world.nodes[rank.rank] == node]
-        for text in binding_warnings(topology.hostnames[topology.rank], ranks):
+        there = os.cpu_count() or 1
+        for text in binding_warnings(topology.hostnames[topology.rank], ranks, there):
             write_message(topology.title, text)
 
 

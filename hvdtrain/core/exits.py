@@ -65,6 +65,14 @@ def format_error(error: BaseException) -> str:
     return "".join(told.format())
 
 
+def own_frame(error: BaseException) -> str:
+    """Return an error in one line: the innermost line of the user's own that led to it, and why."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_script(frame.filename)] or frames[-1:]
+    place = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""
+    return place + " ".join("".join(traceback.format_exception_only(error)).split())
+
+
 def _frameworks() -> Iterator[Path]:
     """Yield the folders of the frameworks that are loaded."""
     for name in _FRAMEWORKS:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.data.sampling import Indices
 from hvdtrain.errors import UsageError
 
 __all__ = ["Dataset", "Samples", "is_stream"]
@@ -52,6 +54,26 @@ def is_stream(data: object) -> bool:
         return False
     named = {kind.__name__ for kind in type(data).__mro__}
     return "IterableDataset" in named or not hasattr(data, "__getitem__")
+
+
+class _Selected:
+    """Some samples of data that have [index]."""
+
+    def __init__(self, data: Any, numbers: Indices) -> None:
+        self._data, self._numbers = data, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._data[int(self._numbers[index])]
+
+
+def selected(data: Any, numbers: Indices) -> Any:
+    """Return the samples of these numbers, from data that is no stream."""
+    if isinstance(data, Samples):
+        return Samples(data.inputs[numbers], data.labels[numbers])
+    return _Selected(data, numbers)
 
 
 def make_synthetic(

@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -114,6 +116,34 @@ _TERMINATED_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
+# What Open MPI says, between two lines of dashes, of ranks that have said themselves why they end.
+_RULE = rb"-{74}\n"
+_BEGINS = (
+    _RULE + rb"(?:MPI_ABORT was invoked|(?:prterun|mpirun) (?:has exited due to|detected that one))"
+)
+_BLOCK = re.compile(_BEGINS + rb".*?" + _RULE, re.DOTALL)
+# The end of what was read, if it may become a block.
+_OPEN = re.compile(_BEGINS + rb".*\Z|" + _RULE + rb"[^\n]{0,40}\Z|-+\Z", re.DOTALL)
+
+
+def _pass_on(readable: int) -> None:
+    """Print what a launcher writes to stderr, without such blocks, until its end."""
+    held = b""
+    while part := os.read(readable, 65536):
+        held = _BLOCK.sub(b"", held + part)
+        found = _OPEN.search(held)
+        end = len(held) if found is None else found.start()
+        _write(held[:end])
+        held = held[end:]
+    _write(held)
+
+
+def _write(data: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        while data:
+            data = data[os.write(2, data) :]
+
+
 class Launches:
     """Runs launchers one after the other, passes signals on to them, and ends what they leave.
 
@@ -122,12 +152,17 @@ class Launches:
 
     Args:
         interrupts: what a launcher gets for the first, second ... Ctrl-C in place of SIGINT.
+        verbose: whether to print all that a launcher says.
     """
 
     def __init__(
-        self, descriptors: Sequence[int] = (), interrupts: Sequence[signal.Signals] = ()
+        self,
+        descriptors: Sequence[int] = (),
+        interrupts: Sequence[signal.Signals] = (),
+        verbose: bool = True,
     ) -> None:
         self.asked: int | None = None
+        self._verbose, self._reader = verbose, threading.Thread()
         self._descriptors, self._interrupts = descriptors, list(interrupts)
         # Signals that are ignored here, as under nohup, stay ignored.
         self._passed_on = {n for n in _PASSED_ON if signal.getsignal(n) != signal.SIG_IGN}
@@ -154,6 +189,8 @@ class Launches:
         code = process.returncode
         if code != 0:
             self.end_orphans()
+        if self._reader.ident is not None:
+            self._reader.join(_GRACE_SECONDS)  # what has left the job may keep the pipe open
         if self.asked is not None and (
             code != 0 or (self._interrupts and self.asked == signal.SIGINT)
         ):
@@ -167,15 +204,26 @@ class Launches:
         stream = subprocess.DEVNULL if quiet else None
         # The terminal sends Ctrl-C to the launcher, too; a quiet one gets no signal from here.
         blocked = {signal.SIGINT} if self._interrupts and not quiet else set()
-        return subprocess.Popen(
-            argv,
-            env=environ,
-            stdin=stream,
-            stdout=stream,
-            stderr=stream,
-            pass_fds=self._descriptors,
-            preexec_fn=bound_to_this_process(self._mask | blocked),
-        )
+        with ExitStack() as ends:
+            errors, kept = stream, list(self._descriptors)
+            if not (quiet or self._verbose):
+                # The launcher has both ends: it must end its ranks also if this process is killed.
+                readable, errors = os.pipe()
+                ends.callback(os.close, errors)
+                kept.append(readable)
+                self._reader = threading.Thread(target=_pass_on, args=[readable], daemon=True)
+            process = subprocess.Popen(
+                argv,
+                env=environ,
+                stdin=stream,
+                stdout=stream,
+                stderr=errors,
+                pass_fds=kept,
+                preexec_fn=bound_to_this_process(self._mask | blocked),
+            )
+        if errors is not stream:
+            self._reader.start()
+        return process
 
     def end_orphans(self) -> None:
         """End the processes that a launcher has left behind on this host, and their descendants.

@@ -6,12 +6,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hvdtrain.train.callbacks import Callback, CallbackState
     from hvdtrain.train.recipe import Recipe
     from hvdtrain.train.session import fit
 
-__all__ = ["Recipe", "fit"]
+__all__ = ["Callback", "CallbackState", "Recipe", "fit"]
 
-_MODULES = {"Recipe": "recipe", "fit": "session"}
+_MODULES = {
+    "Callback": "callbacks",
+    "CallbackState": "callbacks",
+    "Recipe": "recipe",
+    "fit": "session",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -36,6 +36,7 @@ class Recipe:
         read: returns inputs [n, ...] from a file, for `predict`; None: numpy's .npy.
         classes: names of the classes, for `predict`.
         most_threads: maximum number of threads per rank; more would be slower.
+        callbacks: hvdtrain.train.Callback objects; with Keras also keras.callbacks.Callback.
     """
 
     model: Any
@@ -50,3 +51,4 @@ class Recipe:
     read: Callable[[Path], Any] | None = None
     classes: Sequence[str] | None = None
     most_threads: int | None = None
+    callbacks: Sequence[Any] = ()

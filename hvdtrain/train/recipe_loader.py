@@ -14,6 +14,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hvdtrain.advice import did_you_mean
+from hvdtrain.core.exits import own_frame
 from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import shorten
@@ -285,10 +286,7 @@ def _importing_beside(path: Path) -> Iterator[None]:
 
 
 def _failed(what: str, error: Exception) -> RecipeError:
-    """Return the error for an exception in the user's code, with a traceback that starts there."""
-    if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-    return RecipeError(what)
+    return RecipeError(f"{what}: {own_frame(error)}")
 
 
 def _syntax_error(error: SyntaxError, path: Path) -> UsageError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdtrain.advice import nearest_name
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.gradients.bucket_size import BucketSize
@@ -375,10 +377,12 @@ class StateLoader:
             _refuse_to_mix(options, path)
             progress = self._restore(epoch_samples, state)
             origin = f"{path}, {progress.text} done" if path is not None else ""
-            if path is None and options.resume == "auto":
-                origin = f"no checkpoint in {options.out}: starting with epoch 1"
             directory = options.out
-            if directory is None:
+            if path is None and options.resume == "auto" and directory is not None:
+                origin = f"no checkpoint in {directory}: starting with epoch 1{_near(directory)}"
+            if options.dry_run:
+                directory = Path(tempfile.mkdtemp(prefix="hvdtrain-dry-run-"))
+            elif directory is None:
                 directory = new_directory(RUNS, Path(options.recipe.partition(":")[0]).stem)
             else:
                 prepare_directory(directory)
@@ -406,6 +410,13 @@ class StateLoader:
     def _warn(self, lines: Sequence[str]) -> None:
         for line in lines:
             print(f"hvdtrain: {line}", file=sys.stderr, flush=True)
+
+
+def _near(place: Path) -> str:
+    """Return a hint at a run beside a directory whose name is nearly the same; "" without one."""
+    runs = [path for path in place.absolute().parent.glob("*/") if checkpoint_files(path)]
+    near = nearest_name(place.name, (path.name for path in runs if path.name != place.name), 0.8)
+    return f" (did you mean {place.with_name(near)}?)" if near else ""
 
 
 def _mark_if_best(directory: Path, resumed: Path | None, progress: Progress) -> None:

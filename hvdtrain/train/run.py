@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
@@ -15,8 +15,9 @@ from hvdtrain.collective import collective
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
+from hvdtrain.train.callbacks import Callbacks, CallbackState
 from hvdtrain.train.loop.gather import on_this_rank
-from hvdtrain.train.loop.heartbeat import Heartbeat
+from hvdtrain.train.loop.heartbeat import Heartbeat, peak_memory
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
 from hvdtrain.train.loop.snapshots import EVALUATE, SAVE, SNAPSHOT, Snapshots, Triggers
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
@@ -28,7 +29,7 @@ from hvdtrain.train.records import MetricsRecord, Seconds, Summary
 from hvdtrain.train.resume import BestEvaluation, Progress, RunState
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import TrainingSetup
-from hvdtrain.train.terminal import Terminal, closing_lines, epoch_lines, stop_lines
+from hvdtrain.train.terminal import Terminal, closing_lines, dry_run_line, epoch_lines, stop_lines
 
 
 def _parameter_server(options: TrainOptions, pushes: Pushes | None) -> dict[str, Any] | None:
@@ -62,6 +63,7 @@ class Run:
         terminal: Terminal,
         heartbeat: Heartbeat,
         run_log: RunLog | None,
+        callbacks: Callbacks,
         snapshots: Snapshots | None = None,
     ) -> None:
         self._options, self._test_samples = options, setup.test_samples
@@ -74,14 +76,17 @@ class Run:
         self._reserved, self._watch_due = False, False
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
+        self._train_seconds = 0.0
         self._saved_step, self._first_step = -1, self._progress.step
-        self._snapshots = snapshots
+        self._callbacks, self._snapshots = callbacks, snapshots
+        self._epoch = self._progress.epoch + 1
         self.left: tuple[int, ...] = ()
 
     @collective
     def run(self) -> Summary | None:
         """Train the epochs that are left and write the results."""
-        while self._progress.epoch < self._step_plan.epochs and not self._is_stale:
+        self._call("on_train_begin")
+        while self._progress.epoch < self._step_plan.epochs and not self._ends:
             stop_rank = self._heartbeat.stop_rank
             if stop_rank is not None:  # its checkpoint is written
                 lines = stop_lines(stop_rank, self._progress, str(self._state.directory))
@@ -93,7 +98,27 @@ class Run:
             if self._heartbeat.joins:
                 self._let_join()
             self._train_epoch()
+        self._call("on_train_end")
         return self._finish()
+
+    @collective
+    def _call(self, moment: str, train: Callable[[], Values] = Values) -> None:
+        """Call the callbacks at a moment."""
+
+        def state() -> CallbackState:
+            loop, topology = self._loop, self._world.topology
+            test = {} if self._evaluated is None else self._evaluated.values
+            step = self._progress.step + self._state.taken
+            place = topology.rank, topology.size
+            lr = self._step_plan.lr(max(step - 1, 0))  # Keras on jax knows its own after `fit` only
+            return CallbackState(self._epoch, step, lr, train(), test, *loop.trained, *place)
+
+        self._callbacks.call(moment, state)
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the run is to end before its last epoch."""
+        return self._is_stale or self._callbacks.stop_rank is not None
 
     @property
     def _progress(self) -> Progress:
@@ -112,16 +137,20 @@ class Run:
         if state.pausing is not None and done < self._step_plan.samples:
             self._pause(False, 0.0)
             state.pausing = None
-        title = f"epoch {self._progress.epoch + 1}/{self._step_plan.epochs}"
+        self._epoch = self._progress.epoch + 1
+        if not done:
+            self._call("on_epoch_begin")
+        title = f"epoch {self._epoch}/{self._step_plan.epochs}"
         later = (self._step_plan.epochs - self._progress.epoch - 1) * steps
         self._terminal.begin(title, steps, done // self._step_plan.global_batch_size, later)
         whole, samples, seconds = False, self._progress.samples, 0.0
-        while not (whole or self._is_stale or self._heartbeat.interrupts):
+        while not (whole or self._ends or self._heartbeat.interrupts):
             began, before = time.perf_counter(), self._progress
             with on_this_rank():
                 learned = self._loop.train(before.epoch, before.done, self._after_step)
             lasted = time.perf_counter() - began
             seconds += lasted
+            self._train_seconds += lasted
             self._unlogged += learned
             self._unlogged_seconds += lasted
             state.progress = state.timed(before.after(learned, state.taken))
@@ -202,8 +231,10 @@ class Run:
         if self._heartbeat.after_step() and self._run_log is not None:
             self._run_log.note(self._heartbeat.report, step, self._state.total_seconds)
             self._terminal.show_slowest(*self._run_log.statistics.slowest)
+        self._call("on_train_batch_end", lambda: {"loss": self._loop.own_loss()})
         heartbeat = self._heartbeat
         due = heartbeat.interrupts or bool(heartbeat.due - {SNAPSHOT})
+        due |= self._callbacks.stop_rank is not None
         self._state.pause_due = (
             due or self._triggers.pauses(step) or self._snapshot_is_due(step, None)
         )
@@ -243,6 +274,7 @@ class Run:
         if self._triggers.logs(step):
             self._log()
         lines: list[MetricsRecord] = []
+        values = Values()
         if whole:
             if progress.part.samples:  # else ranks ended before the sums were collected
                 values = progress.part.values(self._loop.metrics)
@@ -251,6 +283,8 @@ class Run:
         better = False
         if self._is_due(EVALUATE, self._triggers.evaluate, whole):
             better = self._evaluate(lines)
+        if whole:
+            self._call("on_epoch_end", lambda: values)
         if lines:
             self._terminal.print(epoch_lines(lines, self._step_plan.epochs))
             if self._run_log is not None:
@@ -297,7 +331,9 @@ class Run:
         speed = self._test_samples / (time.perf_counter() - began)
         self._evaluated = self._metrics("test", values, speed)
         lines.append(self._evaluated)
-        return self._update_best(values)
+        better = self._update_best(values)
+        self._call("on_test_end")
+        return better
 
     def _update_best(self, values: Values) -> bool:
         """Compare an evaluation with the best one so far, which is the same on all ranks."""
@@ -344,9 +380,10 @@ class Run:
     def _final_values(self) -> Values:
         """Return the evaluation of the final weights."""
         last, step = self._evaluated, self._progress.step
-        if last is not None and last.step == step:
+        changed = self._callbacks.take("on_train_end")
+        if last is not None and last.step == step and not changed:
             return last.values
-        if step == self._first_step:  # nothing was trained: the run log has it already
+        if step == self._first_step or changed:  # the run log has a line of this step already
             self._loop.synchronize()
             with on_this_rank():
                 return self._loop.evaluate()
@@ -362,13 +399,24 @@ class Run:
     def _finish(self) -> Summary:
         """Write the last checkpoint and the summary."""
         final = self._final_values()
-        if self._progress.step != self._saved_step:
+        if self._progress.step != self._saved_step or self._callbacks.take("on_train_end"):
             self._save(False)
         summary = self._summary(final)
         run_log = self._run_log
         files = call_on_root(lambda: run_log.ended(summary) if run_log is not None else [])
-        self._terminal.end(closing_lines(summary, str(self._state.directory), files))
+        lines = closing_lines(summary, str(self._state.directory), files)
+        if self._options.dry_run:  # nothing of it stays
+            step = self._train_seconds / max(summary.steps, 1)
+            lines[-1:] = [dry_run_line(step, allgather_object(peak_memory(), "peak memory"))]
+        self._terminal.end(lines)
         return summary
+
+    def _ended(self, progress: Progress) -> str:
+        """Return why the run has ended."""
+        if progress.epoch == self._step_plan.epochs:
+            return "epochs"
+        rank = self._callbacks.stop_rank
+        return "early stop" if rank is None else f"callback of rank {rank}"
 
     @collective
     def _summary(self, final: Values) -> Summary:
@@ -393,7 +441,7 @@ class Run:
             weights_sha256=allgather_object(weights_digest(self._loop.state.weights()), "weights"),
             steps=progress.step,
             best=None if progress.best is None else asdict(progress.best),
-            ended="early stop" if progress.epoch < self._step_plan.epochs else "epochs",
+            ended=self._ended(progress),
             parameter_server=_parameter_server(options, self._loop.pushes),
             failures=state.failures,
             joins=state.joins,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,11 @@ from hvdtrain.core.elastic import require_all, tells_of_lost_ranks
 from hvdtrain.core.membership.recovery import Recovery
 from hvdtrain.core.objects import allgather_object, broadcast_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, HvdtrainError, TrainingError, UsageError
+from hvdtrain.train.callbacks import Callbacks
 from hvdtrain.train.checkpoint.file import NO_POSITION, load_checkpoint
 from hvdtrain.train.checkpoint.saver import LoadedCheckpoint, newest_good
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
@@ -49,7 +52,9 @@ from hvdtrain.train.tracking.trackers import open_trackers
 
 
 @collective
-def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary | None:
+def fit(
+    recipe: str | Path | Callable[..., Recipe], *, callbacks: Sequence[Any] = (), **options: Any
+) -> Summary | None:
     """Train a recipe on all ranks of this job, or on one without a launcher (collective).
 
         fit(recipe, set={"width": 96}, epochs=20, checkpoint_every="10 minutes")
@@ -57,6 +62,7 @@ def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary |
     Args:
         recipe: function that returns a Recipe and is called once random generators are seeded; or,
             as on the command line, a built-in name or FILE.py[:FUNCTION].
+        callbacks: called after those of the recipe.
         **options: options of `python -m hvdtrain train`, with _ for -; `set` holds the arguments of
             the function.
 
@@ -74,10 +80,10 @@ def fit(recipe: str | Path | Callable[..., Recipe], **options: Any) -> Summary |
         if isinstance(options.get(name), str):
             options[name] = Path(options[name])
     if not callable(recipe):
-        return train(TrainOptions(recipe=str(recipe), **options))
+        return train(TrainOptions(recipe=str(recipe), **options), callbacks=callbacks)
     asked = TrainOptions(recipe=_location(recipe), **options)
     data_dir = {} if asked.data_dir is None else {"data_dir": asked.data_dir}
-    return train(asked, partial(recipe, **asked.set, **data_dir))
+    return train(asked, partial(recipe, **asked.set, **data_dir), callbacks)
 
 
 def _location(function: Callable[..., Recipe]) -> str:
@@ -91,11 +97,15 @@ def _location(function: Callable[..., Recipe]) -> str:
 
 
 @collective
-def train(options: TrainOptions, make_recipe: RecipeFactory | None = None) -> Summary | None:
+def train(
+    options: TrainOptions,
+    make_recipe: RecipeFactory | None = None,
+    callbacks: Sequence[Any] = (),
+) -> Summary | None:
     """Train a recipe and write its results (collective; initializes hvdtrain)."""
-    options = announced(options)
+    options = announced(options if options.dry_run is None else options.without_traces())
     with StopSignals() as signals:
-        summary = _Session(options, make_recipe, signals).train()
+        summary = _Session(options, make_recipe, signals, callbacks).train()
     if signals.interrupted and summary is None:  # the run is saved, and has stopped
         raise KeyboardInterrupt
     return summary
@@ -105,9 +115,14 @@ class _Session:
     """Trains, and continues with the remaining ranks if the engine can."""
 
     def __init__(
-        self, options: TrainOptions, make_recipe: RecipeFactory | None, signals: StopSignals
+        self,
+        options: TrainOptions,
+        make_recipe: RecipeFactory | None,
+        signals: StopSignals,
+        callbacks: Sequence[Any],
     ) -> None:
         self._options, self._make_recipe, self._signals = options, make_recipe, signals
+        self._callbacks = callbacks
         self._ranks = 0  # at the start
         self._run: Run | None = None
         self._before: RunState | None = None  # of this rank when others were lost
@@ -255,7 +270,12 @@ class _Session:
             timers = {} if self._snapshots is None else self._snapshots.timers
             heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
             try:
-                self._run = Run(options, setup, terminal, heartbeat, run_log, self._snapshots)
+                given = [*setup.recipe.callbacks, *self._callbacks]
+                found = call_everywhere(lambda: [setup.loop.callback(one) for one in given])
+                calls = Callbacks(found, world)
+                self._run = Run(
+                    options, setup, terminal, heartbeat, run_log, calls, self._snapshots
+                )
                 self._before, self._joins_others = None, False
                 if setup.state.failures:
                     self._run.require_ranks(world.topology.size)
@@ -265,6 +285,8 @@ class _Session:
             finally:
                 if run_log is not None:
                     run_log.close()
+                if options.dry_run and world.topology.rank == 0:
+                    shutil.rmtree(setup.state.directory, ignore_errors=True)
 
 
 @collective
@@ -291,7 +313,11 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
             failure_tags(state.failures, state.joins),
         )
         trackers = open_trackers(
-            options.track, info, options.tracking_uri, options.experiment, options.run_name
+            "" if options.dry_run else options.track,
+            info,
+            options.tracking_uri,
+            options.experiment,
+            options.run_name,
         )
         opened.append(RunLog(options, setup, trackers))
 

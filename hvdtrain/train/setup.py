@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.membership.world import Context
 from hvdtrain.core.objects import allgather_object, call_on_root
-from hvdtrain.data.dataset import is_stream
+from hvdtrain.data.dataset import is_stream, selected
 from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.gather import call_everywhere, require_same_options
@@ -65,6 +66,9 @@ def set_up(
     _require_usable_lr(options, world.topology.size)
     recipe, devices, threads = _prepare(options, make_recipe, framework, world)
     step_plan = replace(_plan_steps(options, recipe, world), ranks=ranks)
+    if options.dry_run or options.overfit:
+        recipe = _of_first_batches(options, recipe, step_plan)
+        step_plan = replace(_plan_steps(options, recipe, world), ranks=ranks)
     settings = call_on_root(partial(loader.find, framework.tensor_library))
     settings.prepare(world, framework)
     loop = framework.make_loop(recipe, step_plan)
@@ -131,6 +135,22 @@ def _plan_steps(options: TrainOptions, recipe: Recipe, world: Context) -> StepPl
             "at most one rank per sample"
         )
     return StepPlan(options, world.topology, samples, shuffled=not stream)
+
+
+def _of_first_batches(options: TrainOptions, recipe: Recipe, plan: StepPlan) -> Recipe:
+    """Return a recipe with the data that --dry-run or --overfit asks for."""
+    batches = options.dry_run or options.overfit or 0
+    count = min(batches * plan.global_batch_size, plan.samples)
+    train, test, stream = recipe.train, recipe.test, is_stream(recipe.train)
+    if not stream:
+        train = selected(train, plan.order(0)[:count])
+    elif options.overfit:
+        train, stream = list(islice(train, count)), False
+    if options.overfit:
+        test = train
+    elif test is not None:
+        test = selected(test, np.arange(min(count, len(test))))
+    return replace(recipe, train=train, test=test, samples_per_epoch=count if stream else None)
 
 
 def _require_test_samples(options: TrainOptions, recipe: Recipe, loop: TrainingLoop) -> None:

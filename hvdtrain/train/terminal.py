@@ -34,6 +34,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     whole = f": all {samples} training samples in one step" if batch > samples else ""
     per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
     lines = {
+        "model": _model_text(setup.loop.trained[0]),
         "engine": f"{world.engine_name}{library}",
         "ranks": f"{size} on {hosts} host{'s' * (hosts > 1)}",
         "device": device_text(setup.devices),
@@ -42,13 +43,23 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "epochs": _epochs_text(options, setup.step_plan.epochs),
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup),
-        "buckets": world.buckets if size > 1 else "",
+        "buckets": world.buckets if size > 1 and options.verbose else "",
         "exchange": exchange_text(options, hosts),
         "resume": setup.state.origin,
-        "results": str(setup.state.directory),
+        "results": "none: a dry run" if options.dry_run else str(setup.state.directory),
     }
     title = f"hvdtrain {__version__}: training {options.recipe} with {setup.title}"
     return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
+
+
+def _model_text(model: Any) -> str:
+    """Count the parameters of a model of torch or Keras, and the layers that have any."""
+    if hasattr(model, "count_params"):
+        parameters, layers = model.count_params(), [one for one in model.layers if one.weights]
+    else:
+        parameters = sum(one.numel() for one in model.parameters())
+        layers = [one for one in model.modules() if next(one.parameters(False), None) is not None]
+    return f"{parameters:,} parameters in {counted(len(layers), 'layer')}"
 
 
 def exchange_text(options: TrainOptions, hosts: int) -> str:
@@ -182,7 +193,7 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
     # Metrics first, unlike elsewhere, because they are what a recipe was written for.
     final = dict(sorted(summary.final.items(), key=lambda item: item[0] == "loss"))
     measured = f"test {values_text(final)} " if final else ""
-    early = ""
+    early = f", stopped by a {summary.ended}" if summary.ended.startswith("callback") else ""
     if summary.ended == "early stop" and summary.best is not None:
         best = summary.best
         when = counted(float(best["epoch"]), "epoch")
@@ -196,6 +207,11 @@ def closing_lines(summary: Summary, directory: str, files: Sequence[str]) -> lis
         *_server_lines(summary.parameter_server),
         f"results in {directory}: {', '.join(files)}",
     ]
+
+
+def dry_run_line(seconds: float, memory: Sequence[str]) -> str:
+    """Return the last line of a --dry-run: the seconds of a step, and the memory of each rank."""
+    return f"all is well: {seconds * 1000:.3g} ms per step; peak memory {format_by_rank(memory)}"
 
 
 def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:

@@ -33,7 +33,6 @@ FILES = {
 RUN = ["run", "-np", 2]
 # By what is typed: all that its line has.
 COMMANDS: list[tuple[list[object], list[str]]] = [
-    (["run", "--", "train"], ["how many ranks? Pass -np N, or name a hostfile"]),
     (["run", "-np", -3], ["-np -3 must be at least 1"]),
     (["run", "-np", "abc"], ["'abc' is not a valid integer. (see 'hvdtrain run --help')"]),
     ([*RUN, "nosuch.py"], ["there is no file nosuch.py: name an existing script"]),

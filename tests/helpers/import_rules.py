@@ -58,8 +58,16 @@ _FOLDERS: Mapping[str, list[str]] = {
     "launch": ["hosts", "launchers", "", "calls", "scripts"],
     "horovod": ["names", "names.common", "names.on_path", "names.on_path.horovod", "build"],
     "train": [
-        *("optimizers", "tracking", "parameter_server", "options", "metrics", "records", "recipe"),
-        *("recipes", "checkpoint", "loop", "torch", "keras", ""),
+        *(
+            "optimizers",
+            "tracking",
+            "parameter_server",
+            "options",
+            "metrics",
+            "records",
+            "callbacks",
+        ),
+        *("recipe", "recipes", "checkpoint", "loop", "torch", "keras", ""),
     ],
     "hvdtrain_lint": ["source", "rules", "running", ""],
     "hvdtrain_bench": [

@@ -18,6 +18,10 @@ def ranks_on(*cores: set[int], threads: int = 1) -> list[RankCores]:
 @pytest.mark.parametrize(
     ("given", "found"),
     [
+        (
+            ranks_on(*[{0, 1}] * 3),
+            ["ranks 0-2 on h: 2 cores for all of them: start fewer ranks there"],
+        ),
         (ranks_on({0, 1}, {0, 1}), []),
         (ranks_on({0}, {1}), []),
         (
@@ -36,7 +40,7 @@ def ranks_on(*cores: set[int], threads: int = 1) -> list[RankCores]:
     ],
 )
 def test_what_is_wrong_with_the_cores_of_a_node(given: list[RankCores], found: list[str]) -> None:
-    said = binding_warnings("h", given)
+    said = binding_warnings("h", given, 2)
     assert len(said) == len(found)
     assert all(text.startswith(start_) for text, start_ in zip(said, found, strict=True)), said
 

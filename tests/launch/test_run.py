@@ -44,10 +44,28 @@ def test_the_exit_code_is_that_of_mpirun(tmp_path: Path) -> None:
     logs = tmp_path / "new" / "logs"
     done = run("-n", 2, "--output-dir", logs, WORKER, "leaves a child, exits 3").end()
     assert done.returncode == 3
-    assert f"hvdtrain: exit code 3: see {logs}/rank.*.log\n" in done.stderr
+    assert done.stderr == f"hvdtrain: exit code 3: see {logs}/rank.*.log\n"
     assert "is here" not in done.stdout
     assert (logs / "rank.1.log").read_text() == "rank 1 of 2 is here\n"
-    assert run("--num-ranks", 2, WORKER, "is killed").end().returncode == 128 + signal.SIGKILL
+    done = run("--num-ranks", 2, WORKER, "is killed").end()
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "signal 9 (Killed)" in done.stderr
+
+
+def test_an_error_of_all_ranks_is_one_line_and_that_of_a_rank_its_own(tmp_path: Path) -> None:
+    """Without -np there is a rank for each core."""
+    recipe, raising = tmp_path / "recipe.py", tmp_path / "raising.py"
+    recipe.write_text("import hvdtrain.torch as hvd\ndef recipe(): raise ValueError(hvd.size())\n")
+    raising.write_text("import hvdtrain.torch as hvd\nhvd.init()\nif hvd.rank(): raise KeyError\n")
+    done = run("train", recipe).end()
+    said = f"{recipe}:recipe failed: {recipe}:2 in recipe: ValueError: {os.cpu_count()}"
+    assert (done.returncode, done.stderr) == (1, f"hvdtrain: {said}\n")
+    for options, told in ([], False), (["--verbose"], True):
+        done = run("-np", 2, *options, raising).end()
+        assert done.returncode == 1
+        assert "[rank 1/2] KeyError\n" in done.stderr
+        assert ("MPI_ABORT was invoked" in done.stderr) == told
+        assert ("prterun has exited" in done.stderr) == told
 
 
 @pytest.mark.parametrize("mpi", MPIS)

@@ -15,7 +15,7 @@ from outcomes import outcomes
 from paths import TRAINING
 from point_recipes import points
 from ranks import launch, start
-from run_files import summary_of
+from run_files import metrics_of, summary_of
 from tensorflow_environment import keras_variables, tensorflow_python
 
 from hvdtrain.train.checkpoint.file import position_of
@@ -27,12 +27,18 @@ FITTING = """
 import sys
 import pytest
 from point_recipes import recipe
-from hvdtrain.train import fit
+from hvdtrain.train import Callback, fit
+class Stopping(Callback):
+    def on_epoch_begin(self, state):
+        self.stop = state.epoch == 3
 with pytest.raises(TypeError, match="'epoch'"):
     fit(recipe, epoch=2)
-options = {"epochs": 2, "global_batch_size": 8, "lr_scaling": "none", "dtype": "float64"}
-summary = fit(recipe, set={"width": 5}, out=sys.argv[1], quiet=True, **options)
+options = {"epochs": 9, "global_batch_size": 8, "lr_scaling": "none", "dtype": "float64"}
+options |= {"set": {"width": 5}, "out": sys.argv[1], "quiet": True}
+summary = fit(recipe, callbacks=[Stopping()], **options)
+assert summary.epochs == 2, summary
 print(f"{summary.world_size} ranks, loss {summary.final['loss']:.12f}")
+fit(recipe, dry_run=2)
 """
 
 
@@ -44,7 +50,9 @@ def test_a_function_is_fitted(tmp_path: Path) -> None:
     for words in (command, [sys.executable, script, "one"]):
         done = start(words, cwd=tmp_path).end()
         assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-        said.append(sorted(set(done.stdout.splitlines())))
+        said.append(sorted(line for line in set(done.stdout.splitlines()) if "ranks, " in line))
+        assert re.search(r"\nall is well: [\d.]+ ms per step; peak memory ranks? 0", done.stdout)
+    assert {path.name for path in tmp_path.iterdir()} == {script.name, "one", "two"}
     # In float64 two ranks come to the loss of one.
     assert said[0][0].removeprefix("2 ranks") == said[1][0].removeprefix("1 ranks")
     assert len(set(summary_of(tmp_path / "two")["weights_sha256"])) == 1
@@ -167,22 +175,27 @@ def test_with_keras(tmp_path: Path) -> None:
         ["evaluate", "run"],
         ["predict", "run", "a.npy", "--out", "a-out.npy"],
     ]
+    early = ["train", f"{own}:stopped", *train[2:-1], "early", "--epochs", 5]
     wrong: list[list[object]] = [["train", RECIPES, "--framework", "keras"], ["train", own]]
     outputs, measured = [], []
-    refused: list[Any] = []
     for size, backend, commands in (
-        (2, "torch", [train, *use, *wrong]),  # where a Keras model is a module of torch, too
+        (2, "torch", [train, *use, early, *wrong]),  # where a Keras model is a module of torch, too
         (1, "tensorflow", use),
     ):
         how = {"python": tensorflow_python(), "env": keras_variables(backend)}
         results = outcomes(commands, tmp_path, size, **how)
         used = results[1:3] if size == 2 else results
-        refused += results[3:]
+        if size == 2:
+            stopped, *refused = results[3:]
+            assert stopped.returncode == 0, stopped
         assert [result.returncode for result in used] == [0, 0], used
         measured.append(json.loads(used[0].stdout))
         outputs.append(np.load(tmp_path / "a-out.npy"))
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-6, atol=1e-6)
     assert outputs[0].shape == (300, 3)
+    summary = summary_of(tmp_path / "early")
+    assert (summary["epochs"], summary["ended"]) == (3, "callback of rank 0")
+    assert summary["final"]["loss"] == pytest.approx(metrics_of(tmp_path / "early")[1]["loss"])
     for name in ("loss", "accuracy"):
         assert measured[1][name] == pytest.approx(measured[0][name], rel=1e-6)
     for result, words in zip(refused, ("--framework torch", "--framework keras"), strict=True):

@@ -43,6 +43,13 @@ RESUMED: dict[str, dict[str, Any]] = {
 CASES: dict[str, dict[str, Any]] = {
     "valley": {**VALLEY, "early_stop": 3},
     "on": {**VALLEY, "early_stop": 4, "resume": "auto", "out": "valley"},
+    "dry": {**NOISY, "dry_run": 2},
+    "overfit": {**NOISY, "overfit": 2, "epochs": 3},
+    "restoring": {**VALLEY, "kind": "restoring", "epochs": 3},
+    "noting": {**VALLEY, "kind": "noting", "epochs": 2, "schedule": "step", "milestones": "1"},
+    "stopping": {**VALLEY, "kind": "stopping"},
+    "failing": {**VALLEY, "kind": "failing"},
+    "uncalled": {**VALLEY, "kind": "uncalled"},
     "timed": {
         **NOISY, "kind": "slow", "eager": True, "epochs": 3, "checkpoint_every": "0.1 seconds",
         "evaluate_every": "0.2 seconds", "keep_checkpoints": 2,
@@ -118,6 +125,53 @@ def test_evaluations_within_an_epoch_are_told(runs: Any) -> None:
     assert [line["loss"] for line in trained] == pytest.approx(means)
     times = [line["seconds"] for line in lines]
     assert times == sorted(times)
+
+
+def test_callbacks_restore_the_best_weights_and_note_rates(runs: Any) -> None:
+    """Nine steps, and the best evaluation after the fourth; a milestone after epoch 1."""
+    for result in runs[1]["restoring"]:
+        assert (result["steps"], result["ended"]) == (9, "epochs")
+        assert result["final"] == {"loss": pytest.approx(0.02**2)}
+        assert len(set(result["weights_sha256"])) == 1
+    newest = checkpoint_files(runs[0] / "restoring")[0]
+    assert position_of(newest) == (3, 0)
+    assert float(load_checkpoint(newest, "pt")["model"]["weight"]) == pytest.approx(-0.4)
+    first, *others = runs[1]["noting"]
+    assert first["seen"] == []  # it has no callback
+    weights = [0, -0.1, -0.2, -0.3, -0.31, -0.32, -0.33]
+    ends = {3: (1, -0.1, (0.42 - 0.2) ** 2), 6: (2, -0.31, (0.42 - 0.33) ** 2)}
+    expected: list[Any] = [["begin", 1, 0]]
+    for step in range(1, 7):
+        epoch, rate = (1, 0.1) if step <= 3 else (2, 0.01)
+        expected.append([epoch, step, rate, weights[step - 1]])
+        expected += [["end", *ends[step]]] if step in ends else []
+    for result in others:
+        assert len(result["seen"]) == len(expected)
+        for line, wanted in zip(result["seen"], expected, strict=True):
+            assert line == pytest.approx(wanted)
+
+
+def test_a_dry_run_leaves_nothing_and_overfitting_repeats_the_first_batches(runs: Any) -> None:
+    first = sorted(epoch_permutation(100, COMMON["seed"], 0)[:24].tolist())
+    for name, epochs in (("dry", 1), ("overfit", 3)):
+        results = runs[1][name]
+        assert results[0]["steps"] == 2 * epochs
+        trained = [number for result in results for number in result["seen"]["train"]]
+        assert sorted(trained) == sorted(first * epochs)
+        tested = {number for result in results for number in result["seen"]["test"]}
+        assert tested == (set(first) if name == "overfit" else set(range(100, 105)))
+        assert (runs[0] / name).exists() == (name == "overfit")
+
+
+def test_a_callback_of_one_rank_stops_or_fails_all_in_the_same_step(runs: Any) -> None:
+    for result in runs[1]["stopping"]:
+        assert (result["steps"], result["ended"]) == (5, "callback of rank 1")
+    for result in runs[1]["failing"]:
+        start, _, reason = result["failed"].partition("train_recipes.py:")
+        assert start.startswith("rank 2: callback failed at /")
+        assert reason.partition(" ")[2] == "in on_train_batch_end: ValueError: as told"
+    for result in runs[1]["uncalled"]:
+        assert "derive its class from hvdtrain.train.Callback" in result["refused"]
 
 
 def test_checkpoints_by_the_clock(runs: Any) -> None:

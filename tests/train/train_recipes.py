@@ -1,5 +1,6 @@
 """What train_worker.py trains: functions by the names that its cases call their kinds."""
 
+import copy
 import random
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from torch import nn
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
+from hvdtrain.train import Callback, CallbackState
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipes.digits import recipe as plain
@@ -198,3 +200,67 @@ def valley() -> Recipe:
         return Samples(np.ones((count, 1), np.float32), np.full(count, label))
 
     return Recipe(Sinking(), samples(12, 0), loss, test=samples(5, 1))
+
+
+class BestWeights(Callback):
+    def __init__(self) -> None:
+        self.loss, self.weights = float("inf"), dict[str, Any]()
+
+    def on_test_end(self, state: CallbackState) -> None:
+        loss = state.test["loss"]
+        assert isinstance(loss, float)
+        if loss < self.loss:
+            self.loss, self.weights = loss, copy.deepcopy(state.model.state_dict())
+
+    def on_train_end(self, state: CallbackState) -> None:
+        state.model.load_state_dict(self.weights)
+
+
+class Noting(Callback):
+    """Notes rate and loss of each step, and the other moments."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_begin(self, state: CallbackState) -> None:
+        self.seen.append(["begin", state.epoch, state.step])
+
+    def on_train_batch_end(self, state: CallbackState) -> None:
+        assert state.optimizer.param_groups[0]["lr"] == state.lr
+        self.seen.append([state.epoch, state.step, state.lr, state.train["loss"]])
+
+    def on_epoch_end(self, state: CallbackState) -> None:
+        self.seen.append(["end", state.epoch, state.train["loss"], state.test["loss"]])
+
+
+class Stopping(Callback):
+    def on_train_batch_end(self, state: CallbackState) -> None:
+        self.stop = (state.rank, state.step) == (1, 5)
+
+
+class Failing(Callback):
+    def on_train_batch_end(self, state: CallbackState) -> None:
+        if (state.rank, state.step) == (2, 4):
+            raise ValueError("as\ntold")
+
+
+def restoring() -> Recipe:
+    return replace(valley(), callbacks=[BestWeights()])
+
+
+def noting() -> Recipe:
+    recipe, noting = valley(), Noting()
+    recipe.model.seen = noting.seen
+    return replace(recipe, callbacks=[noting] if hvd.rank() else [])  # as on one rank only
+
+
+def stopping() -> Recipe:
+    return replace(valley(), callbacks=[Stopping()])
+
+
+def failing() -> Recipe:
+    return replace(valley(), callbacks=[Failing()])
+
+
+def uncalled() -> Recipe:
+    return replace(valley(), callbacks=[print])

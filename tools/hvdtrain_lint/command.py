@@ -50,6 +50,8 @@ def command(scripts: tuple[Path, ...], steps: int | None, as_json: bool) -> int:
     else:
         for finding in findings:
             click.echo(str(finding))
+        if not findings and not errors:
+            click.echo(f"no mistakes found in {len(scripts)} script{'s' * (len(scripts) > 1)}")
     for each in errors[:-1]:
         click.echo(f"hvdtrain: {each}", err=True)
     if errors:

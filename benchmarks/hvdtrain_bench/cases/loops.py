@@ -17,6 +17,7 @@ from torch import nn
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import GlobalBatchSampler
+from hvdtrain.train.callbacks import Callbacks
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.snapshots import Triggers
 from hvdtrain.train.metrics import Accuracy
@@ -183,7 +184,7 @@ def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, li
     with StopSignals() as signals:
         heartbeat = Heartbeat(built.world, signals, Triggers.of(options).timers)
         run_log = _run_log(options, built, folder) if ranks.rank == 0 else None
-        Run(options, built, turns, heartbeat, run_log).run()
+        Run(options, built, turns, heartbeat, run_log, Callbacks([], built.world)).run()
         if run_log is not None:
             run_log.close()
     return {name: times[1 : repeats + 1] for name, times in turns.seconds.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -21,6 +23,7 @@ from hvdtrain.data.sampling import (
 )
 from hvdtrain.errors import UnsupportedError, UsageError
 from hvdtrain.keras.backends.types import BackendTensor
+from hvdtrain.train.callbacks import Callback, CallbackState
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Counts, Totals
@@ -268,7 +271,7 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._step_plan, self._first, self._note, self._go_on = step_plan, first, note, go_on
-        self.taken = 0
+        self.taken, self.loss = 0, math.nan
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
         """Seed for this step and rank: on torch, Dropout draws from torch's own generator."""
@@ -276,11 +279,44 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
         seed_generators(step_seed(seed, self._first + batch, rank))
         self._note(batch)
 
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, object] | None = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Stop `fit` after this step if `go_on` returns False."""
-        self.taken += 1
+        self.taken, self.loss = self.taken + 1, float((logs or {}).get("loss", math.nan))
         if not self._go_on():
             self.model.stop_training = True
+
+
+class KerasCallback(Callback):
+    """A callback of Keras, called at the moments of a run, which calls `fit` for parts of it."""
+
+    def __init__(self, inner: keras.callbacks.Callback, model: Any) -> None:
+        self._inner, self._model = inner, model
+        inner.set_model(model)
+
+    def on_train_begin(self, state: CallbackState) -> None:
+        self._call("on_train_begin", state)
+
+    def on_epoch_begin(self, state: CallbackState) -> None:
+        self._call("on_epoch_begin", state, state.epoch - 1)
+
+    def on_train_batch_end(self, state: CallbackState) -> None:
+        self._call("on_train_batch_end", state, state.step - 1)
+
+    def on_test_end(self, state: CallbackState) -> None:
+        self._call("on_test_end", replace(state, train=state.test, test={}))
+
+    def on_epoch_end(self, state: CallbackState) -> None:
+        self._call("on_epoch_end", state, state.epoch - 1)
+
+    def on_train_end(self, state: CallbackState) -> None:
+        self._call("on_train_end", state)
+
+    def _call(self, moment: str, state: CallbackState, *number: int) -> None:
+        logs = {**state.train, **{f"val_{name}": value for name, value in state.test.items()}}
+        before, self._model.stop_training = self._model.stop_training, False  # a pause sets it
+        getattr(self._inner, moment)(*number, logs)
+        self.stop |= self._model.stop_training
+        self._model.stop_training = before
 
 
 class StepPlanSchedule(

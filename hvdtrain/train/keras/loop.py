@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -15,9 +16,11 @@ from hvdtrain.collective import collective
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import Indices, rank_slice
+from hvdtrain.train.callbacks import Callback
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.keras.fit import (
     BatchDataset,
+    KerasCallback,
     KerasMetricSums,
     KerasMetricValue,
     SampleReader,
@@ -181,6 +184,7 @@ class KerasLoop(TrainingLoop):
             for variable in self._model.trainable_variables
         )
         self._scale = self._compile(loss)
+        self._steps: StepCallback | None = None
 
     def _make_optimizer(self) -> Any:
         return distributed_optimizer(self._recipe, self._step_plan.options, self._schedule)
@@ -194,6 +198,14 @@ class KerasLoop(TrainingLoop):
     def lr(self) -> float:
         done = int(self._optimizer.iterations) + (self._schedule.ahead or 0)
         return self._step_plan.lr(max(done - 1, 0))
+
+    def own_loss(self) -> float:
+        return math.nan if self._steps is None else self._steps.loss
+
+    def callback(self, given: Any) -> Callback:
+        if isinstance(given, keras.callbacks.Callback):
+            return KerasCallback(given, self._model)
+        return super().callback(given)
 
     @collective
     def broadcast(self) -> None:
@@ -235,7 +247,7 @@ class KerasLoop(TrainingLoop):
         data = BatchDataset(
             self._train_reader, self._step_plan, batches, self._rows, epoch, self._scale
         )
-        steps = StepCallback(self._step_plan, first, note, go_on)
+        self._steps = steps = StepCallback(self._step_plan, first, note, go_on)
         self._model.fit(
             **(data.joined() if self._in_memory else {"x": data}),
             epochs=1,

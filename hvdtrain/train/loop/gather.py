@@ -14,7 +14,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.sampling import Indices
-from hvdtrain.errors import HvdtrainError, OneRankError, UsageError
+from hvdtrain.errors import HvdtrainError, OneRankError, RecipeError, UsageError
 from hvdtrain.topology import format_by_rank
 from hvdtrain.train.metrics import Gathered
 from hvdtrain.train.options import OPTIONS, TrainOptions
@@ -28,14 +28,17 @@ _OPTIONS = "options"
 def call_everywhere(function: Callable[[], T]) -> T:
     """Call a function on every rank and return each rank's own result."""
     results: list[T] = []
-    problem: str | None = None
+    problem: tuple[str, bool] | None = None
     try:
         results.append(function())
-    except UsageError as error:
-        problem = str(error)
-    problems = [text for text in allgather_object(problem, "problems") if text is not None]
-    if problems:
-        raise UsageError(problems[0])
+    except (UsageError, RecipeError) as error:
+        problem = str(error), isinstance(error, RecipeError)
+    problems = allgather_object(problem, "problems")
+    for rank, found in enumerate(problems):
+        if found is not None:
+            text, of_recipe = found
+            alone = of_recipe and None in problems
+            raise (RecipeError if of_recipe else UsageError)(f"rank {rank}: " * alone + text)
     return results[0]
 
 

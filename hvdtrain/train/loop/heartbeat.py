@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import sys
 import threading
@@ -56,6 +57,15 @@ def _gpu_bytes() -> float:
     if torch is None or not torch.cuda.is_initialized():
         return math.nan
     return float(torch.cuda.memory_reserved())
+
+
+def peak_memory() -> str:
+    """Return the most memory that this process has had, for people."""
+    text = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB"
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return text
+    return f"{text} and {torch.cuda.max_memory_reserved() / 2**20:.0f} MiB of the GPU"
 
 
 # What signal.signal() takes and returns.

@@ -15,7 +15,9 @@ from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
 from hvdtrain.devices import Device
+from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
+from hvdtrain.train.callbacks import Callback
 from hvdtrain.train.checkpoint.saver import Checkpointable
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.step_plan import StepPlan
@@ -123,6 +125,7 @@ class TrainingLoop(ABC):
     test_metrics: Mapping[str, RatedMetric]
     gradient_bytes: int
     _step_plan: StepPlan
+    _model: Any
     _optimizer: Any
     _rounds: Any = None  # ServedRounds, with a parameter server
 
@@ -130,6 +133,23 @@ class TrainingLoop(ABC):
     @abstractmethod
     def lr(self) -> float:
         """The learning rate of the last step."""
+
+    @property
+    def trained(self) -> tuple[Any, Any]:
+        """The model and its optimizer."""
+        return self._model, self._optimizer
+
+    @abstractmethod
+    def own_loss(self) -> float:
+        """Return the mean loss of this rank's samples of the last step; call it after each step."""
+
+    def callback(self, given: Any) -> Callback:
+        """Return a user's callback, which may be one of the framework's, as one of this package."""
+        if isinstance(given, Callback):
+            return given
+        raise UsageError(
+            f"a callback is a {type(given).__name__}: derive its class from hvdtrain.train.Callback"
+        )
 
     @property
     def shares_optimizer(self) -> bool:

@@ -112,12 +112,13 @@ class StepPlan:
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[int, Indices]]:
         """Yield the steps of an epoch: the number of each over all epochs, and its global batch."""
         batch_size = self.global_batch_size
-        order = self._order(epoch)[done:]
+        order = self.order(epoch)[done:]
         first = self.position(epoch, done)
         for step in range(steps_per_epoch(len(order), batch_size)):
             yield first + step, global_batch(order, step, batch_size)
 
-    def _order(self, epoch: int) -> Indices:
+    def order(self, epoch: int) -> Indices:
+        """Return the numbers of the samples of an epoch, in the order in which they are taken."""
         if not self.shuffled:
             return np.arange(self.samples)
         return epoch_permutation(self.samples, self.options.seed, epoch)

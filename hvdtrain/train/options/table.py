@@ -125,6 +125,20 @@ class DeclaredOptions:
     workers: int = option(
         0, "Processes per rank that load samples; 0: the rank loads them itself.", check=at_least(0)
     )
+    dry_run: int | None = option(
+        None,
+        "Train on so many batches and test on as many, in a folder that is removed, and print the "
+        "time of a step and the memory of each rank.",
+        metavar="N",
+        check=at_least(1),
+    )
+    overfit: int | None = option(
+        None,
+        "Train on the first so many batches only, and test on the same samples: the loss must go "
+        "to 0.",
+        metavar="N",
+        check=at_least(1),
+    )
     seed: int = option(
         0,
         "Seed of the initial weights, the order of samples and all other randomness.",
@@ -268,6 +282,7 @@ class DeclaredOptions:
     non_finite: str = option(
         "stop", "What to do if a loss or gradient is not finite.", choices=("stop", "skip")
     )
+    verbose: bool = option(False, "Print also what is measured at the start, as for buckets.")
     quiet: bool = option(False, "Print nothing but errors.")
 
     track: str = option(

@@ -57,6 +57,10 @@ class TrainOptions(DeclaredOptions):
         path = self.recipe_location.path
         return self.recipe if path is None else path.stem
 
+    def without_traces(self) -> TrainOptions:
+        """Return the options of a --dry-run: one epoch, and nothing of another run."""
+        return replace(self, epochs=1, resume="never", out=None)
+
     def with_absolute_paths(self) -> TrainOptions:
         """Return the same options for a reader in another working directory."""
         location, data_dir = self.recipe_location, self.data_dir

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +37,7 @@ class TorchMetricSums:
         self._samples = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
         self._counts: dict[str, torch.Tensor] = {}
+        self._seen = 0, 0.0
 
     def add(self, outputs: Any, targets: Any, mean_loss: torch.Tensor, samples: int) -> None:
         """Add a batch."""
@@ -45,6 +47,12 @@ class TorchMetricSums:
             counts = metric.counts(outputs, targets)
             known = self._counts.get(name)
             self._counts[name] = counts if known is None else known + counts
+
+    def mean_since(self) -> float:
+        """Return the mean loss of this rank's samples since the last call; NaN without any."""
+        (samples, loss), self._seen = self._seen, (self._samples, float(self._loss))
+        count = self._samples - samples
+        return (self._seen[1] - loss) / count if count else math.nan
 
     @collective
     def reduce(self) -> Totals:

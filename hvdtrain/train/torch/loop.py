@@ -87,6 +87,9 @@ class TorchLoop(TrainingLoop):
         rate: float = self._optimizer.param_groups[0]["lr"]
         return rate
 
+    def own_loss(self) -> float:
+        return self._sums.mean_since()
+
     @collective
     def broadcast(self) -> None:
         broadcast_module(self._model)

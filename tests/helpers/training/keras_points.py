@@ -1,9 +1,11 @@
 """The network of point_recipes.py in Keras."""
 
+from dataclasses import replace
+
 import keras
 from point_recipes import CLASSES, points
 
-from hvdtrain.train import Recipe
+from hvdtrain.train import Callback, CallbackState, Recipe
 
 
 def recipe() -> Recipe:
@@ -17,3 +19,16 @@ def recipe() -> Recipe:
         test=points(301, 1),
         metrics={"accuracy": keras.metrics.SparseCategoricalAccuracy()},
     )
+
+
+class Checking(Callback):
+    def on_epoch_end(self, state: CallbackState) -> None:
+        assert state.step == 7 * state.epoch
+        assert set(state.train) == set(state.test) == {"loss", "accuracy"}
+
+
+def stopped() -> Recipe:
+    early = keras.callbacks.EarlyStopping(
+        "val_loss", mode="max", patience=2, restore_best_weights=True
+    )
+    return replace(recipe(), callbacks=[early, Checking()])

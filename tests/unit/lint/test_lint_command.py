@@ -36,9 +36,10 @@ def test_a_finding_is_a_line_and_exit_code_1(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_scripts_without_findings_end_with_0_and_say_nothing(tmp_path: Path) -> None:
+def test_scripts_without_findings_end_with_0_and_a_line(tmp_path: Path) -> None:
     done = lint(script(tmp_path, DDP), script(tmp_path, "print(1)\n", "other.py"))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    said = "no mistakes found in 2 scripts\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
 def test_json(tmp_path: Path) -> None:

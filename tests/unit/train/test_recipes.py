@@ -302,11 +302,9 @@ def recipe():
 
 def test_what_the_users_code_raises_is_not_bad_input(tmp_path: Path) -> None:
     (tmp_path / "neighbour_d.py").write_text("def fail():\n    raise ValueError('mine')\n")
-    with pytest.raises(RecipeError, match=r"it\.py:recipe failed") as failure:
+    said = r"it\.py:recipe failed: /.*/neighbour_d\.py:2 in fail: ValueError: mine$"
+    with pytest.raises(RecipeError, match=said):
         made_from(tmp_path / "it.py", "from neighbour_d import fail\ndef recipe(): fail()")
-    trace = failure.value.__cause__.__traceback__ if failure.value.__cause__ else None
-    assert trace is not None
-    assert trace.tb_frame.f_code.co_filename == str(tmp_path / "it.py")
     with pytest.raises(RecipeError, match=r"it\.py cannot be loaded") as failure:
         made_from(tmp_path / "it.py", "import neighbour_of_nobody")
     assert isinstance(failure.value.__cause__, ModuleNotFoundError)
@@ -319,7 +317,7 @@ def test_what_the_users_code_raises_is_not_bad_input(tmp_path: Path) -> None:
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    """Bad input is one line and 2; an error of the user's is their traceback, and 1."""
+    """Bad input is one line and 2; an error of the user's is one, too, and 1."""
     file = tmp_path / "mine.py"
     file.write_text(
         "def recipe(width: int):\n    try:\n        1 / 0\n"
@@ -333,10 +331,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert (refused.returncode, failed.returncode) == (2, 1)
     assert refused.stderr.endswith("hvdtrain: --set width must be a whole number, got 'x'\n")
     assert "Traceback" not in refused.stderr
-    assert "ZeroDivisionError" in failed.stderr
-    assert failed.stderr.rstrip().endswith("ValueError: 64")
-    last = failed.stderr.rpartition("Traceback")[2]
-    assert f'File "{file}", line 5, in recipe' in last
-    assert "click" not in last
-    assert "session.py" not in failed.stderr
+    said = f"mine.py:recipe failed: {file}:5 in recipe: ValueError: 64"
+    assert failed.stderr == f"hvdtrain: {said}\n"
     assert list(tmp_path.iterdir()) == [file]

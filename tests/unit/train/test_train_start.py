@@ -214,6 +214,14 @@ def test_within_an_epoch_order_and_end_must_be_the_same(tmp_path: Path) -> None:
     assert (progress.part.counts["confusion"] == counts).all()
 
 
+def test_a_run_of_nearly_that_name_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "digits-7", 1, trainee())
+    for name, hint in (("digits_7", f" (did you mean {tmp_path}/digits-7?)"), ("mnist", "")):
+        begun = resume(tmp_path / name)[0]
+        none = f"no checkpoint in {tmp_path}/{name}: starting with epoch 1"
+        assert begun.origin == none + hint
+
+
 def test_results_of_another_run_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, trainee())
     elsewhere = tmp_path / "elsewhere"
