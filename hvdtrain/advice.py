@@ -27,5 +27,18 @@ def require_version(need: str, package: str, found: str, oldest: str) -> None:
         raise UsageError(f"{need} >= {oldest}, found {found}: pip install '{package}>={oldest}'")
 
 
+def mpi_remedy(reason: str, usual: str) -> str:
+    """Return what to do where mpi4py loads no MPI library, by the error that it gives."""
+    if "libmpi_abi" in reason:
+        return "it is built for MPI's standard ABI: pip install 'mpich>=5', or reinstall mpi4py"
+    if "cannot import name 'MPI'" in reason:
+        return (
+            "it is not built for this library's ABI: name another library, or build it with "
+            "MPI4PY_BUILD_MPIABI=1 MPICC=mpicc_abi pip install --force-reinstall --no-binary "
+            "mpi4py mpi4py"
+        )
+    return usual
+
+
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]

@@ -81,7 +81,7 @@ def torch_steps() -> None:
 
 
 def mpi_start() -> None:
-    """Initialize MPI on one rank: its thread level, and the kinds of GPU memory that it takes."""
+    """Initialize MPI on one rank: its threads and GPU memory, and what mpi4py is built for."""
     import ctypes
 
     from mpi4py import MPI
@@ -95,7 +95,12 @@ def mpi_start() -> None:
         MPI.THREAD_MULTIPLE: "multiple",
     }
     gpu_memory = gpu_kinds(ctypes.CDLL(MPI.__file__))
-    _answer(threads=levels[MPI.Query_thread()], gpu_memory=gpu_memory)
+    _answer(
+        threads=levels[MPI.Query_thread()],
+        gpu_memory=gpu_memory,
+        build=os.path.basename(MPI.__file__),
+        standard_abi=MPI.Get_abi_version()[0] > 0,
+    )
 
 
 @collective

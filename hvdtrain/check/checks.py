@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from hvdtrain import __version__
-from hvdtrain.check.probe import Finished, ProbeError, Section, ask_python, finish, guarded
+from hvdtrain.check.probe import Finished, Json, ProbeError, Section, ask_python, finish, guarded
 from hvdtrain.check.site import check_site
 from hvdtrain.compiled.library import find_compiler
 from hvdtrain.config import Config
@@ -187,7 +187,9 @@ def check_mpi() -> Section:
         lines.append(
             f"threads: {started['threads']}{_TOO_FEW * (started['threads'] != 'multiple')}"
         )
-        lines.append(f"GPU memory: {_gpu_memory(library, started['gpu_memory'])}")
+        abi = ", for MPI's standard ABI" * started["standard_abi"]
+        lines.append(f"mpi4py's build: {started['build']}{abi}")
+        lines.append(f"GPU memory: {_gpu_memory(library, started)}")
     except ProbeError as error:
         problems.append(
             f"{library} does not start ({error}): reinstall it, or name another library in "
@@ -201,10 +203,12 @@ def check_mpi() -> Section:
     return Section("MPI", facts, tuple(lines), tuple(problems))
 
 
-def _gpu_memory(library: MpiLibrary, kinds: Sequence[str]) -> str:
+def _gpu_memory(library: MpiLibrary, started: Json) -> str:
     """Return whether engine mpi passes GPU memory to MPI as it is."""
-    if kinds:
-        return f"yes ({' and '.join(kinds)})"
+    if started["gpu_memory"]:
+        return f"yes ({' and '.join(started['gpu_memory'])})"
+    if started["standard_abi"]:
+        return "no (in MPI's standard ABI nothing says whether it takes any)"
     return f"no ({library.name} {library.version} says that it takes neither CUDA's nor ROCm's)"
 
 

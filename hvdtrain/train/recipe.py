@@ -9,6 +9,9 @@ from typing import Any
 
 __all__ = ["Recipe"]
 
+# How the names of modules begin that are users' files.
+MODULES = "_hvdtrain_recipe_"
+
 
 @dataclass(frozen=True)
 class Recipe:

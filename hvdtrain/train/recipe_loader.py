@@ -19,7 +19,7 @@ from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.options.config_file import shorten
 from hvdtrain.train.options.declare import KINDS
-from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.recipe import MODULES, Recipe
 
 _NULLS = ("none", "null")
 _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
@@ -204,6 +204,18 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
     return lambda: _make(function, arguments, title, location.path)
 
 
+class _RecipeModule(ModuleType):
+    """A user's file as a module; a process that unpickles it runs the file."""
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str | None]]:
+        return _load_in_worker, (self.__file__,)
+
+
+def _load_in_worker(file: str) -> ModuleType:
+    sys.path.append(str(Path(file).parent))  # for what was imported later than the file was run
+    return _load(Path(file))
+
+
 def _load(path: Path) -> ModuleType:
     """Run a file as a module with a unique name.
 
@@ -211,7 +223,7 @@ def _load(path: Path) -> ModuleType:
     """
     file = path.absolute()
     digest = hashlib.blake2b(str(file).encode("utf-8", "surrogateescape"), digest_size=4)
-    module = ModuleType(f"_hvdtrain_recipe_{path.stem}_{digest.hexdigest()}")
+    module = _RecipeModule(f"{MODULES}{path.stem}_{digest.hexdigest()}")
     module.__file__ = str(file)
     try:
         code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)

@@ -84,6 +84,7 @@ KINDS: dict[str, tuple[list[str], list[set[str]]]] = {
                 "one rank alone",
                 "DDP",
                 "DDP, batched copies",
+                "replicate",
             }
         ],
     ),

@@ -80,6 +80,15 @@ def test_an_mpi_library_that_cannot_be_loaded() -> None:
     assert "torch" in done.stdout  # the rest is looked at all the same
 
 
+@pytest.mark.mpich
+def test_an_mpi_library_with_another_abi() -> None:
+    """That of the standard, which the wheel of mpi4py is not built for."""
+    named = mpi_python("mpich").parent.parent / "lib" / "libmpi_abi.so.1"
+    done = check(mpi="mpich", env={"MPI4PY_LIBMPI": named})
+    assert "it is not built for this library's ABI: name another library, or" in problems(done)[0]
+    assert "MPI4PY_BUILD_MPIABI=1 MPICC=mpicc_abi pip install" in done.stdout
+
+
 @pytest.mark.soak
 def test_an_mpi_that_does_not_start() -> None:
     (problem,) = problems(check(env={"OMPI_MCA_pml": "nonsense"}))

@@ -164,6 +164,46 @@ def test_a_damaged_image_of_one_rank(tmp_path: Path) -> None:
         assert re.match(r"\[rank [01]/2\] cannot read the image .*07\.png", line), line
 
 
+# Its data is beside it, and imported when the recipe is made.
+SENT = """
+import multiprocessing
+import torch
+from hvdtrain.train import Recipe
+multiprocessing.set_start_method("{}", force=True)
+def collate(rows):
+    return torch.utils.data.default_collate(rows)
+def recipe(top: bool = True):
+    from beside import Rows
+    chosen = collate if top else lambda rows: collate(rows)
+    return Recipe(torch.nn.Linear(4, 2), Rows(), torch.nn.CrossEntropyLoss(), collate=chosen)
+"""
+BESIDE = """
+import torch
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        return torch.rand(4) + index, index % 2
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_workers_that_are_not_forked(method: str, tmp_path: Path) -> None:
+    """They run the recipe's file, and read what its ranks would."""
+    (tmp_path / "sent.py").write_text(SENT.format(method))
+    (tmp_path / "beside.py").write_text(BESIDE)
+    train = ["train", "sent.py", "--epochs", 1, "--quiet", "--batch-size", 2]
+    for workers in (0, 1):
+        words = [*train, "--workers", workers, "--out", workers]
+        launch(JOB, 2, args=words, cwd=tmp_path).end(code=0)
+    first, second = (summary_of(tmp_path / out)["weights_sha256"] for out in "01")
+    assert first == second
+    words = [*train, "--workers", 1, "--out", "none", "--set", "top=false"]
+    done = launch(JOB, 1, args=words, cwd=tmp_path).end(code=2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
+    assert re.match("hvdtrain: --workers 1: data cannot be sent to other processes .*lambda", line)
+
+
 def test_with_keras(tmp_path: Path) -> None:
     """Two ranks on one backend and one on another agree, and frameworks refuse others' models."""
     np.save(tmp_path / "a.npy", points(300, 8).inputs)

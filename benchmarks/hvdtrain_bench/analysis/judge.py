@@ -36,6 +36,7 @@ ALONE, WHOLE = "one rank alone", "one rank, whole batch"
 HVDTRAIN, FUSED, SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
 FUSED_LIMIT = "no communication, fused"
 DDP_COPIES = "DDP, batched copies"
+REPLICATE = "replicate"
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _of_steps(result: Result) -> Iterator[Figure]:
     for case in result.cases:
         yield from _ratios(case, NO_COMMUNICATION, [HVDTRAIN, SHARDED])
         yield from _ratios(case, FUSED_LIMIT, [FUSED, SHARDED])
-        for peer in ("DDP", DDP_COPIES, "Horovod"):
+        for peer in ("DDP", DDP_COPIES, REPLICATE, "Horovod"):
             yield from _ratios(case, peer, [HVDTRAIN, SHARDED])
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from functools import partial
+from importlib.util import find_spec
 from inspect import signature
 from itertools import product
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -21,6 +23,7 @@ from hvdtrain_bench.analysis.judge import (
     FUSED_LIMIT,
     HVDTRAIN,
     NO_COMMUNICATION,
+    REPLICATE,
     SHARDED,
     WHOLE,
 )
@@ -34,11 +37,14 @@ from hvdtrain_bench.harness.settings import OPTIMIZERS
 from hvdtrain_bench.harness.turns import Bench, Contender
 
 _AGAIN = "hvdtrain again"
+_HAS_REPLICATE = find_spec("torch.distributed._composable.replicate_with_fsdp") is not None
 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time a step of each model with every library (collective)."""
     bench.result.skipped.update(peers.skipped)
+    if not _HAS_REPLICATE:
+        bench.result.skipped[REPLICATE] = "this torch has none that is made of FSDP"
     settings = bench.settings
     for key, factor, optimizer in product(settings.models, settings.batches, settings.optimizers):
         model = MODELS[key]
@@ -83,6 +89,13 @@ def _with_ddp(module: nn.Module, kind: str, **option: Any) -> tuple[nn.Module, O
     return parallel, bare_optimizer(module, kind)
 
 
+def _with_replicate(module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    replicate(module, mesh=init_device_mesh("cpu", (hvd.size(),)))
+    return module, bare_optimizer(module, kind)
+
+
 def _contenders(
     ranks: Ranks, peers: PeerLibraries, model: BenchModel, samples: int, kind: str
 ) -> list[Contender]:
@@ -119,6 +132,9 @@ def _contenders(
             options: dict[str, Any] = {"kind": kind, option: True}
             wrap: Wrap = partial(_with_ddp, **options)
             found.append(judge.together(name, peers.gloo_library, trainer(wrap)))
+    if _HAS_REPLICATE:
+        wrap = partial(_with_replicate, kind=kind)
+        found.append(judge.together(REPLICATE, peers.gloo_library, trainer(wrap)))
     if peers.horovod is not None:
         horovod = peers.horovod
         wrap = partial(_with_horovod, horovod, kind=kind)

@@ -57,9 +57,10 @@ class Trainer:
     def restart(self) -> None:
         """Restore the first weights, with a new optimizer."""
         if not self.parameters:
-            module = self._model.build()
-            self.parameters = list(module.parameters())
-            self.module, self.optimizer = self._wrap(module)
+            self.module, self.optimizer = self._wrap(self._model.build())
+            # torch's replicate makes DTensors, each of them whole on every rank.
+            weights = self.module.parameters()
+            self.parameters = [getattr(weight, "_local_tensor", weight) for weight in weights]
         with torch.no_grad():
             for parameter, weight in zip(self.parameters, self._weights, strict=True):
                 parameter.copy_(weight)

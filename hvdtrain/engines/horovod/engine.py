@@ -108,7 +108,8 @@ def _load_horovod() -> tuple[Any, str]:
     if not hvd.mpi_built():
         raise EngineUnavailableError(f"engine horovod needs Horovod with MPI: {_BUILD} --force")
     with open("/proc/self/maps", encoding="utf-8") as maps:
-        names = {line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi.so" in line}
+        lines = [line for line in maps if "/libmpi.so" in line or "/libmpi_abi.so" in line]
+    names = {line.split(maxsplit=5)[5].strip() for line in lines}
     libraries = {os.path.realpath(name) for name in names}
     if len(libraries) > 1:
         raise EngineUnavailableError(

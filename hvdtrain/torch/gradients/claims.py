@@ -16,7 +16,10 @@ from hvdtrain.torch.gradients.views import ParameterSettings
 
 _CLAIMS: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
 # Of torch, by name: to import the second takes long. Its `replicate` makes the first.
-_REDUCING = {"DistributedDataParallel", "FullyShardedDataParallel"}
+_FLATTENING = "FullyShardedDataParallel"
+_REDUCING = {"DistributedDataParallel", _FLATTENING}
+# What fully_shard adds to a parameter that it replaces, since torch 2.13.
+_REPLACED = "_fsdp_orig_uid"
 # What finds the parameters of a model; it keeps none of them alive.
 _reducing: weakref.WeakKeyDictionary[torch.nn.Module, Callable[[], list[torch.nn.Parameter]]]
 _reducing = weakref.WeakKeyDictionary()
@@ -69,12 +72,25 @@ class ClaimedParameters:
                 "its learning rate schedulers"
             )
 
+    def check_kept(self, used: Iterable[object]) -> None:
+        """Check that FSDP has not replaced parameters, given which have gradients on some rank."""
+        others = find_others(self.parameters)
+        flattened = not any(used) and any(_FLATTENING in _kinds(model) for model in _reducing)
+        for name, parameter in self._named:
+            if flattened or id(parameter) in others:
+                why = others.get(id(parameter)) or _reason(_FLATTENING)
+                raise UnsupportedError(f"parameter {name!r} of a DistributedOptimizer {why}")
+
+
+def _kinds(model: torch.nn.Module) -> set[str]:
+    return {kind.__name__ for kind in type(model).__mro__}
+
 
 def _reduced_by(
     model: torch.nn.Module, module: torch.nn.Module
 ) -> Callable[[], list[torch.nn.Parameter]]:
     """Return what finds the parameters whose gradients a model of torch reduces for a module."""
-    if any(kind.__name__ == "DistributedDataParallel" for kind in type(model).__mro__):
+    if "DistributedDataParallel" in _kinds(model):
         left_out = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
         named = module.named_parameters()
         # Those that are trainable now, whatever is frozen later.
@@ -99,7 +115,8 @@ def _reason(kind: str) -> str:
 
 def find_others(parameters: Iterable[torch.nn.Parameter]) -> dict[int, str]:
     """Return why torch reduces or divides parameters already, by id."""
-    found = {id(p): _reason("DTensor") for p in parameters if hasattr(p, "device_mesh")}
+    kinds = {"device_mesh": "DTensor", _REPLACED: "fully_shard"}
+    found = {id(p): _reason(k) for p in parameters for mark, k in kinds.items() if hasattr(p, mark)}
     for model, find in _reducing.items():
         found |= dict.fromkeys(map(id, find()), _reason(type(model).__name__))
     return found
@@ -107,7 +124,7 @@ def find_others(parameters: Iterable[torch.nn.Parameter]) -> dict[int, str]:
 
 def _note_module(model: torch.nn.Module, _: str, module: torch.nn.Module | None) -> None:
     """Note a model that reduces gradients, unless an optimizer has parameters of it."""
-    if module is None or _REDUCING.isdisjoint(kind.__name__ for kind in type(model).__mro__):
+    if module is None or _REDUCING.isdisjoint(_kinds(model)):
         return
     reduced = _reduced_by(model, module)
     claims = _CLAIMS if context.is_initialized() else ()

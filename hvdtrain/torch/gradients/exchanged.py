@@ -150,6 +150,7 @@ class Weights(ClaimedParameters):
     def _begin(self) -> None:
         """Pass the weights that all ranks have in common to the exchange, if new."""
         if not self.counter.begun:
+            self.check_kept(parameter.grad is not None for parameter in self.parameters)
             for bucket, streams in self._filled():
                 filled = partial(self.buckets.exchange.begin, bucket)
                 _, read = streams.run_after(streams.mark(), filled)

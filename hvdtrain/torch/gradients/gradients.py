@@ -373,6 +373,8 @@ class Gradients(ClaimedParameters):
         self.buckets.count_step()
         self.steps += 1
         self.used = () if usage is None else usage.used
+        if self.steps == 1:
+            self.check_kept(self.used)
         if usage is not None:
             self._check_removed(arrived, usage)
 

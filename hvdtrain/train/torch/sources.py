@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, islice
+from pickle import PicklingError
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +20,7 @@ from hvdtrain.data.dataset import Samples, is_stream
 from hvdtrain.data.sampling import sample_generator, sample_seed, seed_generators
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import Microbatch
+from hvdtrain.train.recipe import MODULES
 
 Move = Callable[[Any], Any]
 _NONE = np.empty(0, np.int64)
@@ -79,6 +83,8 @@ class SeededRows:
     """A map-style data set whose random changes depend on seed, epoch and sample alone."""
 
     def __init__(self, dataset: Any, augment: Augment | None, seed: int, epoch: int) -> None:
+        # First: it is unpickled before what it defines, which follows, or is the loader's.
+        self._files = [module for name, module in sys.modules.items() if name.startswith(MODULES)]
         self._dataset, self._augment, self._seed, self._epoch = dataset, augment, seed, epoch
 
     def __getitem__(self, index: int) -> Any:
@@ -112,7 +118,15 @@ class LoaderSource:
             num_workers=self.workers,
             collate_fn=self.collate,
         )
-        read = iter(loader)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")
+                read = iter(loader)
+        except (AttributeError, PicklingError, TypeError) as error:
+            raise UsageError(
+                f"--workers {self.workers}: data cannot be sent to other processes ({error}): "
+                "define its classes and functions at the top level of a file, or use --workers 0"
+            ) from error
         try:
             for step in steps:
                 yield step, [self._batch(microbatch, read) for microbatch in step.microbatches]

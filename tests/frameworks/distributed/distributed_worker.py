@@ -171,6 +171,14 @@ def refusals() -> None:
             wrap(plain)(some)
         del optimizer
     wrap(plain)(some)
+    settings: dict[str, Any]
+    for wrap in whole_or_part[1:]:  # after which the optimizer has parameters of no model
+        for settings in ({}, {"exchange": "local:steps=2"}, {"sharded": True}):
+            plain = torch.nn.Linear(1, 1)
+            optimizer = hvd.DistributedOptimizer(torch.optim.SGD(plain.parameters()), **settings)
+            wrap(plain)(some).sum().backward()
+            with twice:
+                optimizer.step()
     pair = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
     pair[0].requires_grad_(False)  # which DDP leaves out, whatever becomes of it
     model = DistributedDataParallel(pair)
