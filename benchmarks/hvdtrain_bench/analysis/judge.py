@@ -36,6 +36,7 @@ ALONE, WHOLE = "one rank alone", "one rank, whole batch"
 HVDTRAIN, FUSED, SHARDED = "hvdtrain", "hvdtrain, fused", "hvdtrain, sharded"
 FUSED_LIMIT = "no communication, fused"
 DDP_COPIES = "DDP, batched copies"
+DEEPSPEED = "DDP, DeepSpeed's all-reduce"
 REPLICATE = "replicate"
 
 
@@ -154,7 +155,7 @@ def _of_steps(result: Result) -> Iterator[Figure]:
     for case in result.cases:
         yield from _ratios(case, NO_COMMUNICATION, [HVDTRAIN, SHARDED])
         yield from _ratios(case, FUSED_LIMIT, [FUSED, SHARDED])
-        for peer in ("DDP", DDP_COPIES, REPLICATE, "Horovod"):
+        for peer in ("DDP", DDP_COPIES, DEEPSPEED, REPLICATE, "Horovod"):
             yield from _ratios(case, peer, [HVDTRAIN, SHARDED])
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import mpi4py
 import torch
@@ -53,12 +56,39 @@ class PeerLibraries:
         self._plain = open_world("mpi", replace(here.config, shared_memory="0"), os.environ)
         self._numpy = open_world("mpi", replace(here.config, shared_memory="numpy"), os.environ)
         self._leave = _start_gloo(here.config)
+        self.deepspeed = ""
 
     def close(self) -> None:
         """Shut down all libraries but hvdtrain (collective)."""
         self._leave()
         for world in (self._shared, self._plain, self._numpy):
             world.communicator.close()
+
+    def start_deepspeed(self, ranks: Ranks) -> None:
+        """Compile and start DeepSpeed's all-reduce in shared memory, if it can be (collective)."""
+        op: Any = None
+        problem = version = ""
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        try:
+            if self.nodes > 1:
+                raise OSError("it knows ranks of one node only")
+            version = importlib.import_module("deepspeed").__version__
+            builders = importlib.import_module("deepspeed.ops.op_builder.cpu")
+            op = builders.ShareMemCommBuilder().load(verbose=False)
+        except (ImportError, OSError, RuntimeError) as error:
+            problem = str(error).partition("\n")[0]
+        if problem := ranks.reason(problem):
+            self.skipped["DeepSpeed"] = problem
+            return
+        key = f"hvdtrain-{hvd.broadcast_object(os.getpid())}"
+        # Its segments have the second and third in their names, and stay.
+        os.environ |= {"LOCAL_SIZE": str(ranks.size), "MASTER_ADDR": key, "MASTER_PORT": "0"}
+        op.initialize(ranks.size, ranks.rank)
+        hvd.barrier()
+        if ranks.rank == 0:
+            for segment in Path("/dev/shm").glob(f"deepspeed_*_{key}_*"):
+                segment.unlink()
+        self.deepspeed = f"DeepSpeed {version}"
 
     @property
     def nodes(self) -> int:

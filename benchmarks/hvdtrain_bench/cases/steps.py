@@ -19,6 +19,7 @@ import hvdtrain.torch as hvd
 from hvdtrain_bench.analysis.judge import (
     ALONE,
     DDP_COPIES,
+    DEEPSPEED,
     FUSED,
     FUSED_LIMIT,
     HVDTRAIN,
@@ -42,6 +43,7 @@ _HAS_REPLICATE = find_spec("torch.distributed._composable.replicate_with_fsdp") 
 
 def measure(bench: Bench, peers: PeerLibraries) -> None:
     """Time a step of each model with every library (collective)."""
+    peers.start_deepspeed(bench.ranks)
     bench.result.skipped.update(peers.skipped)
     if not _HAS_REPLICATE:
         bench.result.skipped[REPLICATE] = "this torch has none that is made of FSDP"
@@ -89,6 +91,21 @@ def _with_ddp(module: nn.Module, kind: str, **option: Any) -> tuple[nn.Module, O
     return parallel, bare_optimizer(module, kind)
 
 
+def _with_deepspeed(module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
+    """Return a model of DDP whose buckets DeepSpeed reduces in shared memory."""
+    wrapped, optimizer = _with_ddp(module, kind, gradient_as_bucket_view=True)
+    parallel: Any = wrapped
+
+    def average(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        done = torch.futures.Future[torch.Tensor]()
+        done.set_result(torch.ops.deepspeed.inference_all_reduce_(bucket.div_(hvd.size())))
+        return done
+
+    # DDP refuses annotations that are text.
+    parallel.register_comm_hook(None, lambda _, bucket: average(bucket.buffer()))
+    return parallel, optimizer
+
+
 def _with_replicate(module: nn.Module, kind: str) -> tuple[nn.Module, Optimizer]:
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
@@ -132,6 +149,10 @@ def _contenders(
             options: dict[str, Any] = {"kind": kind, option: True}
             wrap: Wrap = partial(_with_ddp, **options)
             found.append(judge.together(name, peers.gloo_library, trainer(wrap)))
+    if peers.deepspeed:
+        wrap = partial(_with_deepspeed, kind=kind)
+        library = f"torch {torch.__version__}, {peers.deepspeed}"
+        found.append(judge.together(DEEPSPEED, library, trainer(wrap)))
     if _HAS_REPLICATE:
         wrap = partial(_with_replicate, kind=kind)
         found.append(judge.together(REPLICATE, peers.gloo_library, trainer(wrap)))
