@@ -84,7 +84,7 @@ def _bars(
         ratios = [times[name] / times[base] for name in names]
         bars = axes.barh(names, ratios, color=[_color(name) for name in names])
         axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
-        axes.axvline(1.0, color="black", linewidth=0.8)
+        axes.axvline(1.0, color="#c0c4cc", linewidth=0.8, zorder=0)
         axes.invert_yaxis()
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)

@@ -2,10 +2,12 @@
 
 import ast
 import functools
+import json
 import re
 import runpy
 from functools import reduce
-from operator import or_
+from operator import or_, truediv
+from statistics import median
 
 import pytest
 from bounds import lowest
@@ -146,3 +148,19 @@ def test_lower_bounds_are_those_that_ran_and_all_passed() -> None:
     for name, end in record.items():
         assert end["packages"].keys() == ran.keys()
         assert [title for title, outcome in end["runs"].items() if outcome != "passed"] == [], name
+
+
+def test_times_in_the_readme_are_those_of_the_record() -> None:
+    measured = json.loads((ROOT / "benchmarks/measured/steps.json").read_text())["cases"].values()
+    text, front = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/index.md")
+    )
+    assert len(measured) == 5
+    for ours in ("hvdtrain", "hvdtrain, sharded"):
+        ranges = []
+        for peer in ("Horovod", "DDP"):
+            ratios = [median(map(truediv, case[ours], case[peer])) for case in measured]
+            ranges.append(f"{min(ratios):.2f} to {max(ratios):.2f} of {peer}'s")
+        assert f"took {ranges[0]} time, and {ranges[1]}" in text
+        assert ours != "hvdtrain" or f"takes {ranges[0]} time on [five models]" in front
