@@ -83,6 +83,7 @@ class Gradients(ClaimedParameters):
         # Gradients of which some backward passes are missing.
         self._partial: weakref.WeakValueDictionary[int, torch.Tensor]
         self._partial = weakref.WeakValueDictionary()
+        self._zeros: set[int] = set()  # of these, those that are zero and have a graph
         self._pass_ended = False  # and no gradient has arrived since
         self._nested = False  # a backward pass within another one has ended in this step
         self._removed: set[int] = set()  # taken, and removed by the program before their reduction
@@ -188,6 +189,11 @@ class Gradients(ClaimedParameters):
                 gradient = self.parameters[index].grad
                 assert gradient is not None
                 self._partial[index] = gradient
+                # With create_graph autograd makes new sums, which equal what is added to zeros.
+                self._zeros.discard(index)
+                dense = gradient.is_cpu and not gradient.is_sparse
+                if dense and torch.is_grad_enabled() and not gradient.any():
+                    self._zeros.add(index)
             else:
                 if self.buckets.exchange.at_once and not in_compiled_backward():
                     self._held.append(index)
@@ -241,7 +247,8 @@ class Gradients(ClaimedParameters):
                 # Unless the program has replaced it, it has dropped the passes before this one.
                 # The host does not wait for a device to find that out.
                 new = _is_new if gradient.is_cpu else _is_same
-                passes[index] *= not new(gradient, incoming)
+                added = torch.is_grad_enabled() and index in self._zeros
+                passes[index] *= added or not new(gradient, incoming)
             return False
         returns = not self._is_taken(index) or _is_new(gradient, incoming)
         if self._settings.sharded or self._settings.op is not ReduceOp.AVERAGE:

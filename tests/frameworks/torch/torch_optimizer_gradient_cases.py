@@ -2,6 +2,7 @@
 
 import gc
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -176,6 +177,22 @@ def gradients_come_back_to_engine_memory() -> None:
         weight.grad = weight.grad / 2  # what clipping may do
         optimizer.step()
         assert weight.tolist() == [-(mean + 0.5) * (step + 1)] * 3
+
+
+def gradients_with_a_graph_that_are_added_to_zeros() -> None:
+    """Such a sum equals what was added, but both passes count, and backward() averages."""
+    for other in (torch.ones(0), torch.ones(3)):  # the first gradient of the latter is zero
+        weights = [torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(other)]
+        plain = torch.optim.SGD(weights, lr=0.1)
+        optimizer = hvd.DistributedOptimizer(plain, backward_passes_per_step=2)
+        for number in range(2):
+            loss = weights[0].square() * (hvd.rank() + 1) + number * weights[1].sum()
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # of the cycle
+                loss.backward(create_graph=True)
+        assert weights[0].grad is not None
+        assert weights[0].grad.item() == 2 * (hvd.size() + 1)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def sparse_gradients_outside_a_process_set_are_made_dense() -> None:
