@@ -85,9 +85,7 @@ _LONGEST_SECONDS = 10.0
 
 
 @collective
-def vote(
-    own: Sequence[bool], name: str, alone: Exception | None = None
-) -> npt.NDArray[np.float64]:
+def vote(own: Sequence[bool], name: str, alone: Exception | None = None) -> npt.NDArray[np.float64]:
     """Return what all ranks say, [len(own), ranks].
 
     Args:

@@ -284,7 +284,7 @@ class _Session:
             try:
                 given = setup.recipe.callbacks, self._callbacks
                 found = call_everywhere(lambda: setup.loop.callbacks(*given))
-                if self._before is None:  # else it may have been asked to stop before ranks were lost
+                if self._before is None:  # else one may have asked before ranks were lost
                     for callback in found:
                         callback.stop = False  # of a run before this one
                 calls = Callbacks(found, options.verbose)

@@ -252,7 +252,8 @@ def restoring() -> Recipe:
 def noting() -> Recipe:
     recipe, noting = valley(), Noting()
     recipe.model.seen = noting.seen
-    return replace(recipe, callbacks=[Noting(), noting] if hvd.rank() else [])  # as on one rank only
+    # As on one rank only.
+    return replace(recipe, callbacks=[Noting(), noting] if hvd.rank() else [])
 
 
 def stopping() -> Recipe:

@@ -284,8 +284,8 @@ class DeclaredOptions:
     )
     verbose: bool = option(
         False,
-        "Print also what is measured at the start, as for buckets, and the traceback of an error in "
-        "a recipe or callback.",
+        "Print also what is measured at the start, as for buckets, and the traceback of an error "
+        "in a recipe or callback.",
     )
     quiet: bool = option(False, "Print nothing but errors.")
 
