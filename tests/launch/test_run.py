@@ -66,7 +66,10 @@ def test_an_error_of_all_ranks_is_one_line_and_that_of_a_rank_its_own(tmp_path: 
     recipe.write_text(f"import hvdtrain.torch as hvd\ndef recipe():\n{waiting}")
     done = run("-np", 2, "train", recipe, "--verbose").end()
     assert done.returncode == 1
-    assert f"{recipe}:3 in recipe: ZeroDivisionError: division by zero\n[rank 0/2] Traceback" in done.stderr
+    assert (
+        f"{recipe}:3 in recipe: ZeroDivisionError: division by zero\n[rank 0/2] Traceback"
+        in done.stderr
+    )
     for options, told in ([], False), (["--verbose"], True):
         done = run("-np", 2, *options, raising).end()
         assert done.returncode == 1
