@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from hvdtrain.check.checks import find_cores
 from hvdtrain.cli.main import words_of_train
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.hosts.formats import read_file
@@ -80,7 +81,7 @@ def command(
     """
     unsaid = all(asked[name] is None for name in ("ranks", "per_node", "hosts", "hostfile"))
     if unsaid and discovery is None and not has_allocation(os.environ):
-        asked["ranks"] = len(os.sched_getaffinity(0))
+        asked["ranks"] = max(1, int(find_cores().usable))
     hosts, ranks, elastic = asked["hosts"], asked["ranks"], asked["elastic"]
     if discovery is not None and hosts is None and asked["hostfile"] is None:
         hosts = discovered_hosts(discovery)

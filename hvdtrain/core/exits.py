@@ -65,12 +65,16 @@ def format_error(error: BaseException) -> str:
     return "".join(told.format())
 
 
-def own_frame(error: BaseException) -> str:
-    """Return an error in one line: the innermost line of the user's own that led to it, and why."""
+def own_frame(error: BaseException, verbose: bool = False) -> str:
+    """Return an error in one line: the innermost line of the user's own that led to it, and why.
+
+    The traceback follows if it is `verbose`.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_script(frame.filename)] or frames[-1:]
     place = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}: " if own else ""
-    return place + " ".join("".join(traceback.format_exception_only(error)).split())
+    line = place + " ".join("".join(traceback.format_exception_only(error)).split())
+    return f"{line}\n{format_error(error).rstrip()}" if verbose else line
 
 
 def _frameworks() -> Iterator[Path]:

@@ -10,18 +10,22 @@ import copyreg
 import hashlib
 import io
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.errors import HvdtrainError, PeerFailureError, UnsupportedError
+from hvdtrain.polling import poll_until
+from hvdtrain.types import ReduceOp
 
 T = TypeVar("T")
 
@@ -74,6 +78,36 @@ def allgather_object(
     ((gathered, sizes),) = operations.allgather(channel, buffers, shapes, name or "object").run()
     parts = np.split(gathered.array(), np.cumsum(sizes)[:-1])
     return [_loaded(part) for part in parts]
+
+
+# How long a rank that has failed waits for the others to hear of it.
+_LONGEST_SECONDS = 10.0
+
+
+@collective
+def vote(own: Sequence[bool], name: str, alone: Exception | None = None) -> npt.NDArray[np.float64]:
+    """Return what all ranks say, [len(own), ranks].
+
+    Args:
+        alone: given by a rank that has failed, and raised there if the others do not come soon:
+            they may wait in an operation that it will not come to.
+    """
+    here = context.current()
+    votes = np.zeros((len(own), here.topology.size))
+    votes[:, here.topology.rank] = own
+    voting = operations.allreduce(
+        here.world, [Buffer.from_array(votes)], [votes.shape], ReduceOp.SUM, name
+    )
+    if alone is None:
+        voting.run()
+        return votes
+    end = time.monotonic() + _LONGEST_SECONDS
+    voting.start()
+    poll_until(lambda: voting.done() or time.monotonic() > end)
+    if not voting.done():
+        raise alone
+    voting.wait()
+    return votes
 
 
 @collective

@@ -123,7 +123,7 @@ _BEGINS = (
 )
 _BLOCK = re.compile(_BEGINS + rb".*?" + _RULE, re.DOTALL)
 # The end of what was read, if it may become a block.
-_OPEN = re.compile(_BEGINS + rb".*\Z|" + _RULE + rb"[^\n]{0,40}\Z|-+\Z", re.DOTALL)
+_OPEN = re.compile(_BEGINS + rb".*\Z|" + _RULE + rb"[^\n]{0,40}\Z|-{1,74}\Z", re.DOTALL)
 
 
 def _pass_on(readable: int) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core import operations
 from hvdtrain.core.exits import own_frame
-from hvdtrain.core.membership.world import Context
-from hvdtrain.core.objects import allgather_object
-from hvdtrain.errors import HvdtrainError, OneRankTrainingError, TrainingError
-from hvdtrain.polling import poll_until
+from hvdtrain.core.objects import allgather_object, vote
+from hvdtrain.errors import (
+    HvdtrainError,
+    OneRankTrainingError,
+    TrainingError,
+    UnsupportedError,
+    UsageError,
+)
 from hvdtrain.train.metrics import Values
-from hvdtrain.types import ReduceOp
 
 __all__ = ["Callback", "CallbackState"]
 
@@ -78,20 +76,23 @@ class Callback:
 
 MOMENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
-# How long a rank whose callback has failed waits for the others to hear of it.
-_LONGEST_SECONDS = 5.0
+# Errors that other ranks need not have.
+_OF_ONE_RANK = (UnsupportedError, UsageError)
 
 
 class Callbacks:
     """The callbacks of a run.
+
+    Args:
+        verbose: whether errors of callbacks are told with their traceback.
 
     Attributes:
         stop_rank: the first rank on which a callback has asked to stop; None: no rank.
     """
 
     @collective
-    def __init__(self, callbacks: Sequence[Callback], world: Context) -> None:
-        self._callbacks, self._world = callbacks, world
+    def __init__(self, callbacks: Sequence[Callback], verbose: bool) -> None:
+        self._callbacks, self._verbose = callbacks, verbose
         self.stop_rank: int | None = None
         own = {n for n in MOMENTS for c in callbacks if getattr(type(c), n) != getattr(Callback, n)}
         self._moments = set().union(*allgather_object(own, "callbacks"))
@@ -101,37 +102,26 @@ class Callbacks:
         return moment in self._moments
 
     @collective
-    def call(self, moment: str, state: Callable[[], CallbackState]) -> None:
+    def call(self, moment: str, make_state: Callable[[], CallbackState]) -> None:
         """Call the callbacks of this rank, and agree with the other ranks whether to go on."""
         if not self.take(moment):
             return
         problem = ""
         try:
+            state = make_state() if self._callbacks else None
             for callback in self._callbacks:
-                getattr(callback, moment)(state())
-        except HvdtrainError:  # of a collective operation that they have called
-            raise
+                getattr(callback, moment)(state)
         except Exception as error:
-            problem = own_frame(error)
-        topology = self._world.topology
-        votes = np.zeros((2, topology.size))
-        votes[:, topology.rank] = any(callback.stop for callback in self._callbacks), bool(problem)
-        vote = operations.allreduce(
-            self._world.world, [Buffer.from_array(votes)], [votes.shape], ReduceOp.SUM, "callbacks"
-        )
-        if problem:  # others may wait in an operation that this rank will not come to
-            end = time.monotonic() + _LONGEST_SECONDS
-            vote.start()
-            poll_until(lambda: vote.done() or time.monotonic() > end)
-            if not vote.done():
-                raise OneRankTrainingError(f"callback failed at {problem}")
-            vote.wait()
-        else:
-            vote.run()
-        if votes[1].any():
+            if isinstance(error, HvdtrainError) and not isinstance(error, _OF_ONE_RANK):
+                raise  # by a collective operation that they have called
+            problem = own_frame(error, self._verbose)
+        stops = any(callback.stop for callback in self._callbacks)
+        alone = OneRankTrainingError(f"callback failed at {problem}") if problem else None
+        stopping, failed = vote([stops, bool(problem)], "callbacks", alone)
+        if failed.any():
             problems = allgather_object(problem, "callbacks")
             rank, problem = next((rank, text) for rank, text in enumerate(problems) if text)
             where = "" if all(problems) else f"rank {rank}: "
             raise TrainingError(f"{where}callback failed at {problem}")
-        if votes[0].any():
-            self.stop_rank = int(votes[0].argmax())
+        if stopping.any():
+            self.stop_rank = int(stopping.argmax())

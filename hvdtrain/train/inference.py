@@ -45,8 +45,9 @@ def options_of_run(run: Path, checkpoint: str, changes: Mapping[str, Any]) -> Tr
     options = resolve(changes, config)
     path = _checkpoint(run, checkpoint)
     epochs = max(options.epochs, 1)
-    # One rank can evaluate what a parameter server has trained.
-    return replace(options, out=None, resume=str(path), epochs=epochs, strategy=ALLREDUCE)
+    # One rank can evaluate what a parameter server has trained, on all samples.
+    options = replace(options, epochs=epochs, strategy=ALLREDUCE, overfit=None)
+    return replace(options, out=None, resume=str(path))
 
 
 @collective

@@ -199,9 +199,11 @@ def load_recipe(options: TrainOptions) -> Callable[[], Recipe]:
         function = import_module(f"hvdtrain.train.recipes.{name}").recipe
     else:
         title = f"{location.path}:{location.function}"
-        function = _function(_load(location.path), location.function, str(location.path))
+        function = _function(
+            _load(location.path, options.verbose), location.function, str(location.path)
+        )
     arguments = recipe_arguments(function, title, options.set, options.data_dir)
-    return lambda: _make(function, arguments, title, location.path)
+    return lambda: _make(function, arguments, title, location.path, options.verbose)
 
 
 class _RecipeModule(ModuleType):
@@ -213,10 +215,10 @@ class _RecipeModule(ModuleType):
 
 def _load_in_worker(file: str) -> ModuleType:
     sys.path.append(str(Path(file).parent))  # for what was imported later than the file was run
-    return _load(Path(file))
+    return _load(Path(file), verbose=False)
 
 
-def _load(path: Path) -> ModuleType:
+def _load(path: Path, verbose: bool) -> ModuleType:
     """Run a file as a module with a unique name.
 
     The module is in sys.modules, so that what it defines can be pickled and its annotations read.
@@ -242,7 +244,7 @@ def _load(path: Path) -> ModuleType:
         except SyntaxError as error:  # in a module that it imports
             raise _syntax_error(error, path) from error
         except Exception as error:
-            raise _failed(f"{path} cannot be loaded", error) from error
+            raise _failed(f"{path} cannot be loaded", error, verbose) from error
     return module
 
 
@@ -265,7 +267,11 @@ def _function(module: ModuleType, name: str, title: str) -> Callable[..., Any]:
 
 
 def _make(
-    function: Callable[..., Any], arguments: dict[str, Any], title: str, path: Path | None
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    title: str,
+    path: Path | None,
+    verbose: bool,
 ) -> Recipe:
     if path is None:
         made = function(**arguments)
@@ -276,7 +282,7 @@ def _make(
             except HvdtrainError:
                 raise
             except Exception as error:
-                raise _failed(f"{title} failed", error) from error
+                raise _failed(f"{title} failed", error, verbose) from error
     if not isinstance(made, Recipe):
         what = "None" if made is None else f"a {type(made).__name__}"
         raise UsageError(f"{title} returned {what}, expected a hvdtrain.train.Recipe")
@@ -297,8 +303,8 @@ def _importing_beside(path: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _failed(what: str, error: Exception) -> RecipeError:
-    return RecipeError(f"{what}: {own_frame(error)}")
+def _failed(what: str, error: Exception, verbose: bool) -> RecipeError:
+    return RecipeError(f"{what}: {own_frame(error, verbose)}")
 
 
 def _syntax_error(error: SyntaxError, path: Path) -> UsageError:

@@ -89,7 +89,8 @@ class Run:
         while self._progress.epoch < self._step_plan.epochs and not self._ends:
             stop_rank = self._heartbeat.stop_rank
             if stop_rank is not None:  # its checkpoint is written
-                lines = stop_lines(stop_rank, self._progress, str(self._state.directory))
+                place = None if self._options.dry_run else self._state.directory
+                lines = stop_lines(stop_rank, self._progress, place)
                 self._log_stop(lines[0])
                 self._terminal.end(lines)
                 return None
@@ -381,9 +382,10 @@ class Run:
         """Return the evaluation of the final weights."""
         last, step = self._evaluated, self._progress.step
         changed = self._callbacks.take("on_train_end")
-        if last is not None and last.step == step and not changed:
+        known = last is not None and last.step == step
+        if last is not None and known and not changed:
             return last.values
-        if step == self._first_step or changed:  # the run log has a line of this step already
+        if step == self._first_step or known:  # the run log has a line of this step already
             self._loop.synchronize()
             with on_this_rank():
                 return self._loop.evaluate()

@@ -105,7 +105,11 @@ def train(
     """Train a recipe and write its results (collective; initializes hvdtrain)."""
     options = announced(options if options.dry_run is None else options.without_traces())
     with StopSignals() as signals:
-        summary = _Session(options, make_recipe, signals, callbacks).train()
+        session = _Session(options, make_recipe, signals, callbacks)
+        try:
+            summary = session.train()
+        finally:
+            session.remove_traces()
     if signals.interrupted and summary is None:  # the run is saved, and has stopped
         raise KeyboardInterrupt
     return summary
@@ -123,6 +127,7 @@ class _Session:
     ) -> None:
         self._options, self._make_recipe, self._signals = options, make_recipe, signals
         self._callbacks = callbacks
+        self._traces: Path | None = None  # the directory of a dry run, on rank 0
         self._ranks = 0  # at the start
         self._run: Run | None = None
         self._before: RunState | None = None  # of this rank when others were lost
@@ -161,6 +166,11 @@ class _Session:
             self._snapshots = Snapshots.of(self._options)
             lines.append(f"  elastic  {self._snapshots.text}")
         return self._train(setup, lines)
+
+    def remove_traces(self) -> None:
+        """Remove the directory of a dry run."""
+        if self._traces is not None:
+            shutil.rmtree(self._traces, ignore_errors=True)
 
     def _survives(self, error: Exception) -> bool:
         """Return whether the run continues after an error, and note how far this rank has got."""
@@ -263,6 +273,8 @@ class _Session:
         if world.failures is not None:
             self._signals.accept_leave()
             context.accept_newcomers()
+        if options.dry_run and world.topology.rank == 0:
+            self._traces = setup.state.directory
         prints = world.topology.rank == 0 and not options.quiet
         with Terminal(prints, bar=prints and on_terminal()) as terminal:
             terminal.print(lines)
@@ -270,9 +282,12 @@ class _Session:
             timers = {} if self._snapshots is None else self._snapshots.timers
             heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
             try:
-                given = [*setup.recipe.callbacks, *self._callbacks]
-                found = call_everywhere(lambda: [setup.loop.callback(one) for one in given])
-                calls = Callbacks(found, world)
+                given = setup.recipe.callbacks, self._callbacks
+                found = call_everywhere(lambda: setup.loop.callbacks(*given))
+                if self._before is None:  # else one may have asked before ranks were lost
+                    for callback in found:
+                        callback.stop = False  # of a run before this one
+                calls = Callbacks(found, options.verbose)
                 self._run = Run(
                     options, setup, terminal, heartbeat, run_log, calls, self._snapshots
                 )
@@ -285,8 +300,6 @@ class _Session:
             finally:
                 if run_log is not None:
                     run_log.close()
-                if options.dry_run and world.topology.rank == 0:
-                    shutil.rmtree(setup.state.directory, ignore_errors=True)
 
 
 @collective

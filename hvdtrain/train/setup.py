@@ -145,7 +145,8 @@ def _of_first_batches(options: TrainOptions, recipe: Recipe, plan: StepPlan) -> 
     if not stream:
         train = selected(train, plan.order(0)[:count])
     elif options.overfit:
-        train, stream = list(islice(train, count)), False
+        # Each rank would draw other random numbers while reading.
+        train, stream = call_on_root(lambda: list(islice(train, count))), False
     if options.overfit:
         test = train
     elif test is not None:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hvdtrain import __version__
@@ -34,7 +35,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     whole = f": all {samples} training samples in one step" if batch > samples else ""
     per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
     lines = {
-        "model": _model_text(setup.loop.trained[0]),
+        "model": _model_text(setup.loop.trained[0], options.framework == "keras"),
         "engine": f"{world.engine_name}{library}",
         "ranks": f"{size} on {hosts} host{'s' * (hosts > 1)}",
         "device": device_text(setup.devices),
@@ -52,9 +53,9 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     return [title, *(f"  {name:<9}{text}" for name, text in lines.items() if text)]
 
 
-def _model_text(model: Any) -> str:
-    """Count the parameters of a model of torch or Keras, and the layers that have any."""
-    if hasattr(model, "count_params"):
+def _model_text(model: Any, of_keras: bool) -> str:
+    """Count the parameters of a model, and the layers that have any."""
+    if of_keras:
         parameters, layers = model.count_params(), [one for one in model.layers if one.weights]
     else:
         parameters = sum(one.numel() for one in model.parameters())
@@ -173,8 +174,10 @@ def values_text(values: Values) -> str:
     )
 
 
-def stop_lines(rank: int, progress: Progress, directory: str) -> list[str]:
-    """Return the lines printed when a run is stopped early."""
+def stop_lines(rank: int, progress: Progress, directory: Path | None) -> list[str]:
+    """Return the lines printed when a run is stopped early; a dry run has no directory."""
+    if directory is None:
+        return [f"rank {rank} was asked to stop: nothing of this dry run stays"]
     return [
         f"rank {rank} was asked to stop: {progress.text} are done and saved",
         f"to continue, give the same command --out {directory} --resume auto",

@@ -11,6 +11,8 @@ from job import Job
 from mpis import MPICH
 from ranks import launch, mpi_python, start
 
+from hvdtrain.check.checks import find_cores
+
 WORKER = Path(__file__).with_name("ranks_worker.py")
 MPIS = ("openmpi", MPICH)
 
@@ -58,8 +60,16 @@ def test_an_error_of_all_ranks_is_one_line_and_that_of_a_rank_its_own(tmp_path: 
     recipe.write_text("import hvdtrain.torch as hvd\ndef recipe(): raise ValueError(hvd.size())\n")
     raising.write_text("import hvdtrain.torch as hvd\nhvd.init()\nif hvd.rank(): raise KeyError\n")
     done = run("train", recipe).end()
-    said = f"{recipe}:recipe failed: {recipe}:2 in recipe: ValueError: {os.cpu_count()}"
+    said = f"{recipe}:recipe failed: {recipe}:2 in recipe: ValueError: {find_cores().usable:.0f}"
     assert (done.returncode, done.stderr) == (1, f"hvdtrain: {said}\n")
+    waiting = "    hvd.barrier() if hvd.rank() else 1 / 0\n"
+    recipe.write_text(f"import hvdtrain.torch as hvd\ndef recipe():\n{waiting}")
+    done = run("-np", 2, "train", recipe, "--verbose").end()
+    assert done.returncode == 1
+    assert (
+        f"{recipe}:3 in recipe: ZeroDivisionError: division by zero\n[rank 0/2] Traceback"
+        in done.stderr
+    )
     for options, told in ([], False), (["--verbose"], True):
         done = run("-np", 2, *options, raising).end()
         assert done.returncode == 1

@@ -30,15 +30,16 @@ from point_recipes import recipe
 from hvdtrain.train import Callback, fit
 class Stopping(Callback):
     def on_epoch_begin(self, state):
-        self.stop = state.epoch == 3
+        self.stop |= state.epoch == 3
 with pytest.raises(TypeError, match="'epoch'"):
     fit(recipe, epoch=2)
 options = {"epochs": 9, "global_batch_size": 8, "lr_scaling": "none", "dtype": "float64"}
 options |= {"set": {"width": 5}, "out": sys.argv[1], "quiet": True}
-summary = fit(recipe, callbacks=[Stopping()], **options)
+stopping = Stopping()
+summary = fit(recipe, callbacks=[stopping], **options)
 assert summary.epochs == 2, summary
 print(f"{summary.world_size} ranks, loss {summary.final['loss']:.12f}")
-fit(recipe, dry_run=2)
+assert fit(recipe, callbacks=[stopping], dry_run=2).steps == 2
 """
 
 
@@ -216,7 +217,10 @@ def test_with_keras(tmp_path: Path) -> None:
         ["predict", "run", "a.npy", "--out", "a-out.npy"],
     ]
     early = ["train", f"{own}:stopped", *train[2:-1], "early", "--epochs", 5]
-    wrong: list[list[object]] = [["train", RECIPES, "--framework", "keras"], ["train", own]]
+    wrong: list[list[object]] = [
+        *(["train", RECIPES, "--framework", "keras"], ["train", own]),
+        [*early[:1], f"{own}:swapping", *early[2:]],
+    ]
     outputs, measured = [], []
     for size, backend, commands in (
         (2, "torch", [train, *use, early, *wrong]),  # where a Keras model is a module of torch, too
@@ -238,7 +242,9 @@ def test_with_keras(tmp_path: Path) -> None:
     assert summary["final"]["loss"] == pytest.approx(metrics_of(tmp_path / "early")[1]["loss"])
     for name in ("loss", "accuracy"):
         assert measured[1][name] == pytest.approx(measured[0][name], rel=1e-6)
-    for result, words in zip(refused, ("--framework torch", "--framework keras"), strict=True):
+    for result, words in zip(
+        refused, ("--framework torch", "--framework keras", "needs on_test_begin"), strict=True
+    ):
         assert result.returncode == 2, result
         assert result.stderr.count("\n") == 1
         assert words in result.stderr

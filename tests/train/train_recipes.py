@@ -13,6 +13,7 @@ from torch import nn
 
 import hvdtrain.torch as hvd
 from hvdtrain.data.dataset import Samples
+from hvdtrain.errors import UnsupportedError
 from hvdtrain.train import Callback, CallbackState
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.recipe import Recipe
@@ -241,7 +242,7 @@ class Stopping(Callback):
 class Failing(Callback):
     def on_train_batch_end(self, state: CallbackState) -> None:
         if (state.rank, state.step) == (2, 4):
-            raise ValueError("as\ntold")
+            raise UnsupportedError("as\ntold")  # as an operation of this rank alone
 
 
 def restoring() -> Recipe:
@@ -251,7 +252,8 @@ def restoring() -> Recipe:
 def noting() -> Recipe:
     recipe, noting = valley(), Noting()
     recipe.model.seen = noting.seen
-    return replace(recipe, callbacks=[noting] if hvd.rank() else [])  # as on one rank only
+    # As on one rank only.
+    return replace(recipe, callbacks=[Noting(), noting] if hvd.rank() else [])
 
 
 def stopping() -> Recipe:

@@ -44,8 +44,9 @@ def serve(make_page: Callable[[], str], port: int, say: Callable[[str], None]) -
             self.send_header("Cache-Control", "no-store")
             self.send_header("Referrer-Policy", "no-referrer")
             self.send_header("Refresh", str(_RELOAD_SECONDS))
-            self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # the browser has left
+                self.end_headers()
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             """Write no line for each request: it would have the address."""

@@ -184,7 +184,7 @@ def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, li
     with StopSignals() as signals:
         heartbeat = Heartbeat(built.world, signals, Triggers.of(options).timers)
         run_log = _run_log(options, built, folder) if ranks.rank == 0 else None
-        Run(options, built, turns, heartbeat, run_log, Callbacks([], built.world)).run()
+        Run(options, built, turns, heartbeat, run_log, Callbacks([], verbose=False)).run()
         if run_log is not None:
             run_log.close()
     return {name: times[1 : repeats + 1] for name, times in turns.seconds.items()}

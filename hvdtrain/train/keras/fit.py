@@ -286,10 +286,24 @@ class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
 
+# Moments of Keras at which a run does not call callbacks.
+_UNCALLED = (
+    *("on_train_batch_begin", "on_batch_begin", "on_test_begin"),
+    *("on_test_batch_begin", "on_test_batch_end"),
+)
+
+
 class KerasCallback(Callback):
     """A callback of Keras, called at the moments of a run, which calls `fit` for parts of it."""
 
     def __init__(self, inner: keras.callbacks.Callback, model: Any) -> None:
+        for name in _UNCALLED:  # on_test_end may undo what on_test_begin has done
+            method = getattr(getattr(inner, name), "__func__", None)
+            if method is not getattr(keras.callbacks.Callback, name):
+                raise UsageError(
+                    f"callback {type(inner).__name__} needs {name}, which is not called here: "
+                    "write a hvdtrain.train.Callback, or leave it out"
+                )
         self._inner, self._model = inner, model
         inner.set_model(model)
 

@@ -202,10 +202,10 @@ class KerasLoop(TrainingLoop):
     def own_loss(self) -> float:
         return math.nan if self._steps is None else self._steps.loss
 
-    def callback(self, given: Any) -> Callback:
+    def _callback(self, given: Any) -> Callback:
         if isinstance(given, keras.callbacks.Callback):
             return KerasCallback(given, self._model)
-        return super().callback(given)
+        return super()._callback(given)
 
     @collective
     def broadcast(self) -> None:

@@ -12,9 +12,15 @@ import numpy.typing as npt
 
 from hvdtrain.collective import collective
 from hvdtrain.core import context
-from hvdtrain.core.objects import allgather_object, call_on_root
+from hvdtrain.core.objects import allgather_object, call_on_root, vote
 from hvdtrain.data.sampling import Indices
-from hvdtrain.errors import HvdtrainError, OneRankError, RecipeError, UsageError
+from hvdtrain.errors import (
+    HvdtrainError,
+    OneRankError,
+    OneRankTrainingError,
+    RecipeError,
+    UsageError,
+)
 from hvdtrain.topology import format_by_rank
 from hvdtrain.train.metrics import Gathered
 from hvdtrain.train.options import OPTIONS, TrainOptions
@@ -28,18 +34,22 @@ _OPTIONS = "options"
 def call_everywhere(function: Callable[[], T]) -> T:
     """Call a function on every rank and return each rank's own result."""
     results: list[T] = []
-    problem: tuple[str, bool] | None = None
+    own: UsageError | RecipeError | None = None
+    alone: OneRankError | None = None
     try:
         results.append(function())
-    except (UsageError, RecipeError) as error:
-        problem = str(error), isinstance(error, RecipeError)
-    problems = allgather_object(problem, "problems")
-    for rank, found in enumerate(problems):
-        if found is not None:
-            text, of_recipe = found
-            alone = of_recipe and None in problems
-            raise (RecipeError if of_recipe else UsageError)(f"rank {rank}: " * alone + text)
-    return results[0]
+    except UsageError as error:
+        own, alone = error, OneRankError(str(error))
+    except RecipeError as error:
+        own, alone = error, OneRankTrainingError(str(error))
+    if not vote([own is not None], "problems", alone).any():
+        return results[0]
+    told = None if own is None else (str(own), isinstance(own, RecipeError))
+    problems = allgather_object(told, "problems")
+    rank, (text, of_recipe) = next((n, found) for n, found in enumerate(problems) if found)
+    if not of_recipe:
+        raise UsageError(text)
+    raise RecipeError(f"rank {rank}: " * (None in problems) + text)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict
 
@@ -143,12 +143,19 @@ class TrainingLoop(ABC):
     def own_loss(self) -> float:
         """Return the mean loss of this rank's samples of the last step; call it after each step."""
 
-    def callback(self, given: Any) -> Callback:
-        """Return a user's callback, which may be one of the framework's, as one of this package."""
+    def callbacks(self, *given: Any) -> list[Callback]:
+        """Return a user's callbacks, which may be the framework's, as ones of this package."""
+        for several in given:
+            if not isinstance(several, Sequence):
+                raise UsageError(f"callbacks are a {type(several).__name__}: give a list of them")
+        return [self._callback(one) for several in given for one in several]
+
+    def _callback(self, given: Any) -> Callback:
         if isinstance(given, Callback):
             return given
         raise UsageError(
-            f"a callback is a {type(given).__name__}: derive its class from hvdtrain.train.Callback"
+            f"a callback is a {type(given).__name__}: give an object of a class that is derived "
+            "from hvdtrain.train.Callback"
         )
 
     @property

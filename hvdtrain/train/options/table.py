@@ -282,7 +282,11 @@ class DeclaredOptions:
     non_finite: str = option(
         "stop", "What to do if a loss or gradient is not finite.", choices=("stop", "skip")
     )
-    verbose: bool = option(False, "Print also what is measured at the start, as for buckets.")
+    verbose: bool = option(
+        False,
+        "Print also what is measured at the start, as for buckets, and the traceback of an error "
+        "in a recipe or callback.",
+    )
     quiet: bool = option(False, "Print nothing but errors.")
 
     track: str = option(

@@ -32,3 +32,7 @@ def stopped() -> Recipe:
         "val_loss", mode="max", patience=2, restore_best_weights=True
     )
     return replace(recipe(), callbacks=[early, Checking()])
+
+
+def swapping() -> Recipe:
+    return replace(recipe(), callbacks=[keras.callbacks.SwapEMAWeights()])
