@@ -137,6 +137,7 @@ def _plan_steps(options: TrainOptions, recipe: Recipe, world: Context) -> StepPl
     return StepPlan(options, world.topology, samples, shuffled=not stream)
 
 
+@collective
 def _of_first_batches(options: TrainOptions, recipe: Recipe, plan: StepPlan) -> Recipe:
     """Return a recipe with the data that --dry-run or --overfit asks for."""
     batches = options.dry_run or options.overfit or 0
