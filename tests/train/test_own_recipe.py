@@ -219,7 +219,7 @@ def test_with_keras(tmp_path: Path) -> None:
     early = ["train", f"{own}:stopped", *train[2:-1], "early", "--epochs", 5]
     wrong: list[list[object]] = [
         *(["train", RECIPES, "--framework", "keras"], ["train", own]),
-        [*early[:1], f"{own}:swapping", *early[2:]],
+        [*early[:1], f"{own}:swapping", *early[2:-3], "swapping"],
     ]
     outputs, measured = [], []
     for size, backend, commands in (
