@@ -191,8 +191,7 @@ class Gradients(ClaimedParameters):
                 self._partial[index] = gradient
                 # With create_graph autograd makes new sums, which equal what is added to zeros.
                 self._zeros.discard(index)
-                dense = gradient.is_cpu and not gradient.is_sparse
-                if dense and torch.is_grad_enabled() and not gradient.any():
+                if torch.is_grad_enabled() and _is_known_zero(gradient):
                     self._zeros.add(index)
             else:
                 if self.buckets.exchange.at_once and not in_compiled_backward():
@@ -574,6 +573,13 @@ def _is_same(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
     if incoming is None or gradient.is_sparse or incoming.is_sparse:
         return False
     return gradient.data_ptr() == incoming.data_ptr()
+
+
+def _is_known_zero(gradient: torch.Tensor) -> bool:
+    """Return whether a gradient is zero, as far as the host knows without waiting for a device."""
+    if gradient.is_sparse or not gradient.is_cpu:
+        return not gradient.numel()
+    return not gradient.any()
 
 
 def _is_new(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:
