@@ -172,7 +172,8 @@ def test_a_file_that_cannot_be_written_ends_the_job(mpi: str, tmp_path: Path) ->
 @pytest.mark.horovod
 def test_horovods_own_timeline_stays_off(tmp_path: Path) -> None:
     env = {"HVDTRAIN_ENGINE": "horovod", "HOROVOD_TIMELINE": "it.json"}
-    pieces = "{'it.rank-0.json', 'it.rank-1.json'}"
-    code = f"{BARRIERS}; import os; assert set(os.listdir('.')) <= {pieces}"
+    ours = "{'it.json', 'it.rank-0.json', 'it.rank-1.json'}"
+    code = f"{BARRIERS}; import os; assert set(os.listdir('.')) <= {ours}"
+    code += "; assert os.path.samefile('it.json', 'it.rank-0.json')"
     run_ranks(["-c", code], 2, python=horovod_python(), env=env, cwd=tmp_path)
     assert set(Trace(tmp_path / "it.json", 2).of("barrier", "moving")) == {0, 1}
