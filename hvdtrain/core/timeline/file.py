@@ -50,8 +50,10 @@ class GrowingFile:
         self._file = open(self.path, "wb")  # noqa: SIM115  # until close()
         self._place = self._size = self._file.write(self._head.encode())
         if self._also is not None:
+            link = Path(f"{self.path}.link")
             with contextlib.suppress(OSError):  # some file systems have no hard links
-                os.link(self.path, link := f"{self.path}.link")
+                link.unlink(missing_ok=True)  # of a job that was killed
+                os.link(self.path, link)
                 os.replace(link, self._also)
 
     def write(

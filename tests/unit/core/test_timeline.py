@@ -133,6 +133,7 @@ def names_in(path: Path) -> list[str]:
 def test_one_that_grows_too_large_keeps_its_end(tmp_path: Path) -> None:
     path = tmp_path / "it.json"
     first, second = (piece_path(str(path), rank) for rank in (0, 10))
+    Path(f"{first}.link").touch()  # of a job that was killed
     file = GrowingFile(first, {}, str(path), most_bytes=200)
     for number in range(7):
         file.write(events([f"{number}" * 60]), [*events(["open"]), *events(["name"], "M")])
