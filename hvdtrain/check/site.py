@@ -27,7 +27,8 @@ def site_advice(
     environ: Mapping[str, str], classes: Path, cores: float, limits: Mapping[str, int]
 ) -> Iterator[str]:
     """Yield one line for each thing to correct; `classes` is Linux's /sys/class."""
-    if environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1":
+    gpu_aware = environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+    if gpu_aware and environ.get("HVDTRAIN_ENGINE") != "mpi":
         yield (
             "MPICH_GPU_SUPPORT_ENABLED=1: GPU-aware MPI beside NCCL may wait for ever: set it to "
             "0, or HVDTRAIN_ENGINE=mpi"

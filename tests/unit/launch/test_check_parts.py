@@ -142,6 +142,7 @@ LIMITS = {"files": 4096, "locked": -1}
             "",
         ),
         ({"MPICH_GPU_SUPPORT_ENABLED": "1"}, {}, {}, "set it to 0, or HVDTRAIN_ENGINE=mpi"),
+        ({"MPICH_GPU_SUPPORT_ENABLED": "1", "HVDTRAIN_ENGINE": "mpi"}, {}, {}, ""),
         ({}, {"cxi/cxi0": ""}, {}, "Slingshot, but no libnccl-net.so in LD_LIBRARY_PATH"),
         ({"LD_LIBRARY_PATH": "/none:{}"}, {"cxi/cxi0": "", "libnccl-net.so": ""}, {}, ""),
         ({}, {"net/hsn0": "up", "net/eth0": "up"}, {}, "interfaces eth0, hsn0: libraries may"),
