@@ -220,7 +220,7 @@ def check_engines(engines: Sequence[str], mpi_is_broken: bool) -> Section:
         facts[name] = _ask_engine(name)
         if not facts[name]["available"]:
             reasons[name] = str(facts[name]["reason"])
-            if name == "nccl" and not _driver_gpus():
+            if name == "nccl" and not _driver_gpus() and not os.path.exists(_AMD):
                 reasons[name] = "not needed: it is for GPUs, and there are none"
     lines = [f"{name}: {reasons.get(name, 'ready')}" for name in engines]
     chosen = os.environ.get("HVDTRAIN_ENGINE", "auto")
@@ -333,6 +333,7 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "horovod": ("horovod",),
 }
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
+_AMD = "/dev/kfd"  # of its driver
 _NVIDIA = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
