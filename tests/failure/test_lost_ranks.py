@@ -51,6 +51,24 @@ def test_the_others_go_on_on_two_hosts(tmp_path: Path) -> None:
     survive(FOLDER / "lost_ranks_worker.py", 7, [1, 2], {}, **how)
 
 
+# Frees by another handle: for a moment this one is neither valid nor null.
+FREED = """
+from mpi4py import MPI
+from hvdtrain.engines.mpi.failures import MpiFailures, free_comm
+class Freed(MPI.Intracomm):
+    def Free(self):
+        MPI.Intracomm(self).Free()
+        failures.check()
+        failures.revoke()
+failures = MpiFailures(MPI.COMM_SELF.Dup(), None)
+free_comm(failures, failures._added(Freed(MPI.COMM_SELF.Dup())))
+"""
+
+
+def test_no_communicator_is_asked_while_another_thread_frees_it() -> None:
+    launch(["-c", FREED], 1).end(code=0)
+
+
 # The last rank is killed in the middle of shutdown(), which then stops this part of its context.
 LEFT = """
 import os, signal, sys

@@ -29,7 +29,8 @@ from hvdtrain.types import DType, ReduceOp
 
 
 class MpiPointToPoint(PointToPoint):
-    def __init__(self, comm: MPI.Intracomm, chunk_bytes: int) -> None:
+    def __init__(self, failures: MpiFailures | None, comm: MPI.Intracomm, chunk_bytes: int) -> None:
+        self._failures = failures
         self._comm, self._chunk_bytes = comm, chunk_bytes
 
     def start_send(self, buffer: Buffer, rank: int, tag: int) -> Pending:
@@ -48,8 +49,7 @@ class MpiPointToPoint(PointToPoint):
 
     @collective
     def close(self) -> None:
-        if self._comm != MPI.COMM_NULL:
-            free_comm(self._comm)
+        free_comm(self._failures, self._comm)
 
 
 class _Requests(Pending):
@@ -94,7 +94,7 @@ class MpiCommunicator(Communicator):
         try:
             self._share_memory()
         except SystemLimitError:  # on every member
-            comm.Free()
+            free_comm(failures, comm)
             raise
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
@@ -259,7 +259,8 @@ class MpiCommunicator(Communicator):
 
     @collective
     def point_to_point(self) -> MpiPointToPoint:
-        return MpiPointToPoint(duplicate_comm(self._failures, self._comm), self._chunk_bytes)
+        comm = duplicate_comm(self._failures, self._comm)
+        return MpiPointToPoint(self._failures, comm, self._chunk_bytes)
 
     def empty(self, nbytes: int, device: str = "cpu") -> Elements:
         self._require(device)
@@ -296,8 +297,7 @@ class MpiCommunicator(Communicator):
             if shared is not None:
                 shared.close()
         self._node_group = self._hierarchy = None
-        if self._comm != MPI.COMM_NULL:
-            free_comm(self._comm)
+        free_comm(self._failures, self._comm)
 
     def abort(self, code: int) -> None:
         if self._failures is not None and self._failures.notice is not None:

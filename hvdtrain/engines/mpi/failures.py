@@ -166,10 +166,18 @@ class MpiFailures(Failures):
         return self._added(made)
 
     def _added(self, made: MPI.Intracomm) -> MPI.Intracomm:
-        with self._lock:
-            self._derived = [comm for comm in self._derived if comm != MPI.COMM_NULL]  # freed
-            self._derived.append(made)
+        if made != MPI.COMM_NULL:
+            with self._lock:
+                self._derived.append(made)
         return made
+
+    def free(self, comm: MPI.Comm) -> None:
+        """Free a communicator unless it was revoked: its late messages would reach another one."""
+        with self._lock:
+            if comm.Is_revoked():
+                return
+            self._derived = [other for other in self._derived if other != comm]
+        comm.Free()  # without the lock, because it may wait for other ranks
 
     def lost(self) -> tuple[int, ...]:
         failed = self.comm.Get_failed()
@@ -182,7 +190,7 @@ class MpiFailures(Failures):
     def revoke(self) -> None:
         with self._lock:
             for comm in (self.comm, *self._derived):
-                if comm != MPI.COMM_NULL and not comm.Is_revoked():
+                if not comm.Is_revoked():
                     comm.Revoke()
 
     @collective
@@ -238,9 +246,9 @@ class MpiFailures(Failures):
             self.notice.heed()
         with suppress(MPI.Exception):
             self.comm.Iprobe()  # MPI learns of ends, and of other ranks' revoke(), within calls
-        with self._lock:
-            comms = [comm for comm in (self.comm, *self._derived) if comm != MPI.COMM_NULL]
-        return any(comm.Is_revoked() for comm in comms) or bool(self.lost())
+        with self._lock:  # no other thread frees one meanwhile
+            revoked = any(comm.Is_revoked() for comm in (self.comm, *self._derived))
+        return revoked or bool(self.lost())
 
     def _error(self) -> RanksLostError:
         ranks = self.lost()
@@ -264,11 +272,14 @@ def duplicate_comm(failures: MpiFailures | None, comm: MPI.Intracomm) -> MPI.Int
 
 
 @collective
-def free_comm(comm: MPI.Comm) -> None:
-    """Free a communicator that is not null (collective; local if it was revoked)."""
-    # Late messages in a revoked one would be received in the next one that has its number.
-    if not (tolerates_failures() and comm.Is_revoked()):
+def free_comm(failures: MpiFailures | None, comm: MPI.Comm) -> None:
+    """Free a communicator that is not null, in the way that suits the world."""
+    if comm == MPI.COMM_NULL:
+        return
+    if failures is None:
         comm.Free()
+    else:
+        failures.free(comm)
 
 
 def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:

@@ -190,16 +190,16 @@ def open_hierarchy(
     try:
         group = _agree(comm, lambda: _open_node(local, kernel, failures), _close)
     except SystemLimitError:
-        local.Free()
+        free_comm(failures, local)
         raise
     if group is None:
-        local.Free()
+        free_comm(failures, local)
         return None
     owners = min(counts)
     index = local.Get_rank()
     color = index if index < owners else MPI.UNDEFINED
     across = split_comm(failures, comm, color, rank)
-    return NodeHierarchy(comm, local, across, group, owners, len(counts))
+    return NodeHierarchy(comm, local, across, group, owners, len(counts), failures)
 
 
 @collective
@@ -252,8 +252,10 @@ class NodeHierarchy:
         group: _AnyNodeGroup,
         owners: int,
         nodes: int,
+        failures: MpiFailures | None,
     ) -> None:
         self._comm, self._local, self._across = comm, local, across
+        self._failures = failures
         self._group, self._owners, self._nodes = group, owners, nodes
         self._alone = local.Get_size() == comm.Get_size()
         self.least_bytes = _LEAST_BYTES_WITHIN if self._alone else _LEAST_BYTES_BETWEEN
@@ -326,8 +328,7 @@ class NodeHierarchy:
     def close(self) -> None:
         self._group.close()
         for comm in (self._local, self._across):
-            if comm != MPI.COMM_NULL:
-                free_comm(comm)
+            free_comm(self._failures, comm)
 
 
 @dataclass(frozen=True)
