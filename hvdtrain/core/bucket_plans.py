@@ -170,7 +170,6 @@ class _PlanChange(Operation):
     """Takes the place of a step of the plan, so that a rank which submits a step gets an error."""
 
     def __init__(self, name: str, change: str) -> None:
-        super().__init__()
         self.request = Request(STEP, name, (("changed", change),))
 
     def execute(self, communicator: Communicator) -> None:

@@ -31,8 +31,7 @@ def plan_allreduce(
     kinds: Sequence[str] | None = None,
 ) -> AllreducePlan:
     """Check a reduction, of which the addresses are not used, and plan it."""
-    for buffer in buffers:
-        _check(channel, buffer, f"allreduce {name!r}", op)
+    _check(channel, f"allreduce {name!r}", buffers, op)
     return AllreducePlan(buffers, shapes, op, name, prescale, postscale, kinds)
 
 
@@ -62,7 +61,7 @@ def broadcast(
         raise ValueError(
             f"broadcast {name!r}: root_rank {root_rank} is not one of ranks {channel.ranks}"
         )
-    _check(channel, buffer, f"broadcast {name!r}")
+    _check(channel, f"broadcast {name!r}", [buffer])
     root = channel.ranks.index(root_rank)
     return Submission(channel, Broadcast(buffer, shape, root, name, root_rank))
 
@@ -75,8 +74,7 @@ def allgather(
 ) -> Submission:
     """Prepare a concatenation of all ranks' tensors along the first dimension."""
     name = channel.name("allgather", name)
-    for buffer in buffers:
-        _check(channel, buffer, f"allgather {name!r}")
+    _check(channel, f"allgather {name!r}", buffers)
     return Submission(channel, Allgather(buffers, shapes, name))
 
 
@@ -104,7 +102,7 @@ def alltoall(
             f"alltoall {name!r}: splits must be {size} counts that sum to {shape[0]}, got "
             f"{list(splits)}"
         )
-    _check(channel, buffer, f"alltoall {name!r}")
+    _check(channel, f"alltoall {name!r}", [buffer])
     return Submission(channel, Alltoall(buffer, shape, splits, name))
 
 
@@ -124,8 +122,7 @@ def reducescatter(
         raise UnsupportedError(f"reducescatter {name!r}: Adasum is not available here")
     if not all(shapes):
         raise ValueError(f"reducescatter {name!r}: a scalar has no first dimension to split")
-    for buffer in buffers:
-        _check(channel, buffer, f"reducescatter {name!r}", op)
+    _check(channel, f"reducescatter {name!r}", buffers, op)
     operation = ReduceScatter(buffers, shapes, op, name, prescale, postscale, kinds)
     return Submission(channel, operation)
 
@@ -145,13 +142,16 @@ def join() -> int:
     return last_to_join(orders)
 
 
-def _check(channel: Channel, buffer: Buffer, what: str, op: ReduceOp | None = None) -> None:
+def _check(
+    channel: Channel, what: str, buffers: Sequence[Buffer], op: ReduceOp | None = None
+) -> None:
     engine_op = None if op is None else _ENGINE_OPS.get(op, op)
-    objection = channel.communicator.capabilities.unsupported(buffer, engine_op)
-    if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
-        objection = f"adasum of {buffer.dtype.value}"
-    if objection is not None:
-        here = context.current()
-        raise UnsupportedError(
-            f"{here.topology.title} {what}: engine {here.engine_name} does not take {objection}"
-        )
+    for buffer in buffers:
+        objection = channel.communicator.capabilities.unsupported(buffer, engine_op)
+        if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
+            objection = f"adasum of {buffer.dtype.value}"
+        if objection is not None:
+            here = context.current()
+            raise UnsupportedError(
+                f"{here.topology.title} {what}: engine {here.engine_name} does not take {objection}"
+            )

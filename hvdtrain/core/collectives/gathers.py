@@ -9,7 +9,11 @@ import numpy as np
 
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.core.agreement.operation import Operation, Request, device_details, device_types
-from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.collectives.allreduce import (
+    divide_truncating,
+    engine_reduction,
+    reduction_details,
+)
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -32,17 +36,11 @@ class ReduceScatter(Operation):
         postscale: float = 1.0,
         kinds: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
         self._buffers, self._shapes, self._op = buffers, shapes, op
         self._prescale, self._postscale = prescale, postscale
-        details = (
-            ("op", op.value),
-            ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
-            ("dtype", ", ".join(kinds or [buffer.dtype.value for buffer in buffers])),
-            ("prescale", repr(float(prescale))),
-            ("postscale", repr(float(postscale))),
-            *device_details(device_types(buffers)),
-        )
+        kinds = kinds or [buffer.dtype.value for buffer in buffers]
+        devices = device_types(buffers)
+        details = reduction_details(op, shapes, kinds, prescale, postscale, devices)
         self.request = Request("reducescatter", name, details)
 
     def execute(self, communicator: Communicator) -> list[Buffer]:
@@ -53,10 +51,7 @@ class ReduceScatter(Operation):
         width, size = prod(shape[1:]), communicator.size
         counts = [rows_of_rank(shape[0], rank, size) * width for rank in range(size)]
         receive = send.like(counts[communicator.rank])
-        average = self._op is ReduceOp.AVERAGE
-        divides = average and send.dtype.is_integer
-        factor = self._postscale / size if average and not divides else self._postscale
-        op = ReduceOp.SUM if average else self._op
+        op, factor, divides = engine_reduction(self._op, send.dtype, self._postscale, size)
         communicator.reduce_scatter(send, receive, counts, op, self._prescale, factor)
         if divides:
             divide_truncating(receive, size)
@@ -71,7 +66,6 @@ class Split(Operation):
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        super().__init__()
         self._ranks = ranks
         self.request = Request("opening a channel", details=(("ranks", str(list(ranks))),))
 
@@ -83,7 +77,6 @@ class Barrier(Operation):
     """Wait for all members; the agreement on the operation is all that it takes."""
 
     def __init__(self, name: str = "") -> None:
-        super().__init__()
         self.request = Request("barrier", name)
 
     def execute(self, communicator: Communicator) -> None:
@@ -96,9 +89,7 @@ class Broadcast(Operation):
     def __init__(
         self, buffer: Buffer, shape: Sequence[int], root_rank: int, name: str, root_shown: int
     ) -> None:
-        super().__init__()
-        self._buffer, self._root_rank = buffer, root_rank
-        self._buffers = (buffer,)
+        self._buffers, self._root_rank = (buffer,), root_rank
         details = (
             ("root_rank", str(root_shown)),
             ("shape", str(tuple(shape))),
@@ -108,7 +99,7 @@ class Broadcast(Operation):
         self.request = Request("broadcast", name, details)
 
     def execute(self, communicator: Communicator) -> None:
-        communicator.broadcast(self._buffer, self._root_rank)
+        communicator.broadcast(self._buffers[0], self._root_rank)
 
 
 class Allgather(Operation):
@@ -117,7 +108,6 @@ class Allgather(Operation):
     def __init__(
         self, buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: str
     ) -> None:
-        super().__init__()
         self._buffers, self._shapes = buffers, shapes
         details = (
             ("shape beyond the first", ", ".join(str(tuple(shape[1:])) for shape in shapes)),
@@ -152,10 +142,7 @@ class Alltoall(Operation):
     def __init__(
         self, buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: str
     ) -> None:
-        super().__init__()
-        self._buffer, self._splits = buffer, list(splits)
-        self._buffers = (buffer,)
-        self._width = prod(shape[1:])
+        self._buffers, self._splits, self._width = (buffer,), list(splits), prod(shape[1:])
         details = (
             ("shape beyond the first", str(tuple(shape[1:]))),
             ("dtype", buffer.dtype.value),
@@ -167,14 +154,11 @@ class Alltoall(Operation):
         ones = [1] * communicator.size
         own, incoming = np.array(self._splits, np.int64), np.empty(communicator.size, np.int64)
         communicator.alltoall(Buffer.from_array(own), Buffer.from_array(incoming), ones, ones)
-        received = [int(rows) for rows in incoming]
-        receive = self._buffer.like(sum(received) * self._width)
-        communicator.alltoall(
-            self._buffer,
-            receive,
-            [rows * self._width for rows in self._splits],
-            [rows * self._width for rows in received],
-        )
+        received: list[int] = incoming.tolist()
+        (send,), width = self._buffers, self._width
+        receive = send.like(sum(received) * width)
+        sent_counts, received_counts = (own * width).tolist(), (incoming * width).tolist()
+        communicator.alltoall(send, receive, sent_counts, received_counts)
         return receive, received
 
 
@@ -182,7 +166,6 @@ class AllocateMemory(Operation):
     """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory."""
 
     def __init__(self, nbytes: int, name: str, device: str = "cpu") -> None:
-        super().__init__()
         self._size, self._device = nbytes, device
         kind = device.partition(":")[0]
         self.request = Request("memory", name, (("bytes", str(nbytes)), *device_details([kind])))
@@ -195,7 +178,6 @@ class AllocateIfWanted(Operation):
     """Allocate such memory if all members want it; otherwise the result is None."""
 
     def __init__(self, nbytes: int, name: str, wanted: bool) -> None:
-        super().__init__()
         self._size, self._wanted = nbytes, wanted
         self.request = Request("memory if wanted", name, (("bytes", str(nbytes)),))
 

@@ -94,7 +94,6 @@ class MeasureAllreduce(Operation):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.request = Request("measuring all-reduces")
 
     @collective

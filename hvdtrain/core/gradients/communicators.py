@@ -131,7 +131,6 @@ class _OpenCommunicators(Operation):
     """Takes the place of a plan's step, so that a rank which submits a step gets an error."""
 
     def __init__(self, spec: str, node: int, name: str) -> None:
-        super().__init__()
         self._node = node
         self.request = Request(STEP, name, (("nodes for exchange", spec),))
 
