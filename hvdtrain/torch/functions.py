@@ -18,7 +18,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.torch.operations.divergence import note_broadcast
+from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.operations.gathers import broadcast_async_
 from hvdtrain.torch.tensors.parts import (
     describe_tensor,
@@ -89,7 +89,7 @@ def broadcast_parameters(
         UnsupportedError: `params` is none of these, has a name twice, or raises an error; a tensor
             is of a lazy module that has not run, or on the meta device. On every rank.
     """
-    note_broadcast(overwrite_tensors(_named(params), root_rank, "broadcast_parameters"))
+    monitor.note_broadcast(overwrite_tensors(_named(params), root_rank, "broadcast_parameters"))
 
 
 def _named(params: Any) -> Iterator[tuple[str, Any]]:
@@ -108,7 +108,7 @@ def _named(params: Any) -> Iterator[tuple[str, Any]]:
 def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
     """Load the state of `root_rank` into a module, extra states included (collective)."""
     own = broadcast_stateful(module, root_rank, "state of a module")
-    note_broadcast(tensor for tensor in own.values() if isinstance(tensor, torch.Tensor))
+    monitor.note_broadcast(tensor for tensor in own.values() if isinstance(tensor, torch.Tensor))
 
 
 @collective

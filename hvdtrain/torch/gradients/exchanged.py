@@ -31,7 +31,7 @@ from hvdtrain.torch.gradients.claims import ClaimedParameters, find_others
 from hvdtrain.torch.gradients.gradients import Gradients
 from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
-from hvdtrain.torch.operations.divergence import note_wrapped
+from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.tensors.parts import check_reduced, parameters_of, rate_of, require_values
 from hvdtrain.torch.tensors.routes import is_communicated
 from hvdtrain.types import ReduceOp
@@ -263,7 +263,7 @@ class Exchanged(Follower):
     @collective
     def _plan(self) -> None:
         """Plan the exchange of gradients or weights on the ranks that take part."""
-        note_wrapped(self._optimizer)
+        monitor.note_wrapped(self._optimizer)
         settings = self.settings
         if not settings.process_set.included():
             return
