@@ -9,8 +9,9 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.lifecycle import JoinOrder, last_to_join
+from hvdtrain.core.agreement.operation import Agreed, Request
+from hvdtrain.core.collectives import gathers
 from hvdtrain.core.collectives.allreduce import AllreducePlan, PlannedAllreduce
-from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast, ReduceScatter
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -63,7 +64,7 @@ def broadcast(
         )
     _check(channel, f"broadcast {name!r}", [buffer])
     root = channel.ranks.index(root_rank)
-    return Submission(channel, Broadcast(buffer, shape, root, name, root_rank))
+    return Submission(channel, gathers.broadcast(buffer, shape, root, name, root_rank))
 
 
 def allgather(
@@ -75,7 +76,7 @@ def allgather(
     """Prepare a concatenation of all ranks' tensors along the first dimension."""
     name = channel.name("allgather", name)
     _check(channel, f"allgather {name!r}", buffers)
-    return Submission(channel, Allgather(buffers, shapes, name))
+    return Submission(channel, gathers.allgather(buffers, shapes, name))
 
 
 def alltoall(
@@ -103,7 +104,7 @@ def alltoall(
             f"{list(splits)}"
         )
     _check(channel, f"alltoall {name!r}", [buffer])
-    return Submission(channel, Alltoall(buffer, shape, splits, name))
+    return Submission(channel, gathers.alltoall(buffer, shape, splits, name))
 
 
 def reducescatter(
@@ -123,13 +124,13 @@ def reducescatter(
     if not all(shapes):
         raise ValueError(f"reducescatter {name!r}: a scalar has no first dimension to split")
     _check(channel, f"reducescatter {name!r}", buffers, op)
-    operation = ReduceScatter(buffers, shapes, op, name, prescale, postscale, kinds)
+    operation = gathers.reducescatter(buffers, shapes, op, name, prescale, postscale, kinds)
     return Submission(channel, operation)
 
 
 @collective
 def barrier(channel: Channel) -> None:
-    Submission(channel, Barrier(channel.name("barrier", None))).run()
+    channel.run(Agreed(Request("barrier", channel.name("barrier", None))))
 
 
 @collective

@@ -35,8 +35,8 @@ from hvdtrain.core.agreement.operation import (
     JOIN,
     LEAVE,
     LISTEN,
+    Agreed,
     AgreedError,
-    Marker,
     Operation,
     Request,
     unpacked,
@@ -116,7 +116,7 @@ _logger = logging.getLogger("hvdtrain")
 _BATCH_BYTES = 4 << 20
 
 # What a member votes with that has no request.
-_LISTENER = Marker(LISTEN)
+_LISTENER = Agreed(LISTEN)
 
 
 class Driver:

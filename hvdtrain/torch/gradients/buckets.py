@@ -1,8 +1,9 @@
-"""Buckets of PyTorch parameters, with their memory and views."""
+"""Buckets of PyTorch parameters, with their memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,34 +14,32 @@ from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.operation import Operation
 from hvdtrain.core.arguments import group_indices
-from hvdtrain.core.bucket_plans import agree_on_change, agree_on_plan, open_plan_channel
+from hvdtrain.core.bucket_plans import (
+    agree_on_change,
+    agree_on_plan,
+    open_plan_channel,
+    placed_buckets,
+)
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, bucket_memory, cut
-from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.gradients.step import usage_length, write_usage
 from hvdtrain.core.places import PlacedBucket
 from hvdtrain.core.sharding.exchange import OnSlices, ShardedExchange, owned_slices
 from hvdtrain.core.warnings_once import note_one_node, note_staging
-from hvdtrain.engines.communicator import Capabilities
 from hvdtrain.streams import HOST, Several, Streams
-from hvdtrain.torch.gradients.views import (
-    BucketViews,
-    ParameterSettings,
-    open_staying,
-    placed_of,
-)
+from hvdtrain.torch.gradients.views import BucketViews, ParameterSettings, open_staying
 from hvdtrain.torch.tensors.dynamo import page_lock
-from hvdtrain.torch.tensors.routes import dtype_of, wire_type
+from hvdtrain.torch.tensors.routes import dtype_of, is_dense, wire_type
 from hvdtrain.torch.tensors.streams import streams_of
 from hvdtrain.types import DType
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
 
-class ParameterBuckets(Reducer):
+class ParameterBuckets(BucketViews):
     """Reduces by a plan that all ranks have agreed on for parameters' current dtypes and devices.
 
-    It has the memory of the buckets, and the views by which parameters have their gradients there.
+    It has the memory of the buckets.
     """
 
     @collective
@@ -55,8 +54,15 @@ class ParameterBuckets(Reducer):
         exchange.prepare(plan)
         channel, here = open_plan_channel(parent), context.current()
         name = f"plan {here.next_number(channel)}"
-        self.streams_of = _streams_by_type(parameters, capabilities)
-        self.memory = memory = _allocate(channel, plan, name, parameters, self.streams_of)
+        devices: dict[str, list[torch.device]] = {}  # of each type
+        for device in dict.fromkeys(parameter.device for parameter in parameters):
+            devices.setdefault(device.type, []).append(device)
+        # Several of a type have the order of the host.
+        self.streams_of = {
+            kind: streams_of(found[0], capabilities) if len(found) == 1 else HOST
+            for kind, found in devices.items()
+        }
+        self.memory = memory = _allocate(channel, plan, name, devices, self.streams_of)
         self.sharded: ShardedExchange | None = None
         shares = settings.sharded or settings.shares_whole
         slices = owned_slices(channel, memory) if shares else None
@@ -64,24 +70,23 @@ class ParameterBuckets(Reducer):
             total = settings.op, settings.predivide
             exchange = self.sharded = ShardedExchange(slices, *total, settings.shares_whole)
         self.staying = open_staying(channel, plan, exchange, memory, settings, name)
+        reducer = here, channel, exchange, name, plan, *self._divided(plan)
         numbers = usage_length(len(parameters))
-        divided = self._divided(plan)
-        super().__init__(
-            here, channel, exchange, name, plan, *divided, numbers=numbers, counted=True
-        )
+        super().__init__(parameters, settings.compressor, *reducer, numbers=numbers, counted=True)
         if exchange.hierarchical:
             node = here.topology.node
             note_one_node(exchange, open_communicators(channel, exchange.spec, node, name))
-        self.views = BucketViews(parameters, channel, settings.compressor, self.staying)
-        self.views.cut(plan, self.buffers, self.streams)
 
     def _divided(
         self, plan: BucketPlan
-    ) -> tuple[list[Buffer], list[Streams], list[PlacedBucket | None]]:
+    ) -> tuple[list[Buffer], list[Streams], list[PlacedBucket | None] | None]:
         """Divide the memory into the buckets of a plan; return what the reducer needs of each."""
         buffers = cut(plan.buckets, self.memory)
         streams = [self.streams_of[bucket.device] for bucket in plan.buckets]
-        return buffers, streams, placed_of(self.staying, plan, buffers)
+        if self.staying is None:
+            return buffers, streams, None
+        place = partial(PlacedBucket, self.staying.places)
+        return buffers, streams, placed_buckets(plan, buffers, place)
 
     def refuse_capture(self) -> None:
         """Refuse to become part of a graph that a device of the parameters is capturing."""
@@ -119,11 +124,8 @@ class ParameterBuckets(Reducer):
 
     def use_plan(self, plan: BucketPlan) -> None:
         """Switch to another plan for the same parameters, from the next step on."""
-        kept = self.views.kept()
         self.exchange.prepare(plan)
         self.use(plan, *self._divided(plan))
-        self.views.cut(plan, self.buffers, self.streams)
-        self.views.restore(kept)
 
     def write_usage(
         self,
@@ -132,7 +134,7 @@ class ParameterBuckets(Reducer):
         arrivals: Sequence[int] | None,
     ) -> None:
         """Write what ranks sum in addition to this rank's gradients."""
-        outdated = self.views.has_misfits(self._matches_plan)
+        outdated = self.has_misfits(self._matches_plan)
         write_usage(self.numbers, absent, sparse, arrivals, outdated)
 
     @collective
@@ -156,7 +158,7 @@ class ParameterBuckets(Reducer):
 def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSpec:
     """Return what a plan needs to know about a parameter as it is now."""
     # With a gradient in the parameter's memory format, the optimizer traverses both linearly.
-    dense = parameter if _is_dense(parameter) else parameter.detach().contiguous()
+    dense = parameter if is_dense(parameter) else parameter.detach().contiguous()
     own = dtype_of(parameter)
     return ParameterSpec(
         name=name,
@@ -168,68 +170,33 @@ def _spec(name: str, parameter: torch.nn.Parameter, halves: bool) -> ParameterSp
     )
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a strided tensor has neither gaps nor overlaps in memory."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1:
-            if stride != expected:
-                return False
-            expected *= length
-    return True
-
-
 @collective
 def _allocate(
     channel: Channel,
     plan: BucketPlan,
     name: str,
-    parameters: Sequence[torch.nn.Parameter],
+    devices: Mapping[str, Sequence[torch.device]],
     streams: Mapping[str, Streams],
 ) -> Mapping[str, Elements]:
-    devices = {p.device.type: p.device for p in parameters}
-    bucket_devices = _bucket_devices(parameters, channel.communicator.capabilities)
-    memory = bucket_memory(channel, plan, name, bucket_devices)
-    for kind, device in bucket_devices.items():
-        if device == "cpu" and kind != "cpu":
-            note_staging("gradients", str(devices[kind]))
-            if kind == "cuda":
-                page_lock(memory[kind], channel)
+    """Allocate memory for the parameters on each type of device.
+
+    It is host memory for a device that the engine does not support, and for several devices of one
+    type, because a bucket is on one device.
+    """
+    taken = channel.communicator.capabilities.devices
+    places = {
+        kind: str(*found) if kind in taken and len(found) == 1 else "cpu"
+        for kind, found in devices.items()
+    }
+    memory = bucket_memory(channel, plan, name, places)
     for kind, elements in memory.items():
-        if bucket_devices[kind].startswith("cuda"):
+        if places[kind] == "cpu" and kind != "cpu":
+            note_staging("gradients", str(devices[kind][-1]))
+            if kind == "cuda":
+                page_lock(elements, channel)
+        elif kind == "cuda":
             # Another stream may still use memory that the allocator has just recycled.
-            torch.cuda.synchronize(bucket_devices[kind])
+            torch.cuda.synchronize(places[kind])
         streams[kind].keep(elements)
         streams[kind].hand_over(elements)
     return memory
-
-
-def _bucket_devices(
-    parameters: Sequence[torch.nn.Parameter], capabilities: Capabilities
-) -> dict[str, str]:
-    """Return the device of the buckets, for each device type of the parameters.
-
-    Host memory is used for a device that the engine does not support, and for several devices of
-    one type, because a bucket is on one device.
-    """
-    return {
-        kind: str(*found) if kind in capabilities.devices and len(found) == 1 else "cpu"
-        for kind, found in _devices(parameters).items()
-    }
-
-
-def _streams_by_type(
-    parameters: Sequence[torch.nn.Parameter], capabilities: Capabilities
-) -> dict[str, Streams]:
-    """Return the order of work between devices and buckets; for several of a type, the host's."""
-    return {
-        kind: streams_of(next(iter(found)), capabilities) if len(found) == 1 else HOST
-        for kind, found in _devices(parameters).items()
-    }
-
-
-def _devices(parameters: Sequence[torch.nn.Parameter]) -> dict[str, set[torch.device]]:
-    devices: dict[str, set[torch.device]] = {}
-    for parameter in parameters:
-        devices.setdefault(parameter.device.type, set()).add(parameter.device)
-    return devices

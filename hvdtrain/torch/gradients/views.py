@@ -1,4 +1,4 @@
-"""Gradients of PyTorch parameters as views of bucket memory, or as copies (all local)."""
+"""Gradients of PyTorch parameters as views of bucket memory, or as copies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,10 +24,10 @@ from hvdtrain.core.allocators import (
     suitable_slices,
 )
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.bucket_plans import placed_buckets
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.gradients.plan import Bucket, BucketPlan
+from hvdtrain.core.gradients.reducer import Reducer
 from hvdtrain.core.places import GradientPlaces, PlacedBucket
 from hvdtrain.streams import Streams
 from hvdtrain.torch.allocator import Allocator, find_allocator, why_no_allocator
@@ -52,35 +52,12 @@ class ParameterSettings(GradientSettings):
 _logger = logging.getLogger("hvdtrain")
 
 
-class StayingGradients:
-    """Decides which gradients are reduced where they are (all local)."""
+class Staying(NamedTuple):
+    """What gradients need that are reduced where autograd has made them."""
 
-    def __init__(self, allocator: Allocator, arena: GradientArena, places: GradientPlaces) -> None:
-        self._allocator, self.arena, self.places = allocator, arena, places
-
-    def admit(
-        self,
-        index: int,
-        parameter: torch.Tensor,
-        incoming: torch.Tensor | None,
-        part: torch.Tensor,
-    ) -> bool:
-        """Say where the gradient of a parameter lies, if other ranks can use it there."""
-        address = _address(parameter.grad, part)
-        if address is None or part.nbytes < LEAST_BYTES:
-            return False
-        offset = self.arena.offset(address)
-        if offset is None:
-            self.arena.miss(address)
-            return False
-        if not self._allocator.is_alone(parameter, incoming):
-            return False
-        self.places.put(index, offset)
-        return True
-
-    def dismiss(self, index: int) -> None:
-        """Say that the gradient of a parameter is in its bucket."""
-        self.places.put(index, None)
+    allocator: Allocator
+    arena: GradientArena
+    places: GradientPlaces
 
 
 def _address(gradient: torch.Tensor | None, part: torch.Tensor) -> int | None:
@@ -99,7 +76,7 @@ def open_staying(
     memory: Mapping[str, Elements],
     settings: ParameterSettings,
     name: str,
-) -> StayingGradients | None:
+) -> Staying | None:
     """Let autograd allocate gradients in memory that the ranks share, if all can."""
     if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
         return None
@@ -115,16 +92,7 @@ def open_staying(
     allocator = _wanted()
     if opened is None or allocator is None:
         return None
-    return StayingGradients(allocator, *opened)
-
-
-def placed_of(
-    staying: StayingGradients | None, plan: BucketPlan, buffers: Sequence[Buffer]
-) -> list[PlacedBucket | None]:
-    """Return each bucket of a plan of which some gradients may stay; None for the others."""
-    if staying is None:
-        return [None] * len(buffers)
-    return list(placed_buckets(plan, buffers, partial(PlacedBucket, staying.places)))
+    return Staying(allocator, *opened)
 
 
 def _wanted() -> Allocator | None:
@@ -141,23 +109,25 @@ def _wanted() -> Allocator | None:
 _LARGE_BYTES = 256 << 10
 
 
-class BucketViews:
-    """Gradients as views of the memory in which they are reduced.
+class BucketViews(Reducer):
+    """Reduces gradients that are views of its buckets.
 
     After take(), a gradient is a view of its bucket if the bucket is on its device. Other
     gradients are copied, as are those of half types that are reduced in float32 and those computed
     by backward(create_graph=True).
     """
 
+    staying: Staying | None
+
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
-        channel: Channel,
         compressor: type[Compressor] | None,
-        staying: StayingGradients | None,
+        *arguments: Any,
+        **named: Any,
     ) -> None:
-        self._parameters, self._channel = parameters, channel
-        self._compressor, self._staying = compressor, staying
+        """The last ones are those of a reducer."""
+        self._parameters, self._compressor = parameters, compressor
         self._misfits: set[int] = set()  # their gradients had another memory format
         # Gradients outside the buckets that hold the last result.
         self._copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -165,27 +135,46 @@ class BucketViews:
         # Gradients not reduced yet that are no views, with their versions.
         self._lent: dict[int, tuple[torch.Tensor, int]] = {}
         self._warned = False
-        self.forget()
-
-    def cut(self, plan: BucketPlan, buffers: Sequence[Buffer], orders: Sequence[Streams]) -> None:
-        """Make the views of a plan's buckets."""
-        self._plan, self._buffers, self._orders = plan, buffers, orders
-        self.memory: list[torch.Tensor] = []
         self._parts: dict[int, torch.Tensor] = {}  # of the buckets
-        self._streams: dict[int, Streams] = {}
-        for bucket, buffer, streams in zip(plan.buckets, buffers, orders, strict=True):
-            # With a version of its own: the channel's thread writes into the buffer, perhaps by
-            # torch, and buckets may be parts of one tensor.
-            memory = from_buffer(buffer).data
-            self.memory.append(memory)
+        self._views: dict[int, torch.Tensor] = {}
+        self.forget_changes()
+        super().__init__(*arguments, **named)
+
+    def use(
+        self,
+        plan: BucketPlan,
+        buffers: Sequence[Buffer],
+        streams: Sequence[Streams] | None = None,
+        placed: Sequence[PlacedBucket | None] | None = None,
+    ) -> None:
+        kept = self.kept()
+        super().use(plan, buffers, streams, placed)
+        self._cut()
+        self.restore(kept)
+
+    def _cut(self) -> None:
+        """Make the views of all buckets."""
+        # With versions of their own: the channel's thread writes into the buffers, perhaps by
+        # torch, and buckets may be parts of one tensor.
+        self._memory = [from_buffer(buffer).data for buffer in self.buffers]
+        for bucket, memory in zip(self.plan.buckets, self._memory, strict=True):
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
-                spec = plan.specs[index]
-                first = memory.storage_offset() + start
-                self._streams[index] = streams
+                spec, first = self.plan.specs[index], memory.storage_offset() + start
                 self._parts[index] = memory.as_strided(spec.shape, spec.strides, first)
         # Where gradients lie in this step: in their parts of the buckets, or elsewhere.
         self._views = dict(self._parts)
         self._addresses = {index: part.data_ptr() for index, part in self._parts.items()}
+
+    def _streams_of(self, index: int) -> Streams:
+        return self.streams[self.plan.bucket_of[index]]
+
+    def fill(self, index: int) -> None:
+        """Copy a parameter itself into its bucket, where ranks exchange weights."""
+        self._streams_of(index).fill(self._parameters[index].detach(), self._parts[index])
+
+    def read(self, index: int) -> None:
+        """Copy it back."""
+        self._streams_of(index).read(self._parts[index], self._parameters[index].detach())
 
     def _follow(self, index: int) -> None:
         """Make the views again if the program has moved their memory, as share_memory_() does.
@@ -194,7 +183,7 @@ class BucketViews:
         """
         if self._parts[index].data_ptr() != self._addresses[index]:
             elsewhere = self.elsewhere()
-            self.cut(self._plan, self._buffers, self._orders)
+            self._cut()
             self._views.update(elsewhere)
 
     def kept(self) -> dict[int, tuple[torch.Tensor, bool]]:
@@ -211,10 +200,14 @@ class BucketViews:
         """Copy results back into their buckets."""
         for index, (result, held) in results.items():
             self._parts[index].copy_(result)
-            if self._staying is not None:
-                self._staying.dismiss(index)
+            self._leave_to_bucket(index)
             if held:
                 self._set_gradient(index)
+
+    def _leave_to_bucket(self, index: int) -> None:
+        """Say that the gradient of a parameter is in its bucket."""
+        if self.staying is not None:
+            self.staying.places.put(index, None)
 
     def _set_gradient(self, index: int) -> None:
         # Not the view itself: `p.grad.data = ...` would detach it from the bucket.
@@ -269,9 +262,9 @@ class BucketViews:
     def _has_left(self, index: int) -> bool:
         """Return whether a gradient that other ranks use outside the buckets was moved."""
         view = self._views[index]
-        if self._staying is None or view is self._parts[index]:
+        if self.staying is None or view is self._parts[index]:
             return False
-        return self._staying.arena.offset(view.data_ptr()) is None
+        return self.staying.arena.offset(view.data_ptr()) is None
 
     def holds(self, index: int) -> bool:
         """Return whether a parameter's gradient is its view of the bucket."""
@@ -285,11 +278,21 @@ class BucketViews:
 
     def stays(self, index: int, incoming: torch.Tensor | None) -> bool:
         """Let a gradient stay where it is, if it can be reduced there."""
-        if self._staying is None:
+        if self.staying is None:
             return False
         parameter, part = self._parameters[index], self._parts[index]
-        if not self._staying.admit(index, parameter, incoming, part):
+        allocator, arena, places = self.staying
+        # No name for the gradient here: references to it are counted.
+        address = _address(parameter.grad, part)
+        if address is None or part.nbytes < LEAST_BYTES:
             return False
+        offset = arena.offset(address)
+        if offset is None:
+            arena.miss(address)
+            return False
+        if not allocator.is_alone(parameter, incoming):
+            return False
+        places.put(index, offset)
         assert parameter.grad is not None
         self._views[index] = parameter.grad.detach()
         return True
@@ -313,10 +316,9 @@ class BucketViews:
         self._follow(index)
         view = self._views[index] = self._parts[index]
         self._lent.pop(index, None)
-        if self._staying is not None:
-            self._staying.dismiss(index)
+        self._leave_to_bucket(index)
         if gradient is None:
-            self._streams[index].clear(view)
+            self._streams_of(index).clear(view)
             return
         compressed = gradient
         if self._compressor is not None:
@@ -360,12 +362,11 @@ class BucketViews:
         return bool(self._misfits)
 
     def _copy(self, index: int, gradient: torch.Tensor, view: torch.Tensor) -> None:
-        streams = self._streams[index]
         equal = gradient.dtype == view.dtype and view.is_contiguous() and is_plain(gradient)
         if equal and view.is_cpu and gradient.is_cpu and view.nbytes >= _LARGE_BYTES:
-            self._channel.communicator.put(as_buffer(gradient), as_buffer(view))
+            self.channel.communicator.put(as_buffer(gradient), as_buffer(view))
         else:
-            streams.fill(gradient, view)
+            self._streams_of(index).fill(gradient, view)
 
     def lend(self, buckets: Sequence[Bucket]) -> None:
         """Replace gradients that are being reduced by copies, which the program may write."""
@@ -383,7 +384,7 @@ class BucketViews:
             self._follow(index)
             if self._has_left(index):
                 raise RuntimeError(
-                    f"the gradient of {self._plan.specs[index].name!r} was moved to other "
+                    f"the gradient of {self.plan.specs[index].name!r} was moved to other "
                     "memory between backward() and step(), as share_memory() does, before it was "
                     "reduced: call optimizer.synchronize() before, and step() within `with "
                     "optimizer.skip_synchronize():`"
@@ -418,7 +419,7 @@ class BucketViews:
 
     def _copy_result(self, index: int, gradient: torch.Tensor) -> None:
         """Write a reduced gradient into one that is no view."""
-        self._streams[index].read(self._views[index], gradient.detach())
+        self._streams_of(index).read(self._views[index], gradient.detach())
         self._copies[index], self._copied_at[index] = gradient, gradient._version
 
     def _is_copy(self, index: int) -> bool:
@@ -436,7 +437,7 @@ class BucketViews:
             parameter = self._parameters[index]
             parameter.grad = self._views[index].detach().to(parameter.device, parameter.dtype)
 
-    def forget(self) -> None:
+    def forget_changes(self) -> None:
         """Prepare to note what the backward passes of the next step leave."""
         self._pass_ended = False
         self._changed: int | None = None  # as changed() returns it
@@ -446,7 +447,7 @@ class BucketViews:
     def note(self) -> None:
         """Note what a backward pass has left."""
         self._pass_ended = True
-        self._versions = [memory._version for memory in self.memory]
+        self._versions = [memory._version for memory in self._memory]
         self._noted = {i: (view, view._version) for i, view in self.elsewhere().items()}
 
     @property
@@ -483,7 +484,7 @@ class BucketViews:
         if not self._versions:
             return None
         filling = arriving is not None and self.holds(arriving)
-        for memory, at, bucket in zip(self.memory, self._versions, self._plan.buckets, strict=True):
+        for memory, at, bucket in zip(self._memory, self._versions, self.plan.buckets, strict=True):
             if memory._version != at and not (filling and arriving in bucket.parameters):
                 return bucket.parameters[0]
         return None
