@@ -11,7 +11,7 @@ from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
 from hvdtrain.core import allocators, context
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Agreed, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.gradients.bucket_size import (
     BucketSize,
     choose_bucket_size,
@@ -171,4 +171,4 @@ def agree_on_change(channel: Channel, name: str, change: str) -> None:
 
     It takes the place of a step, so that a rank which submits a step gets an error.
     """
-    channel.run(Agreed(Request(STEP, name, (("changed", change),))))
+    channel.run(Work(Request(STEP, name, (("changed", change),))))

@@ -11,7 +11,7 @@ from typing import cast
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Submission
-from hvdtrain.core.agreement.operation import Agreed, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.context import is_initialized, shutdown
 from hvdtrain.core.objects import call_on_root
 from hvdtrain.core.process_set import (
@@ -226,7 +226,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     request = Request("start_timeline", details=(("mark_cycles", str(bool(mark_cycles))),))
     host = here.topology.hostnames[here.topology.rank]
     start = partial(begin, path=path, marks_rounds=bool(mark_cycles), host=host)
-    here.record(Submission(here.world, Agreed(request, start)).run())
+    here.record(Submission(here.world, Work(request, start)).run())
 
 
 @collective
@@ -240,7 +240,7 @@ def stop_timeline() -> None:
     recording = here.recording
     if recording is None:
         return
-    Submission(here.world, Agreed(Request("barrier", "stop_timeline"))).run()
+    Submission(here.world, Work(Request("barrier", "stop_timeline"))).run()
     here.record(None)
     gather = partial(write_timeline, recording=recording, hostnames=here.topology.hostnames)
-    Submission(here.world, Agreed(Request("gather the timeline"), gather)).run()
+    Submission(here.world, Work(Request("gather the timeline"), gather)).run()

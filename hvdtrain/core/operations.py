@@ -9,7 +9,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.lifecycle import JoinOrder, last_to_join
-from hvdtrain.core.agreement.operation import Agreed, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.collectives import gathers
 from hvdtrain.core.collectives.allreduce import AllreducePlan, PlannedAllreduce
 from hvdtrain.errors import UnsupportedError
@@ -130,7 +130,7 @@ def reducescatter(
 
 @collective
 def barrier(channel: Channel) -> None:
-    channel.run(Agreed(Request("barrier", channel.name("barrier", None))))
+    channel.run(Work(Request("barrier", channel.name("barrier", None))))
 
 
 @collective

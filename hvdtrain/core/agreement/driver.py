@@ -35,10 +35,10 @@ from hvdtrain.core.agreement.operation import (
     JOIN,
     LEAVE,
     LISTEN,
-    Agreed,
     AgreedError,
     Operation,
     Request,
+    Work,
     unpacked,
 )
 from hvdtrain.core.agreement.queue import Queue
@@ -116,7 +116,7 @@ _logger = logging.getLogger("hvdtrain")
 _BATCH_BYTES = 4 << 20
 
 # What a member votes with that has no request.
-_LISTENER = Agreed(LISTEN)
+_LISTENER = Work(LISTEN)
 
 
 class Driver:

@@ -270,7 +270,7 @@ class Operation(ABC):
         return maxima(communicator, votes)
 
 
-class Agreed(Operation):
+class Work(Operation):
     """A request on which ranks agree, and what all of them do then, if anything."""
 
     def __init__(

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.core.agreement.operation import Agreed, Request, device_details, device_types
+from hvdtrain.core.agreement.operation import Request, Work, device_details, device_types
 from hvdtrain.core.collectives.allreduce import (
     divide_truncating,
     engine_reduction,
@@ -31,7 +31,7 @@ def reducescatter(
     prescale: float = 1.0,
     postscale: float = 1.0,
     kinds: Sequence[str] | None = None,
-) -> Agreed:
+) -> Work:
     """Reduce buffers; return this member's part of the first dimension of each in new memory."""
 
     def reduce(communicator: Communicator, send: Buffer, shape: Sequence[int]) -> Buffer:
@@ -50,7 +50,7 @@ def reducescatter(
 
     kinds, devices = kinds or [buffer.dtype.value for buffer in buffers], device_types(buffers)
     details = reduction_details(op, shapes, kinds, prescale, postscale, devices)
-    return Agreed(Request("reducescatter", name, details), execute, buffers)
+    return Work(Request("reducescatter", name, details), execute, buffers)
 
 
 def _details(
@@ -64,26 +64,26 @@ def _details(
     )
 
 
-def split(ranks: Sequence[int]) -> Agreed:
+def split(ranks: Sequence[int]) -> Work:
     """Create a communicator; the result is None on ranks that are not members of it.
 
     It is an agreed operation because engines use the old communicator to create the new one, and
     the old one may be in use by a round.
     """
     request = Request("opening a channel", details=(("ranks", str(list(ranks))),))
-    return Agreed(request, lambda communicator: communicator.split(ranks))
+    return Work(request, lambda communicator: communicator.split(ranks))
 
 
 def broadcast(
     buffer: Buffer, shape: Sequence[int], root_rank: int, name: str, root_shown: int
-) -> Agreed:
+) -> Work:
     """Overwrite the buffers of all members with the buffer of one."""
     details = ("root_rank", str(root_shown)), *_details("shape", [shape], [buffer])
     request = Request("broadcast", name, details)
-    return Agreed(request, lambda c: c.broadcast(buffer, root_rank), [buffer])
+    return Work(request, lambda c: c.broadcast(buffer, root_rank), [buffer])
 
 
-def allgather(buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: str) -> Agreed:
+def allgather(buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: str) -> Work:
     """Return new memory with all members' tensors, by rank, and the first dimension of each one."""
 
     def execute(communicator: Communicator) -> list[tuple[Buffer, list[int]]]:
@@ -102,10 +102,10 @@ def allgather(buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: 
 
     beyond = [shape[1:] for shape in shapes]
     details = _details("shape beyond the first", beyond, buffers)
-    return Agreed(Request("allgather", name, details), execute, buffers)
+    return Work(Request("allgather", name, details), execute, buffers)
 
 
-def alltoall(buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: str) -> Agreed:
+def alltoall(buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: str) -> Work:
     """Send part r of the first dimension to member r; return the received parts and lengths."""
     width = prod(shape[1:])
 
@@ -118,17 +118,17 @@ def alltoall(buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: 
         return receive, incoming.tolist()
 
     details = _details("shape beyond the first", [shape[1:]], [buffer])
-    return Agreed(Request("alltoall", name, details), execute, [buffer])
+    return Work(Request("alltoall", name, details), execute, [buffer])
 
 
-def allocate(nbytes: int, name: str, device: str = "cpu") -> Agreed:
+def allocate(nbytes: int, name: str, device: str = "cpu") -> Work:
     """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory."""
     kind = device.partition(":")[0]
     request = Request("memory", name, (("bytes", str(nbytes)), *device_details([kind])))
-    return Agreed(request, lambda communicator: communicator.empty(nbytes, device))
+    return Work(request, lambda communicator: communicator.empty(nbytes, device))
 
 
-def allocate_if(wanted: bool, nbytes: int, name: str) -> Agreed:
+def allocate_if(wanted: bool, nbytes: int, name: str) -> Work:
     """Allocate such memory if all members want it; otherwise the result is None."""
 
     def execute(communicator: Communicator) -> Elements | None:
@@ -136,4 +136,4 @@ def allocate_if(wanted: bool, nbytes: int, name: str) -> Agreed:
         communicator.allreduce(Buffer.from_array(every), ReduceOp.MIN)
         return communicator.empty(nbytes) if every[0] else None
 
-    return Agreed(Request("memory if wanted", name, (("bytes", str(nbytes)),)), execute)
+    return Work(Request("memory if wanted", name, (("bytes", str(nbytes)),)), execute)

@@ -12,7 +12,7 @@ from hvdtrain.arrays import Array, buffer_of, elements_of
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.agreement.operation import Agreed, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.gradients.plan import STEP
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
@@ -137,7 +137,7 @@ def open_communicators(channel: Channel, spec: str, node: int, name: str) -> Com
         return _OPENED[communicator]
 
     request = Request(STEP, name, (("nodes for exchange", spec),))
-    communicators: Communicators = channel.run(Agreed(request, open_on))
+    communicators: Communicators = channel.run(Work(request, open_on))
     channel.before_closing(communicators.close)
     return communicators
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from channel_program import BARRIER, OTHER, Planned
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.operation import Agreed, Operation, Request
+from hvdtrain.core.agreement.operation import Operation, Request, Work
 from hvdtrain.core.collectives.allreduce import Allreduce, AllreducePlan, PlannedAllreduce
 from hvdtrain.core.collectives.gathers import allgather, allocate, broadcast, split
 from hvdtrain.core.exchanges import allreduce
@@ -36,7 +36,7 @@ def data(planned: Planned, rank: int, part: int, count: int) -> Array:
 
 def make(planned: Planned, rank: int, size: int, name: Callable[[str, str], str]) -> Made:
     if planned.variants.get(rank) == BARRIER:
-        return Made(Agreed(Request("barrier", name("barrier", planned.name))), lambda _: [])
+        return Made(Work(Request("barrier", name("barrier", planned.name))), lambda _: [])
     return _MAKERS[planned.kind](planned, rank, size, name(planned.kind, planned.name))
 
 
@@ -83,7 +83,7 @@ def _allgather(planned: Planned, rank: int, size: int, name: str) -> Made:
 
 
 def _barrier(planned: Planned, rank: int, size: int, name: str) -> Made:
-    return Made(Agreed(Request("barrier", name)), lambda _: [])
+    return Made(Work(Request("barrier", name)), lambda _: [])
 
 
 def _split(planned: Planned, rank: int, size: int, name: str) -> Made:

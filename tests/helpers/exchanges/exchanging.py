@@ -14,7 +14,7 @@ import hvdtrain.torch as hvd
 from hvdtrain.arrays import HostArray, elements_of, like, to_host
 from hvdtrain.buffer import Buffer
 from hvdtrain.core import context
-from hvdtrain.core.agreement.operation import Agreed, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.gradients.communicators import Communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, Kind, StepInfo
 from hvdtrain.core.gradients.plan import BucketPlan, ParameterSpec, make_plan
@@ -27,7 +27,7 @@ SHAPES = {(5, 7): (1, 5), (11,): (1,), (): (), (3, 2, 4): (8, 4, 1), (64,): (1,)
 
 def together(work: Callable[[Communicator], Any]) -> Any:
     """Return what a function does with the world's communicator, when all ranks are there."""
-    return context.current().world.run(Agreed(Request("exchanging"), work))
+    return context.current().world.run(Work(Request("exchanging"), work))
 
 
 def plan_of(dtype: DType, bucket_bytes: int) -> BucketPlan:
