@@ -330,7 +330,7 @@ class Gradients(ClaimedParameters):
             launched = self.buckets.step.launched
             self.buckets.lend(self.plan.buckets[reduced:launched])
         if self._settings.sharded:
-            self.buckets.note()
+            self.buckets.note(self._complete())
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""

@@ -156,8 +156,8 @@ class BucketViews(Reducer):
         """Make the views of all buckets."""
         # With versions of their own: the channel's thread writes into the buffers, perhaps by
         # torch, and buckets may be parts of one tensor.
-        self._memory = [from_buffer(buffer).data for buffer in self.buffers]
-        for bucket, memory in zip(self.plan.buckets, self._memory, strict=True):
+        memories = [from_buffer(buffer).data for buffer in self.buffers]
+        for bucket, memory in zip(self.plan.buckets, memories, strict=True):
             for index, start in zip(bucket.parameters, bucket.starts, strict=True):
                 spec, first = self.plan.specs[index], memory.storage_offset() + start
                 self._parts[index] = memory.as_strided(spec.shape, spec.strides, first)
@@ -238,21 +238,6 @@ class BucketViews(Reducer):
             or (copy is not None and gradient.data_ptr() == copy.data_ptr())
             or (index in self._lent and gradient is self._lent[index][0])
         )
-
-    def is_replaced(self, index: int) -> bool:
-        """Return whether the program has replaced a gradient that was taken, or changed its copy.
-
-        A gradient that the program has removed does not count.
-        """
-        gradient = self._parameters[index].grad
-        if gradient is None:
-            return False
-        lent, at = self._lent.get(index, (None, 0))
-        if lent is not None:
-            return gradient is not lent or lent._version != at
-        if self.holds(index):
-            return self._has_left(index)
-        return not self._is_copy(index)
 
     def elsewhere(self) -> dict[int, torch.Tensor]:
         """Return the gradients outside the buckets that other ranks use there."""
@@ -439,52 +424,50 @@ class BucketViews(Reducer):
 
     def forget_changes(self) -> None:
         """Prepare to note what the backward passes of the next step leave."""
-        self._pass_ended = False
+        self.arriving = True  # gradients, so that changes cannot be found
         self._changed: int | None = None  # as changed() returns it
-        self._versions: list[int] = []  # of the memory of each bucket; none if nothing was noted
-        self._noted: dict[int, tuple[torch.Tensor, int]] = {}  # gradients outside the buckets
+        self._noted: dict[int, tuple[torch.Tensor, int, int]] = {}
 
-    def note(self) -> None:
-        """Note what a backward pass has left."""
-        self._pass_ended = True
-        self._versions = [memory._version for memory in self._memory]
-        self._noted = {i: (view, view._version) for i, view in self.elsewhere().items()}
-
-    @property
-    def arriving(self) -> bool:
-        """Whether gradients have arrived since note(), so that changes cannot be found."""
-        return not self._pass_ended
+    def note(self, complete: Iterable[int] | None = None) -> None:
+        """Note these gradients, or all, as a backward pass has left them."""
+        self.arriving, self._noted = False, {}
+        for index in range(len(self._parameters)) if complete is None else complete:
+            gradient = self._parameters[index].grad
+            if gradient is not None:
+                self._noted[index] = gradient, *_marks(gradient)
 
     def look(self, complete: Iterable[int], arriving: int) -> None:
         """Look for changes since note() when another backward pass brings its first gradient.
 
         A backward pass itself writes into the buckets.
         """
-        if self._pass_ended:
-            self._pass_ended = False
+        if not self.arriving:
+            self.arriving = True
             if self._changed is None:
                 self._changed = self._find_changed(complete, arriving)
 
     def changed(self, complete: Iterable[int]) -> int | None:
         """Return a parameter whose gradient the program has changed; None if it has changed none.
 
-        That is the first one of a bucket if it is not known which.
+        It may be another one of the same bucket. Gradients that were removed do not count.
         """
         return self._find_changed(complete) if self._changed is None else self._changed
 
     def _find_changed(self, complete: Iterable[int], arriving: int | None = None) -> int | None:
-        # No gradient of the bucket of `arriving` was taken before it arrived.
+        filling = None  # which bucket a backward pass is writing
+        if arriving is not None and self.holds(arriving):
+            filling = self.plan.bucket_of[arriving]
         for index in complete:
-            if self.is_replaced(index):
+            gradient, noted = self._parameters[index].grad, self._noted.get(index)
+            if gradient is None:
+                continue
+            if noted is None or gradient is not noted[0]:
                 return index
-        for index, view in self.elsewhere().items():
-            noted, at = self._noted.get(index, (None, 0))
-            if view is noted and view._version != at and index != arriving:
+            if self.plan.bucket_of[index] != filling and noted[1:] != _marks(gradient):
                 return index
-        if not self._versions:
-            return None
-        filling = arriving is not None and self.holds(arriving)
-        for memory, at, bucket in zip(self._memory, self._versions, self.plan.buckets, strict=True):
-            if memory._version != at and not (filling and arriving in bucket.parameters):
-                return bucket.parameters[0]
         return None
+
+
+def _marks(gradient: torch.Tensor) -> tuple[int, int]:
+    """Return what differs when elements or the memory of a gradient are changed."""
+    return gradient._version, 0 if gradient.is_sparse else gradient.data_ptr()
