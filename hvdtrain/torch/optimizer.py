@@ -26,9 +26,9 @@ from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.torch.compression import Compression
+from hvdtrain.torch.gradients.buckets import ParameterSettings
 from hvdtrain.torch.gradients.exchanged import Exchanged
 from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.optimizer_wrapper import OptimizerWrapper, is_of_torch, loss_of_all_ranks
 from hvdtrain.torch.sharding.kernel_step import KernelSteps
 from hvdtrain.torch.sharding.segment_optimizer import needs_whole

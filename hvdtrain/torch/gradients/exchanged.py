@@ -24,10 +24,9 @@ from hvdtrain.core.membership.recruiter import Follower
 from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
 from hvdtrain.torch.gradients.claims import ClaimedParameters, find_others
 from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
 from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.tensors.parts import check_reduced, parameters_of, rate_of, require_values

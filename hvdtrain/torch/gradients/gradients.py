@@ -19,14 +19,13 @@ from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
 from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
-from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
 from hvdtrain.torch.gradients.claims import ClaimedParameters
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     check_hookable,
     in_nested_backward,
 )
-from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.torch.tensors.parts import rate_of, weight_sums
