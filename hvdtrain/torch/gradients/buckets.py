@@ -239,7 +239,7 @@ class ParameterBuckets(Reducer):
         """Return copies of results in buckets, and whether they are gradients, for restore()."""
         found = {}
         for index, view in self._views.items():
-            held = self._holds(index, view)
+            held = self.holds(index)
             # A staged copy is no longer needed, and the device may still be reading its source.
             if held or (self._is_copy(index) and view.device == self._parameters[index].device):
                 found[index] = view.clone(), held
@@ -262,8 +262,9 @@ class ParameterBuckets(Reducer):
         # Not the view itself: `p.grad.data = ...` would detach it from the bucket.
         self._parameters[index].grad = self._views[index].detach()
 
-    def _holds(self, index: int, view: torch.Tensor) -> bool:
-        gradient = self._parameters[index].grad
+    def holds(self, index: int) -> bool:
+        """Return whether a parameter's gradient is where it is reduced."""
+        gradient, view = self._parameters[index].grad, self._views[index]
         return (
             gradient is not None
             and not gradient.is_sparse
@@ -283,7 +284,7 @@ class ParameterBuckets(Reducer):
             return False
         copy = self._copies.get(index)
         return (
-            self._holds(index, self._views[index])
+            self.holds(index)
             or (copy is not None and gradient.data_ptr() == copy.data_ptr())
             or (index in self._lent and gradient is self._lent[index][0])
         )
@@ -299,10 +300,6 @@ class ParameterBuckets(Reducer):
         if self.staying is None or view is self._parts[index]:
             return False
         return self.staying.arena.offset(view.data_ptr()) is None
-
-    def holds(self, index: int) -> bool:
-        """Return whether a parameter's gradient is its view of the bucket."""
-        return self._holds(index, self._views[index])
 
     def drop(self) -> None:
         """Remove the gradients that were taken."""
@@ -338,9 +335,9 @@ class ParameterBuckets(Reducer):
 
     def release(self) -> None:
         """Leave gradients outside the buckets to the program, when no rank uses them any more."""
-        for index, view in self.elsewhere().items():
+        for index in self.elsewhere():
             gradient = self._parameters[index].grad
-            if gradient is not None and self._holds(index, view):
+            if gradient is not None and self.holds(index):
                 self._copies[index] = gradient
                 self._copied_at.pop(index, None)
             self._views[index] = self._parts[index]
@@ -403,7 +400,7 @@ class ParameterBuckets(Reducer):
             parameter, view = self._parameters[index], self._views[index]
             if parameter.grad is None or parameter.grad.is_sparse or index in self._lent:
                 continue
-            if self._holds(index, view):
+            if self.holds(index):
                 parameter.grad = view.clone()
             self._lent[index] = parameter.grad, parameter.grad._version
 
@@ -418,10 +415,10 @@ class ParameterBuckets(Reducer):
                     "reduced: call optimizer.synchronize() before, and step() within `with "
                     "optimizer.skip_synchronize():`"
                 )
-            parameter, view = self._parameters[index], self._views[index]
+            parameter = self._parameters[index]
             gradient = parameter.grad
             lent = self._lent.pop(index, None)
-            if gradient is None or self._holds(index, view) or index in sparse:
+            if gradient is None or self.holds(index) or index in sparse:
                 continue
             if lent is not None:
                 self._take_back(index, gradient, *lent)
