@@ -78,7 +78,9 @@ def _average(
         [
             own[name] * (weight / totals[name])
             if name in own
-            else _zeros(everywhere[name], parameters[name[0]].device)
+            else torch.zeros(
+                everywhere[name][0], dtype=everywhere[name][1], device=parameters[name[0]].device
+            )
             for name in names
         ],
         name="states of optimizers",
@@ -102,11 +104,6 @@ def _tensors(
         and (value.is_floating_point() or value.is_complex())
         and name != _COUNT
     }
-
-
-def _zeros(kind: tuple[tuple[int, ...], torch.dtype], device: torch.device) -> torch.Tensor:
-    shape, dtype = kind
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class Weights(ClaimedParameters):

@@ -179,7 +179,13 @@ class Gradients(ClaimedParameters):
                 self._take_again()
             self._pass_ended = False
             if not self.open:
-                self._check_begin(index)
+                if not self.whole and self.buckets.holds(index):
+                    self._hooks.forget()
+                    raise RuntimeError(
+                        f"backward() accumulated into the gradient of {self._named[index][0]!r} "
+                        "after clip_grad_norm_() had reduced it. With sharded=True each rank holds "
+                        "only its slice: call optimizer.step() or optimizer.zero_grad() first"
+                    )
                 self._begin()
                 self.buckets.release()  # after a skipped step
             step = self.buckets.step
@@ -199,17 +205,6 @@ class Gradients(ClaimedParameters):
                     self._accept(index, incoming)
         if step.complete and in_compiled_backward():
             self._after_backward()
-
-    def _check_begin(self, index: int) -> None:
-        """Check that a gradient is no result of which this rank has its slice alone."""
-        name = self._named[index][0]
-        if not self.whole and self.buckets.holds(index):
-            self._hooks.forget()
-            raise RuntimeError(
-                f"backward() accumulated into the gradient of {name!r} after clip_grad_norm_() had "
-                "reduced it. With sharded=True each rank holds only its slice: call "
-                "optimizer.step() or optimizer.zero_grad() first"
-            )
 
     def _accept(self, index: int, incoming: torch.Tensor | None) -> None:
         """Let a gradient be reduced where it is, or in its bucket."""
@@ -386,7 +381,12 @@ class Gradients(ClaimedParameters):
         """Note which results the program does not step on; ranks compare that in the next step."""
         none = [index for index, p in enumerate(self.parameters) if p.grad is None]
         removed = [self._named[i][0] for i in none if self.used and self.used[i] and not self.open]
-        self._removed_before = _without(removed) if removed else ""
+        self._removed_before = ""
+        if removed:
+            self._removed_before = (
+                f", the last step() without the averages of {', '.join(map(repr, removed))}: "
+                "remove them on all ranks or on none"
+            )
 
     def _check_weight(self) -> None:
         """Check that the weight of this step is the one with which its first bucket left."""
@@ -557,13 +557,6 @@ class Gradients(ClaimedParameters):
         kept = self.buckets.kept()
         super()._remake_plan()
         self.buckets.restore(kept)
-
-
-def _without(names: Sequence[str]) -> str:
-    return (
-        f", the last step() without the averages of {', '.join(map(repr, names))}: remove them on "
-        "all ranks or on none"
-    )
 
 
 def _is_same(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:

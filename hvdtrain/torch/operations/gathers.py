@@ -161,7 +161,8 @@ def allgather_handle(
         raise ValueError("a group needs at least one tensor")
     channel, routes = _routes(tensors, process_set)
     monitor.note_exchanged(tensors)
-    sent = [_at_least_1d(route.sent(tensor)) for route, tensor in zip(routes, tensors, strict=True)]
+    pairs = zip(routes, tensors, strict=True)
+    sent = [torch.atleast_1d(route.sent(tensor)) for route, tensor in pairs]
     submitted = operations.allgather(
         channel, [as_buffer(tensor) for tensor in sent], [tensor.shape for tensor in sent], name
     )
@@ -191,10 +192,6 @@ def _handle(
 ALLGATHER = Verb(
     lambda tensors, name, where, _: allgather_handle(tensors, name, where), _allgather_gradient
 )
-
-
-def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
 Splits = torch.Tensor | Sequence[int] | None
