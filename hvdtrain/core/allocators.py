@@ -26,7 +26,7 @@ from hvdtrain.buffer import Elements
 from hvdtrain.collective import collective
 from hvdtrain.compiled.library import find_compiler
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.gathers import AllocateIfWanted
+from hvdtrain.core.collectives.gathers import allocate_if
 from hvdtrain.core.places import GradientPlaces
 from hvdtrain.engines.features import Slices
 from hvdtrain.errors import UsageError
@@ -264,12 +264,12 @@ def open_places(
         return None
     # The first rank compiles the allocator if that has not been done, and then the others find it.
     wanted = slices.number != 0 or find() is not None
-    shared = channel.run(AllocateIfWanted(blocks.nbytes, f"of the gradients of {name}", wanted))
+    shared = channel.run(allocate_if(wanted, blocks.nbytes, f"of the gradients of {name}"))
     if not isinstance(shared, np.ndarray) or slices.copies(shared) is None:
         return None
     arena = _open_arena(find(), shared, blocks)
     nbytes = GradientPlaces.table_bytes(parameters)
-    table = channel.run(AllocateIfWanted(nbytes, f"of the places of {name}", arena is not None))
+    table = channel.run(allocate_if(arena is not None, nbytes, f"of the places of {name}"))
     if arena is None or table is None or slices.copies(table) is None:
         return None
     return arena, GradientPlaces(slices, memory, shared, table, parameters)

@@ -9,8 +9,9 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.core.agreement.channel import Channel, Submission
 from hvdtrain.core.agreement.lifecycle import JoinOrder, last_to_join
+from hvdtrain.core.agreement.operation import Request, Work
+from hvdtrain.core.collectives import gathers
 from hvdtrain.core.collectives.allreduce import AllreducePlan, PlannedAllreduce
-from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Barrier, Broadcast, ReduceScatter
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.types import DType, ReduceOp
 
@@ -31,8 +32,7 @@ def plan_allreduce(
     kinds: Sequence[str] | None = None,
 ) -> AllreducePlan:
     """Check a reduction, of which the addresses are not used, and plan it."""
-    for buffer in buffers:
-        _check(channel, buffer, f"allreduce {name!r}", op)
+    _check(channel, f"allreduce {name!r}", buffers, op)
     return AllreducePlan(buffers, shapes, op, name, prescale, postscale, kinds)
 
 
@@ -62,9 +62,9 @@ def broadcast(
         raise ValueError(
             f"broadcast {name!r}: root_rank {root_rank} is not one of ranks {channel.ranks}"
         )
-    _check(channel, buffer, f"broadcast {name!r}")
+    _check(channel, f"broadcast {name!r}", [buffer])
     root = channel.ranks.index(root_rank)
-    return Submission(channel, Broadcast(buffer, shape, root, name, root_rank))
+    return Submission(channel, gathers.broadcast(buffer, shape, root, name, root_rank))
 
 
 def allgather(
@@ -75,9 +75,8 @@ def allgather(
 ) -> Submission:
     """Prepare a concatenation of all ranks' tensors along the first dimension."""
     name = channel.name("allgather", name)
-    for buffer in buffers:
-        _check(channel, buffer, f"allgather {name!r}")
-    return Submission(channel, Allgather(buffers, shapes, name))
+    _check(channel, f"allgather {name!r}", buffers)
+    return Submission(channel, gathers.allgather(buffers, shapes, name))
 
 
 def alltoall(
@@ -104,8 +103,8 @@ def alltoall(
             f"alltoall {name!r}: splits must be {size} counts that sum to {shape[0]}, got "
             f"{list(splits)}"
         )
-    _check(channel, buffer, f"alltoall {name!r}")
-    return Submission(channel, Alltoall(buffer, shape, splits, name))
+    _check(channel, f"alltoall {name!r}", [buffer])
+    return Submission(channel, gathers.alltoall(buffer, shape, splits, name))
 
 
 def reducescatter(
@@ -124,15 +123,14 @@ def reducescatter(
         raise UnsupportedError(f"reducescatter {name!r}: Adasum is not available here")
     if not all(shapes):
         raise ValueError(f"reducescatter {name!r}: a scalar has no first dimension to split")
-    for buffer in buffers:
-        _check(channel, buffer, f"reducescatter {name!r}", op)
-    operation = ReduceScatter(buffers, shapes, op, name, prescale, postscale, kinds)
+    _check(channel, f"reducescatter {name!r}", buffers, op)
+    operation = gathers.reducescatter(buffers, shapes, op, name, prescale, postscale, kinds)
     return Submission(channel, operation)
 
 
 @collective
 def barrier(channel: Channel) -> None:
-    Submission(channel, Barrier(channel.name("barrier", None))).run()
+    channel.run(Work(Request("barrier", channel.name("barrier", None))))
 
 
 @collective
@@ -145,13 +143,16 @@ def join() -> int:
     return last_to_join(orders)
 
 
-def _check(channel: Channel, buffer: Buffer, what: str, op: ReduceOp | None = None) -> None:
+def _check(
+    channel: Channel, what: str, buffers: Sequence[Buffer], op: ReduceOp | None = None
+) -> None:
     engine_op = None if op is None else _ENGINE_OPS.get(op, op)
-    objection = channel.communicator.capabilities.unsupported(buffer, engine_op)
-    if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
-        objection = f"adasum of {buffer.dtype.value}"
-    if objection is not None:
-        here = context.current()
-        raise UnsupportedError(
-            f"{here.topology.title} {what}: engine {here.engine_name} does not take {objection}"
-        )
+    for buffer in buffers:
+        objection = channel.communicator.capabilities.unsupported(buffer, engine_op)
+        if objection is None and op is ReduceOp.ADASUM and buffer.dtype not in _ADASUM_TYPES:
+            objection = f"adasum of {buffer.dtype.value}"
+        if objection is not None:
+            here = context.current()
+            raise UnsupportedError(
+                f"{here.topology.title} {what}: engine {here.engine_name} does not take {objection}"
+            )

@@ -40,15 +40,13 @@ from hvdtrain.torch.operations.gathers import (
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
-    sparse_allreduce_async,
-)
-from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
-from hvdtrain.torch.operations.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
+    sparse_allreduce_async,
 )
+from hvdtrain.torch.operations.handle import barrier, join, poll, synchronize
 from hvdtrain.torch.optimizer import DistributedOptimizer
 from hvdtrain.torch.shards import backward_by_shards, own_shards
 from hvdtrain.torch.sync_batch_norm import SyncBatchNorm

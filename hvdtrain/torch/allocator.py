@@ -1,18 +1,24 @@
-"""The allocator of gradients: how it is built and tried, and which gradients are shared (local)."""
+"""The allocator of gradients: how it is built and tried, and which gradients are shared."""
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from hvdtrain.buffer import Elements
+from hvdtrain.collective import collective
+from hvdtrain.core import context
+from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.allocators import (
     LEAST_BYTES,
     AllocatorError,
@@ -21,7 +27,11 @@ from hvdtrain.core.allocators import (
     Library,
     blocks_for,
     build,
+    open_places,
+    suitable_slices,
 )
+from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.places import GradientPlaces
 
 
 def recipe() -> BuildRecipe:
@@ -150,3 +160,48 @@ def _found() -> tuple[Allocator | None, str]:
         return None, str(error)
     except (AttributeError, OSError, RuntimeError, TypeError) as error:  # of another torch
         return None, f"it does not work with torch {torch.__version__}: {error}"
+
+
+_logger = logging.getLogger("hvdtrain")
+
+
+class Staying(NamedTuple):
+    """What gradients need that are reduced where autograd has made them."""
+
+    allocator: Allocator
+    arena: GradientArena
+    places: GradientPlaces
+
+
+@collective
+def open_staying(
+    channel: Channel,
+    plan: BucketPlan,
+    memory: Mapping[str, Elements],
+    suitable: bool,
+    name: str,
+) -> Staying | None:
+    """Let autograd allocate gradients in memory that the ranks share, if all can."""
+    if set(memory) != {"cpu"} or suitable_slices(channel, memory["cpu"]) is None:
+        return None
+    blocks = blocks_for(spec.nbytes for spec in plan.specs if spec.dtype.value == spec.kind)
+
+    def find() -> Library | None:
+        allocator = _wanted() if suitable else None
+        return None if allocator is None else allocator.library
+
+    opened = open_places(channel, memory["cpu"], blocks, len(plan.specs), find, name)
+    allocator = _wanted()
+    if opened is None or allocator is None:
+        return None
+    return Staying(allocator, *opened)
+
+
+def _wanted() -> Allocator | None:
+    """Return the allocator, unless the user or its trial has decided against it."""
+    if not context.current().config.torch_allocator:
+        return None
+    allocator = find_allocator()
+    if allocator is None:
+        _logger.debug("gradients are copied into buckets: %s", why_no_allocator())
+    return allocator

@@ -18,7 +18,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, objects
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.torch.operations.divergence import note_broadcast
+from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.operations.gathers import broadcast_async_
 from hvdtrain.torch.tensors.parts import (
     describe_tensor,
@@ -89,7 +89,30 @@ def broadcast_parameters(
         UnsupportedError: `params` is none of these, has a name twice, or raises an error; a tensor
             is of a lazy module that has not run, or on the meta device. On every rank.
     """
-    note_broadcast(overwrite_tensors(_named(params), root_rank, "broadcast_parameters"))
+    operation = "broadcast_parameters"
+    title = f"{context.current().topology.title} {operation}"
+    own: dict[str, str] = {}
+    tensors: list[torch.Tensor] = []
+    parts: dict[str, torch.Tensor] = {}
+    with objects.together(operation) as digests:
+        for path, leaf in (found for each in _named(params) for found in _leaves(*each)):
+            if path in own:
+                raise UnsupportedError(
+                    f"{title}: two entries are called {path!r}, as in two models: call it once "
+                    "for each model"
+                )
+            own[path] = _describe(leaf, f"{title}: {path!r}")
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+                parts |= {f"{path} {number}": part for number, part in enumerate(parts_of(leaf))}
+        digests.append(objects.digest(sorted(own.items())))
+    if len(set(digests)) > 1:
+        with objects.together(operation):
+            theirs = objects.broadcast_object(own, root_rank, operation)
+            if difference := _difference(own, theirs, root_rank):
+                raise MismatchError(f"{title}: {difference}")
+    _broadcast(parts, root_rank)
+    monitor.note_broadcast(tensors)
 
 
 def _named(params: Any) -> Iterator[tuple[str, Any]]:
@@ -108,7 +131,7 @@ def _named(params: Any) -> Iterator[tuple[str, Any]]:
 def broadcast_module(module: torch.nn.Module, root_rank: int = 0) -> None:
     """Load the state of `root_rank` into a module, extra states included (collective)."""
     own = broadcast_stateful(module, root_rank, "state of a module")
-    note_broadcast(tensor for tensor in own.values() if isinstance(tensor, torch.Tensor))
+    monitor.note_broadcast(tensor for tensor in own.values() if isinstance(tensor, torch.Tensor))
 
 
 @collective
@@ -179,36 +202,6 @@ _LOAD = "model.load_state_dict(hvd.broadcast_object(model.state_dict()))"
 _MAPPINGS, _SEQUENCES, _SETS = (dict, OrderedDict), (list, tuple), (set, frozenset)
 _VALUES = (type(None), bool, int, float, complex, str, bytes)
 _LONG = 60
-
-
-@collective
-def overwrite_tensors(
-    named: Iterable[tuple[str, Any]], root_rank: int, operation: str
-) -> list[torch.Tensor]:
-    """Overwrite all tensors in values by those of `root_rank`; return them."""
-    title = context.current().topology.title
-    own: dict[str, str] = {}
-    tensors: dict[str, torch.Tensor] = {}
-    parts: dict[str, torch.Tensor] = {}
-    with objects.together(operation) as digests:
-        for path, leaf in (each for name, value in named for each in _leaves(name, value)):
-            if path in own:
-                raise UnsupportedError(
-                    f"{title} {operation}: two entries are called {path!r}, as in two models: call "
-                    "it once for each model"
-                )
-            own[path] = _describe(leaf, f"{title} {operation}: {path!r}")
-            if isinstance(leaf, torch.Tensor):
-                tensors[path] = leaf
-                parts |= {f"{path} {number}": part for number, part in enumerate(parts_of(leaf))}
-        digests.append(objects.digest(sorted(own.items())))
-    if len(set(digests)) > 1:
-        with objects.together(operation):
-            theirs = objects.broadcast_object(own, root_rank, operation)
-            if difference := _difference(own, theirs, root_rank):
-                raise MismatchError(f"{title} {operation}: {difference}")
-    _broadcast(parts, root_rank)
-    return list(tensors.values())
 
 
 def _broadcast(tensors: Mapping[str, torch.Tensor], root_rank: int) -> None:

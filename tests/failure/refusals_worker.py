@@ -19,7 +19,7 @@ from ranks import report
 
 import hvdtrain.torch as hvd
 from hvdtrain.core import context
-from hvdtrain.core.collectives.gathers import AllocateMemory
+from hvdtrain.core.collectives.gathers import allocate
 from hvdtrain.engines.mpi.communicator import MpiCommunicator
 from hvdtrain.errors import SystemLimitError
 
@@ -67,7 +67,7 @@ def refusal_of_memory(short: bool) -> str:
     if short:
         resource.setrlimit(resource.RLIMIT_AS, (mapped + PART_BYTES * 5 // 4, before[1]))
     try:
-        context.current().world.run(AllocateMemory(PART_BYTES, "large"))
+        context.current().world.run(allocate(PART_BYTES, "large"))
     except SystemLimitError as error:
         return str(error)
     finally:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from hvdtrain.arithmetic import in_default_arithmetic
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.driver import Driver
-from hvdtrain.core.agreement.operation import JOIN, LEAVE, UNNAMED, Marker, Operation, Request
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, UNNAMED, Operation, Request, Work
 from hvdtrain.core.agreement.queue import Queue
 from hvdtrain.core.agreement.votes import HASHES
 from hvdtrain.engines.communicator import Communicator
@@ -252,7 +252,7 @@ class Channel:
         return self._mark(JOIN)
 
     def _mark(self, request: Request) -> Operation:
-        marker = Marker(request)
+        marker = Work(request)
         self.submit(marker)
         for operation in self.queue.operations():
             operation.abandon()

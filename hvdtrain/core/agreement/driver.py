@@ -36,9 +36,9 @@ from hvdtrain.core.agreement.operation import (
     LEAVE,
     LISTEN,
     AgreedError,
-    Marker,
     Operation,
     Request,
+    Work,
     unpacked,
 )
 from hvdtrain.core.agreement.queue import Queue
@@ -116,7 +116,7 @@ _logger = logging.getLogger("hvdtrain")
 _BATCH_BYTES = 4 << 20
 
 # What a member votes with that has no request.
-_LISTENER = Marker(LISTEN)
+_LISTENER = Work(LISTEN)
 
 
 class Driver:

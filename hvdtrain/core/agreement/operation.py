@@ -270,12 +270,16 @@ class Operation(ABC):
         return maxima(communicator, votes)
 
 
-class Marker(Operation):
-    """A request without data: this rank leaves, has joined, or has reached some point."""
+class Work(Operation):
+    """A request on which ranks agree, and what all of them do then, if anything."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__()
-        self.request = request
+    def __init__(
+        self,
+        request: Request,
+        work: Callable[[Communicator], Any] | None = None,
+        buffers: Sequence[Buffer] = (),
+    ) -> None:
+        self.request, self._work, self._buffers = request, work, buffers
 
-    def execute(self, communicator: Communicator) -> None:
-        pass
+    def execute(self, communicator: Communicator) -> Any:
+        return None if self._work is None else self._work(communicator)

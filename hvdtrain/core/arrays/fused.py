@@ -31,7 +31,7 @@ from hvdtrain.core.arrays.collectives import (
 )
 from hvdtrain.core.arrays.layouts import Layout, LayoutsDifferError
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
-from hvdtrain.core.collectives.gathers import AllocateIfWanted
+from hvdtrain.core.collectives.gathers import allocate_if
 from hvdtrain.core.gradients.communicators import open_communicators
 from hvdtrain.core.gradients.exchange import Exchange, FilledBucket, StepInfo
 from hvdtrain.core.gradients.plan import (
@@ -112,12 +112,12 @@ class FusedPlan:
             in_place = self._exchange.in_place and placing_slices(channel) is not None
             if allocator is not None and in_place:
                 lends, nbytes = room and allocator() is not None, _LENDING_BLOCKS * stride
-                memory = channel.run(AllocateIfWanted(nbytes, f"{name}, lent", lends))
+                memory = channel.run(allocate_if(lends, nbytes, f"{name}, lent"))
             lending = None
             if allocator is not None and memory is not None:
                 lending = open_lending(channel, self._plan, memory, allocator, self._memory_key)
             if memory is None:
-                memory = channel.run(AllocateIfWanted(stride, name, room))
+                memory = channel.run(allocate_if(room, stride, name))
             granted.append(memory is not None)
             if memory is None:
                 return None

@@ -402,16 +402,24 @@ def _request(
     postscale: float,
     devices: tuple[str, ...],
 ) -> Request:
-    return Request(
-        "allreduce",
-        name,
-        (
-            ("op", op.value),
-            ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
-            ("dtype", ", ".join(kinds)),
-            ("prescale", repr(float(prescale))),
-            ("postscale", repr(float(postscale))),
-            *device_details(devices),
-        ),
-        Zeros(zeros, op, prescale, postscale, devices),
+    details = reduction_details(op, shapes, kinds, prescale, postscale, devices)
+    return Request("allreduce", name, details, Zeros(zeros, op, prescale, postscale, devices))
+
+
+def reduction_details(
+    op: ReduceOp,
+    shapes: Sequence[Sequence[int]],
+    kinds: Sequence[str],
+    prescale: float,
+    postscale: float,
+    devices: Sequence[str],
+) -> tuple[tuple[str, str], ...]:
+    """Return what must be equal on all ranks that reduce."""
+    return (
+        ("op", op.value),
+        ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
+        ("dtype", ", ".join(kinds)),
+        ("prescale", repr(float(prescale))),
+        ("postscale", repr(float(postscale))),
+        *device_details(devices),
     )

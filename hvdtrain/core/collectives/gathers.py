@@ -1,4 +1,4 @@
-"""Operations without arithmetic, and reduce-scatter: barrier, broadcast, gathers, memory."""
+"""Operations without arithmetic, and reduce-scatter: broadcast, gathers, memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from math import prod
 import numpy as np
 
 from hvdtrain.buffer import Buffer, Elements
-from hvdtrain.core.agreement.operation import Operation, Request, device_details, device_types
-from hvdtrain.core.collectives.allreduce import divide_truncating
+from hvdtrain.core.agreement.operation import Request, Work, device_details, device_types
+from hvdtrain.core.collectives.allreduce import (
+    divide_truncating,
+    engine_reduction,
+    reduction_details,
+)
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import ReduceOp
 
@@ -19,187 +23,117 @@ def rows_of_rank(rows: int, rank: int, size: int) -> int:
     return rows // size + (rank < rows % size)
 
 
-class ReduceScatter(Operation):
+def reducescatter(
+    buffers: Sequence[Buffer],
+    shapes: Sequence[Sequence[int]],
+    op: ReduceOp,
+    name: str,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    kinds: Sequence[str] | None = None,
+) -> Work:
     """Reduce buffers; return this member's part of the first dimension of each in new memory."""
 
-    def __init__(
-        self,
-        buffers: Sequence[Buffer],
-        shapes: Sequence[Sequence[int]],
-        op: ReduceOp,
-        name: str,
-        prescale: float = 1.0,
-        postscale: float = 1.0,
-        kinds: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__()
-        self._buffers, self._shapes, self._op = buffers, shapes, op
-        self._prescale, self._postscale = prescale, postscale
-        details = (
-            ("op", op.value),
-            ("shape", ", ".join(str(tuple(shape)) for shape in shapes)),
-            ("dtype", ", ".join(kinds or [buffer.dtype.value for buffer in buffers])),
-            ("prescale", repr(float(prescale))),
-            ("postscale", repr(float(postscale))),
-            *device_details(device_types(buffers)),
-        )
-        self.request = Request("reducescatter", name, details)
-
-    def execute(self, communicator: Communicator) -> list[Buffer]:
-        pairs = zip(self._buffers, self._shapes, strict=True)
-        return [self._reduce(communicator, buffer, shape) for buffer, shape in pairs]
-
-    def _reduce(self, communicator: Communicator, send: Buffer, shape: Sequence[int]) -> Buffer:
+    def reduce(communicator: Communicator, send: Buffer, shape: Sequence[int]) -> Buffer:
         width, size = prod(shape[1:]), communicator.size
         counts = [rows_of_rank(shape[0], rank, size) * width for rank in range(size)]
         receive = send.like(counts[communicator.rank])
-        average = self._op is ReduceOp.AVERAGE
-        divides = average and send.dtype.is_integer
-        factor = self._postscale / size if average and not divides else self._postscale
-        op = ReduceOp.SUM if average else self._op
-        communicator.reduce_scatter(send, receive, counts, op, self._prescale, factor)
+        engine_op, factor, divides = engine_reduction(op, send.dtype, postscale, size)
+        communicator.reduce_scatter(send, receive, counts, engine_op, prescale, factor)
         if divides:
             divide_truncating(receive, size)
         return receive
 
+    def execute(communicator: Communicator) -> list[Buffer]:
+        pairs = zip(buffers, shapes, strict=True)
+        return [reduce(communicator, buffer, shape) for buffer, shape in pairs]
 
-class Split(Operation):
+    kinds, devices = kinds or [buffer.dtype.value for buffer in buffers], device_types(buffers)
+    details = reduction_details(op, shapes, kinds, prescale, postscale, devices)
+    return Work(Request("reducescatter", name, details), execute, buffers)
+
+
+def _details(
+    shape: str, shapes: Sequence[Sequence[int]], buffers: Sequence[Buffer]
+) -> tuple[tuple[str, str], ...]:
+    """Return what must be equal on all ranks; `shape` says what of the shapes."""
+    return (
+        (shape, ", ".join(str(tuple(each)) for each in shapes)),
+        ("dtype", ", ".join(buffer.dtype.value for buffer in buffers)),
+        *device_details(device_types(buffers)),
+    )
+
+
+def split(ranks: Sequence[int]) -> Work:
     """Create a communicator; the result is None on ranks that are not members of it.
 
     It is an agreed operation because engines use the old communicator to create the new one, and
     the old one may be in use by a round.
     """
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        super().__init__()
-        self._ranks = ranks
-        self.request = Request("opening a channel", details=(("ranks", str(list(ranks))),))
-
-    def execute(self, communicator: Communicator) -> Communicator | None:
-        return communicator.split(self._ranks)
+    request = Request("opening a channel", details=(("ranks", str(list(ranks))),))
+    return Work(request, lambda communicator: communicator.split(ranks))
 
 
-class Barrier(Operation):
-    """Wait for all members; the agreement on the operation is all that it takes."""
-
-    def __init__(self, name: str = "") -> None:
-        super().__init__()
-        self.request = Request("barrier", name)
-
-    def execute(self, communicator: Communicator) -> None:
-        pass
-
-
-class Broadcast(Operation):
+def broadcast(
+    buffer: Buffer, shape: Sequence[int], root_rank: int, name: str, root_shown: int
+) -> Work:
     """Overwrite the buffers of all members with the buffer of one."""
-
-    def __init__(
-        self, buffer: Buffer, shape: Sequence[int], root_rank: int, name: str, root_shown: int
-    ) -> None:
-        super().__init__()
-        self._buffer, self._root_rank = buffer, root_rank
-        self._buffers = (buffer,)
-        details = (
-            ("root_rank", str(root_shown)),
-            ("shape", str(tuple(shape))),
-            ("dtype", buffer.dtype.value),
-            *device_details(device_types(self._buffers)),
-        )
-        self.request = Request("broadcast", name, details)
-
-    def execute(self, communicator: Communicator) -> None:
-        communicator.broadcast(self._buffer, self._root_rank)
+    details = ("root_rank", str(root_shown)), *_details("shape", [shape], [buffer])
+    request = Request("broadcast", name, details)
+    return Work(request, lambda c: c.broadcast(buffer, root_rank), [buffer])
 
 
-class Allgather(Operation):
+def allgather(buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: str) -> Work:
     """Return new memory with all members' tensors, by rank, and the first dimension of each one."""
 
-    def __init__(
-        self, buffers: Sequence[Buffer], shapes: Sequence[Sequence[int]], name: str
-    ) -> None:
-        super().__init__()
-        self._buffers, self._shapes = buffers, shapes
-        details = (
-            ("shape beyond the first", ", ".join(str(tuple(shape[1:])) for shape in shapes)),
-            ("dtype", ", ".join(buffer.dtype.value for buffer in buffers)),
-            *device_details(device_types(buffers)),
-        )
-        self.request = Request("allgather", name, details)
-
-    def execute(self, communicator: Communicator) -> list[tuple[Buffer, list[int]]]:
-        own = np.array([shape[0] for shape in self._shapes], np.int64)
+    def execute(communicator: Communicator) -> list[tuple[Buffer, list[int]]]:
+        own = np.array([shape[0] for shape in shapes], np.int64)
         every = np.empty((communicator.size, own.size), np.int64)
         communicator.allgather(
             Buffer.from_array(own), Buffer.from_array(every), [own.size] * communicator.size
         )
-        return [
-            self._gather(communicator, number, every[:, number].tolist())
-            for number in range(own.size)
-        ]
+        gathered = []
+        for send, shape, rows in zip(buffers, shapes, every.T, strict=True):
+            counts = rows * prod(shape[1:])
+            receive = send.like(int(counts.sum()))
+            communicator.allgather(send, receive, counts.tolist())
+            gathered.append((receive, rows.tolist()))
+        return gathered
 
-    def _gather(
-        self, communicator: Communicator, number: int, rows: list[int]
-    ) -> tuple[Buffer, list[int]]:
-        send, width = self._buffers[number], prod(self._shapes[number][1:])
-        receive = send.like(sum(rows) * width)
-        communicator.allgather(send, receive, [count * width for count in rows])
-        return receive, rows
+    beyond = [shape[1:] for shape in shapes]
+    details = _details("shape beyond the first", beyond, buffers)
+    return Work(Request("allgather", name, details), execute, buffers)
 
 
-class Alltoall(Operation):
+def alltoall(buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: str) -> Work:
     """Send part r of the first dimension to member r; return the received parts and lengths."""
+    width = prod(shape[1:])
 
-    def __init__(
-        self, buffer: Buffer, shape: Sequence[int], splits: Sequence[int], name: str
-    ) -> None:
-        super().__init__()
-        self._buffer, self._splits = buffer, list(splits)
-        self._buffers = (buffer,)
-        self._width = prod(shape[1:])
-        details = (
-            ("shape beyond the first", str(tuple(shape[1:]))),
-            ("dtype", buffer.dtype.value),
-            *device_details(device_types(self._buffers)),
-        )
-        self.request = Request("alltoall", name, details)
-
-    def execute(self, communicator: Communicator) -> tuple[Buffer, list[int]]:
+    def execute(communicator: Communicator) -> tuple[Buffer, list[int]]:
         ones = [1] * communicator.size
-        own, incoming = np.array(self._splits, np.int64), np.empty(communicator.size, np.int64)
+        own, incoming = np.array(splits, np.int64), np.empty(communicator.size, np.int64)
         communicator.alltoall(Buffer.from_array(own), Buffer.from_array(incoming), ones, ones)
-        received = [int(rows) for rows in incoming]
-        receive = self._buffer.like(sum(received) * self._width)
-        communicator.alltoall(
-            self._buffer,
-            receive,
-            [rows * self._width for rows in self._splits],
-            [rows * self._width for rows in received],
-        )
-        return receive, received
+        receive = buffer.like(int(incoming.sum()) * width)
+        communicator.alltoall(buffer, receive, (own * width).tolist(), (incoming * width).tolist())
+        return receive, incoming.tolist()
+
+    details = _details("shape beyond the first", [shape[1:]], [buffer])
+    return Work(Request("alltoall", name, details), execute, [buffer])
 
 
-class AllocateMemory(Operation):
+def allocate(nbytes: int, name: str, device: str = "cpu") -> Work:
     """Allocate memory that the communicator reduces fastest; the result is 1-d uint8 memory."""
-
-    def __init__(self, nbytes: int, name: str, device: str = "cpu") -> None:
-        super().__init__()
-        self._size, self._device = nbytes, device
-        kind = device.partition(":")[0]
-        self.request = Request("memory", name, (("bytes", str(nbytes)), *device_details([kind])))
-
-    def execute(self, communicator: Communicator) -> Elements:
-        return communicator.empty(self._size, self._device)
+    kind = device.partition(":")[0]
+    request = Request("memory", name, (("bytes", str(nbytes)), *device_details([kind])))
+    return Work(request, lambda communicator: communicator.empty(nbytes, device))
 
 
-class AllocateIfWanted(Operation):
+def allocate_if(wanted: bool, nbytes: int, name: str) -> Work:
     """Allocate such memory if all members want it; otherwise the result is None."""
 
-    def __init__(self, nbytes: int, name: str, wanted: bool) -> None:
-        super().__init__()
-        self._size, self._wanted = nbytes, wanted
-        self.request = Request("memory if wanted", name, (("bytes", str(nbytes)),))
+    def execute(communicator: Communicator) -> Elements | None:
+        every = np.array([wanted], np.int32)
+        communicator.allreduce(Buffer.from_array(every), ReduceOp.MIN)
+        return communicator.empty(nbytes) if every[0] else None
 
-    def execute(self, communicator: Communicator) -> Elements | None:
-        wanted = np.array([self._wanted], np.int32)
-        communicator.allreduce(Buffer.from_array(wanted), ReduceOp.MIN)
-        return communicator.empty(self._size) if wanted[0] else None
+    return Work(Request("memory if wanted", name, (("bytes", str(nbytes)),)), execute)

@@ -8,12 +8,11 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from hvdtrain.arrays import elements_of
-from hvdtrain.buffer import Buffer, Elements
+from hvdtrain.buffer import Buffer
 from hvdtrain.engines.communicator import Communicator, Pieces
-from hvdtrain.engines.features import Pending, PointToPoint, Slices, VotedReduction
+from hvdtrain.engines.features import Slices, VotedReduction
 from hvdtrain.types import DType, ReduceOp
 
 # A numpy array or a torch tensor.
@@ -44,6 +43,15 @@ def branch(terms: int, rank: int, size: int) -> range:
     return range(rank * each, (rank + 1) * each) if rank < adding else range(0)
 
 
+def _inners(name: str) -> Any:
+    """Return a method that calls the inner communicator's."""
+
+    def call(self: OrderedCommunicator, *arguments: Any) -> Any:
+        return getattr(self._inner, name)(*arguments)
+
+    return call
+
+
 class OrderedCommunicator(Communicator):
     """A communicator that computes floating-point sums along a binary tree over the ranks.
 
@@ -58,8 +66,14 @@ class OrderedCommunicator(Communicator):
         # Otherwise half types are staged in float32, which numpy can add.
         self.capabilities = replace(inner.capabilities, half_types=self._tree_sums)
 
-    def start_max(self, values: npt.NDArray[np.uint64]) -> Pending:
-        return self._inner.start_max(values)
+    # What the order of sums does not concern.
+    start_max, broadcast = _inners("start_max"), _inners("broadcast")
+    allgather, alltoall = _inners("allgather"), _inners("alltoall")
+    barrier, point_to_point = _inners("barrier"), _inners("point_to_point")
+    empty, take_device = _inners("empty"), _inners("take_device")
+    native, put = _inners("native"), _inners("put")
+    confirm, explained = _inners("confirm"), _inners("explained")
+    close, abort = _inners("close"), _inners("abort")
 
     def allreduce(
         self, buffer: Buffer, op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0
@@ -148,54 +162,9 @@ class OrderedCommunicator(Communicator):
         elements_of(receive)[:] = tree_sum([parts[rank] for rank in range(self.size)])
         receive.scale(postscale)
 
-    def broadcast(self, buffer: Buffer, root_rank: int) -> None:
-        self._inner.broadcast(buffer, root_rank)
-
-    def allgather(self, send: Buffer, receive: Buffer, counts: Sequence[int]) -> None:
-        self._inner.allgather(send, receive, counts)
-
-    def alltoall(
-        self,
-        send: Buffer,
-        receive: Buffer,
-        send_counts: Sequence[int],
-        receive_counts: Sequence[int],
-    ) -> None:
-        self._inner.alltoall(send, receive, send_counts, receive_counts)
-
-    def barrier(self) -> None:
-        self._inner.barrier()
-
     def split(self, ranks: Sequence[int]) -> OrderedCommunicator | None:
         inner = self._inner.split(ranks)
         return None if inner is None else OrderedCommunicator(inner)
 
-    def point_to_point(self) -> PointToPoint:
-        return self._inner.point_to_point()
-
     def slices(self) -> Slices | None:
         return self._inner.slices() if self._tree_sums else None
-
-    def empty(self, nbytes: int, device: str = "cpu") -> Elements:
-        return self._inner.empty(nbytes, device)
-
-    def take_device(self) -> None:
-        self._inner.take_device()
-
-    def native(self, buffer: Buffer) -> Buffer:
-        return self._inner.native(buffer)
-
-    def put(self, source: Buffer, buffer: Buffer) -> None:
-        self._inner.put(source, buffer)
-
-    def confirm(self) -> None:
-        self._inner.confirm()
-
-    def explained(self, error: BaseException) -> BaseException:
-        return self._inner.explained(error)
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def abort(self, code: int) -> None:
-        self._inner.abort(code)

@@ -11,7 +11,7 @@ import numpy as np
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.config import DEFAULT_BUCKET_BYTES
-from hvdtrain.core.agreement.operation import Operation, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.engines.communicator import Communicator
 from hvdtrain.types import DType, ReduceOp
 
@@ -86,20 +86,14 @@ _CALLS = 10
 _BUDGET_SECONDS = 0.05
 
 
-class MeasureAllreduce(Operation):
+def measuring() -> Work:
     """Measure all-reduces in the engine's memory, for about 50 ms at most.
 
     The result, equal on all members, is a list of sizes in bytes and the times of the slowest
     member in seconds. Over a slow network only the smaller sizes are measured, but at least two.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.request = Request("measuring all-reduces")
-
-    @collective
-    def execute(self, communicator: Communicator) -> list[tuple[int, float]]:
-        return measure_allreduces(communicator, _SIZES_BYTES, _CALLS, _BUDGET_SECONDS)
+    limits = _SIZES_BYTES, _CALLS, _BUDGET_SECONDS
+    return Work(Request("measuring all-reduces"), lambda c: measure_allreduces(c, *limits))
 
 
 @collective

@@ -13,7 +13,7 @@ from typing import Any
 from hvdtrain.buffer import Buffer, Elements
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
-from hvdtrain.core.collectives.gathers import AllocateMemory
+from hvdtrain.core.collectives.gathers import allocate
 from hvdtrain.types import DType
 
 # The name of the operation that ranks agree on for each step of a plan.
@@ -199,7 +199,7 @@ def bucket_memory(
 ) -> dict[str, Elements]:
     """Allocate memory that the engine reduces fastest, for each device of a plan."""
     return {
-        device: channel.run(AllocateMemory(nbytes, f"of {name} on {device}", devices[device]))
+        device: channel.run(allocate(nbytes, f"of {name} on {device}", devices[device]))
         for device, nbytes in sorted(memory_bytes(plan).items())
     }
 

@@ -172,7 +172,6 @@ class GradientStep(Operation):
         missed: Callable[[], object] = bool,
     ) -> None:
         """`missed` tells blocked ranks that this one waits for them."""
-        super().__init__()
         self._buffers, self._numbers = buffers, numbers
         self._exchange, self._plan = exchange, plan
         self._streams = streams or [HOST] * len(buffers)

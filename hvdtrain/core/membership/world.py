@@ -18,7 +18,7 @@ from hvdtrain.config import Config
 from hvdtrain.core.agreement.channel import Channel, FirstUse, Stopwatch
 from hvdtrain.core.agreement.operation import Operation, Request, Zeros
 from hvdtrain.core.collectives.allreduce import PLANS, Allreduce
-from hvdtrain.core.collectives.gathers import Split
+from hvdtrain.core.collectives.gathers import split
 from hvdtrain.core.collectives.ordered import OrderedCommunicator
 from hvdtrain.core.exchanges.adasum import AdasumExchange
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
@@ -172,7 +172,7 @@ class Context:
     ) -> Channel | None:
         """Open a channel for `ranks` (collective over `parent`); return None on other ranks."""
         whole = parent or self.world
-        communicator: Communicator | None = whole.run(Split(ranks))
+        communicator: Communicator | None = whole.run(split(ranks))
         if communicator is None:
             return None
         members = [whole.ranks[rank] for rank in ranks]

@@ -11,7 +11,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.gathers import AllocateMemory
+from hvdtrain.core.collectives.gathers import allocate
 from hvdtrain.core.sharding.exchange import PutSegments
 from hvdtrain.core.sharding.segments import Quantity, Segment, StateLayout
 from hvdtrain.engines.features import Slices
@@ -31,7 +31,7 @@ class NodeOwners:
     def find_memory(self, nbytes: int, purpose: str) -> list[_Bytes] | None:
         """Allocate memory on each rank; return that of all ranks, or None if it is not shared."""
         name = f"of the {purpose} of {self.name}"
-        return self.slices.copies(self.channel.run(AllocateMemory(nbytes, name)))
+        return self.slices.copies(self.channel.run(allocate(nbytes, name)))
 
     @collective
     def allocate(self, nbytes: int, purpose: str) -> list[_Bytes]:

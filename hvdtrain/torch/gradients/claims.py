@@ -11,8 +11,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.torch.gradients.buckets import Named, ParameterBuckets
-from hvdtrain.torch.gradients.views import ParameterSettings
+from hvdtrain.torch.gradients.buckets import Named, ParameterBuckets, ParameterSettings
 
 _CLAIMS: weakref.WeakSet[ClaimedParameters] = weakref.WeakSet()
 # Of torch, by name: to import the second takes long. Its `replicate` makes the first.

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 
-from hvdtrain.arrays import Array, HostArray, is_tensor
 from hvdtrain.collective import collective
 from hvdtrain.core import context, sample_weights
 from hvdtrain.core.agreement.channel import Channel
@@ -25,13 +24,11 @@ from hvdtrain.core.membership.recruiter import Follower
 from hvdtrain.core.objects import allgather_object, together
 from hvdtrain.core.process_set import ProcessSet
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.streams import Streams
-from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
 from hvdtrain.torch.gradients.claims import ClaimedParameters, find_others
 from hvdtrain.torch.gradients.gradients import Gradients
-from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.allreduce import grouped_allreduce
-from hvdtrain.torch.operations.divergence import note_wrapped
+from hvdtrain.torch.operations.divergence import monitor
 from hvdtrain.torch.tensors.parts import check_reduced, parameters_of, rate_of, require_values
 from hvdtrain.torch.tensors.routes import is_communicated
 from hvdtrain.types import ReduceOp
@@ -81,7 +78,9 @@ def _average(
         [
             own[name] * (weight / totals[name])
             if name in own
-            else _zeros(everywhere[name], parameters[name[0]].device)
+            else torch.zeros(
+                everywhere[name][0], dtype=everywhere[name][1], device=parameters[name[0]].device
+            )
             for name in names
         ],
         name="states of optimizers",
@@ -105,11 +104,6 @@ def _tensors(
         and (value.is_floating_point() or value.is_complex())
         and name != _COUNT
     }
-
-
-def _zeros(kind: tuple[tuple[int, ...], torch.dtype], device: torch.device) -> torch.Tensor:
-    shape, dtype = kind
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class Weights(ClaimedParameters):
@@ -151,9 +145,12 @@ class Weights(ClaimedParameters):
         """Pass the weights that all ranks have in common to the exchange, if new."""
         if not self.counter.begun:
             self.check_kept(parameter.grad is not None for parameter in self.parameters)
-            for bucket, streams in self._filled():
-                filled = partial(self.buckets.exchange.begin, bucket)
-                _, read = streams.run_after(streams.mark(), filled)
+            buckets, plan = self.buckets, self.buckets.plan
+            for number in self._fill():
+                memory, streams = buckets.buffers[number], buckets.streams[number]
+                filled = FilledBucket(number, memory, plan.buckets[number], plan.specs)
+                begin = partial(buckets.exchange.begin, filled)
+                _, read = streams.run_after(streams.mark(), begin)
                 streams.wait(read)
             self.counter.begun = True
 
@@ -179,22 +176,17 @@ class Weights(ClaimedParameters):
         exchange, reducer = self.buckets.exchange, self.buckets
         some, in_warm_up = exchange.partial, exchange.in_warm_up
         rate = rate_of(self._optimizer) if exchange.uses_rate else None
-        own = OwnStep(
-            weight,
-            self.counter.steps,
-            flush=flush,
-            local_steps=self.counter.local_steps,
-            rate=rate,
-        )
+        own = OwnStep(weight, self.counter.steps, flush, self.counter.local_steps, rate)
         step = reducer.step
         try:
-            for bucket, _ in self._filled():
-                for index in bucket.layout.parameters:
+            for number in self._fill():
+                for index in reducer.plan.buckets[number].parameters:
                     reducer.step.ready(index)
                 if reducer.launch():
                     reducer.submit(own)
             reducer.finish(own)
-            self._read()
+            for index in range(len(self.parameters)):
+                reducer.read(index)
         finally:
             reducer.forget()
         reducer.count_step()
@@ -207,33 +199,12 @@ class Weights(ClaimedParameters):
             )
         return step.info
 
-    def _bucket_views(self) -> Iterator[tuple[FilledBucket, Streams]]:
-        reducer = self.buckets
-        layouts, specs = reducer.plan.buckets, reducer.plan.specs
-        for number, streams in enumerate(reducer.streams):
-            yield FilledBucket(number, reducer.buffers[number], layouts[number], specs), streams
-
-    def _filled(self) -> Iterator[tuple[FilledBucket, Streams]]:
-        """Copy the weights into the buckets and yield each filled bucket."""
-        for bucket, streams in self._bucket_views():
-            for part in bucket.parts:
-                weights = self.parameters[part.index].detach()
-                streams.fill(weights, _tensor(part.array))
-            yield bucket, streams
-
-    def _read(self) -> None:
-        """Copy the weights back from the buckets."""
-        for bucket, streams in self._bucket_views():
-            for part in bucket.parts:
-                weights = self.parameters[part.index].detach()
-                streams.read(_tensor(part.array), weights)
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    """View an array as a tensor on its own device, whatever the default device is."""
-    if is_tensor(array):
-        return cast("torch.Tensor", array)
-    return torch.from_numpy(cast("HostArray", array))
+    def _fill(self) -> Iterator[int]:
+        """Copy the weights into the buckets, and yield the number of each filled one."""
+        for number, bucket in enumerate(self.buckets.plan.buckets):
+            for index in bucket.parameters:
+                self.buckets.fill(index)
+            yield number
 
 
 class Exchanged(Follower):
@@ -263,7 +234,7 @@ class Exchanged(Follower):
     @collective
     def _plan(self) -> None:
         """Plan the exchange of gradients or weights on the ranks that take part."""
-        note_wrapped(self._optimizer)
+        monitor.note_wrapped(self._optimizer)
         settings = self.settings
         if not settings.process_set.included():
             return

@@ -19,14 +19,13 @@ from hvdtrain.core.gradients.step_info import OwnStep, StepInfo
 from hvdtrain.core.gradients.weight_check import WeightSums, is_due
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import TooManyPassesError
-from hvdtrain.torch.gradients.buckets import Named
+from hvdtrain.torch.gradients.buckets import Named, ParameterSettings
 from hvdtrain.torch.gradients.claims import ClaimedParameters
 from hvdtrain.torch.gradients.hooks import (
     GradientHooks,
     check_hookable,
     in_nested_backward,
 )
-from hvdtrain.torch.gradients.views import ParameterSettings
 from hvdtrain.torch.operations.gathers import sparse_allreduce_async
 from hvdtrain.torch.tensors.dynamo import in_compiled_backward
 from hvdtrain.torch.tensors.parts import rate_of, weight_sums
@@ -170,9 +169,9 @@ class Gradients(ClaimedParameters):
             return
         with self._lock:
             if incoming is None:
-                self.buckets.views.note_misfit(index)
+                self.buckets.note_misfit(index)
             if self._settings.sharded:
-                self.buckets.views.look(self._complete(), index)
+                self.buckets.look(self._complete(), index)
             if (self._pass_ended and self._all_dropped()) or self._returns(index, incoming):
                 self._check_unused()
                 self._start_over()
@@ -180,9 +179,15 @@ class Gradients(ClaimedParameters):
                 self._take_again()
             self._pass_ended = False
             if not self.open:
-                self._check_begin(index)
+                if not self.whole and self.buckets.holds(index):
+                    self._hooks.forget()
+                    raise RuntimeError(
+                        f"backward() accumulated into the gradient of {self._named[index][0]!r} "
+                        "after clip_grad_norm_() had reduced it. With sharded=True each rank holds "
+                        "only its slice: call optimizer.step() or optimizer.zero_grad() first"
+                    )
                 self._begin()
-                self.buckets.views.release()  # after a skipped step
+                self.buckets.release()  # after a skipped step
             step = self.buckets.step
             count = step.passes[index] = step.passes.get(index, 0) + 1
             if count < self.passes:
@@ -201,20 +206,9 @@ class Gradients(ClaimedParameters):
         if step.complete and in_compiled_backward():
             self._after_backward()
 
-    def _check_begin(self, index: int) -> None:
-        """Check that a gradient is no result of which this rank has its slice alone."""
-        name = self._named[index][0]
-        if not self.whole and self.buckets.views.holds(index):
-            self._hooks.forget()
-            raise RuntimeError(
-                f"backward() accumulated into the gradient of {name!r} after clip_grad_norm_() had "
-                "reduced it. With sharded=True each rank holds only its slice: call "
-                "optimizer.step() or optimizer.zero_grad() first"
-            )
-
     def _accept(self, index: int, incoming: torch.Tensor | None) -> None:
         """Let a gradient be reduced where it is, or in its bucket."""
-        if not self.buckets.views.stays(index, incoming):
+        if not self.buckets.stays(index, incoming):
             self._take(index)
         if self.buckets.step.ready(index):
             self._launch()
@@ -263,7 +257,7 @@ class Gradients(ClaimedParameters):
         sparse = self.buckets.step.sparse.get(index)
         if sparse is not None:
             return sparse is self.parameters[index].grad
-        return self.buckets.views.is_taken(index)
+        return self.buckets.is_taken(index)
 
     def _is_kept(self, index: int) -> bool:
         """Return whether the program has left a gradient that was taken as it is."""
@@ -283,8 +277,7 @@ class Gradients(ClaimedParameters):
             i for b in self.plan.buckets[: self.buckets.step.launched] for i in b.parameters
         }
         kept = [
-            self.buckets.views.withdraw(index, index in launched)
-            for index in range(len(self.parameters))
+            self.buckets.withdraw(index, index in launched) for index in range(len(self.parameters))
         ]
         self._finish()
         for index, gradient in enumerate(kept):
@@ -316,7 +309,7 @@ class Gradients(ClaimedParameters):
                 gradient = gradient.detach().to_dense()  # also if it has a graph
             else:
                 self.buckets.step.sparse[index], gradient = gradient, None
-        self.buckets.views.take(index, gradient)
+        self.buckets.take(index, gradient)
 
     def _after_backward(self) -> None:
         with self._lock:
@@ -329,9 +322,9 @@ class Gradients(ClaimedParameters):
         self._deliver(reduced)
         if self.buckets.channel.has_thread:  # otherwise nothing is in progress
             launched = self.buckets.step.launched
-            self.buckets.views.lend(self.plan.buckets[reduced:launched])
+            self.buckets.lend(self.plan.buckets[reduced:launched])
         if self._settings.sharded:
-            self.buckets.views.note()
+            self.buckets.note(self._complete())
 
     def _complete(self) -> Iterator[int]:
         """Yield the parameters whose gradients are computed in this step."""
@@ -340,7 +333,7 @@ class Gradients(ClaimedParameters):
 
     def check_unchanged(self) -> None:
         """Check that gradients are those that were noted after backward(), or after changes."""
-        if self.open and self._hooks.in_backward and self.buckets.views.arriving:
+        if self.open and self._hooks.in_backward and self.buckets.arriving:
             raise RuntimeError(
                 "sharded=True: step(), synchronize() or clip_grad_norm_() was called before "
                 "backward() had ended, when gradients of this optimizer had arrived already: call "
@@ -348,7 +341,7 @@ class Gradients(ClaimedParameters):
                 "after a failed backward(), call zero_grad()"
             )
         taken = self._complete() if self.open else range(len(self.parameters))
-        changed = self.buckets.views.changed(taken)
+        changed = self.buckets.changed(taken)
         if changed is not None:
             raise RuntimeError(
                 f"the gradient of {self._named[changed][0]!r} (or another in its bucket) was "
@@ -361,7 +354,7 @@ class Gradients(ClaimedParameters):
     def _deliver(self, count: int) -> None:
         """Set the gradients of the first `count` buckets to the reduced ones."""
         step = self.buckets.step
-        self.buckets.views.deliver(self.plan.buckets[step.delivered : count], step.sparse)
+        self.buckets.deliver(self.plan.buckets[step.delivered : count], step.sparse)
         step.delivered = count
 
     @collective
@@ -388,7 +381,12 @@ class Gradients(ClaimedParameters):
         """Note which results the program does not step on; ranks compare that in the next step."""
         none = [index for index, p in enumerate(self.parameters) if p.grad is None]
         removed = [self._named[i][0] for i in none if self.used and self.used[i] and not self.open]
-        self._removed_before = _without(removed) if removed else ""
+        self._removed_before = ""
+        if removed:
+            self._removed_before = (
+                f", the last step() without the averages of {', '.join(map(repr, removed))}: "
+                "remove them on all ranks or on none"
+            )
 
     def _check_weight(self) -> None:
         """Check that the weight of this step is the one with which its first bucket left."""
@@ -414,7 +412,7 @@ class Gradients(ClaimedParameters):
     def forget_results(self) -> None:
         """Let the program use its gradients for other numbers than the last results."""
         self._hooks.forget()  # a backward pass may have failed before a gradient arrived
-        self.buckets.views.forget()
+        self.buckets.forget_changes()
         self.whole = True
 
     @collective
@@ -422,7 +420,7 @@ class Gradients(ClaimedParameters):
         """Give all ranks the results of the last reduction for all elements."""
         if not self.whole:
             self.buckets.spread_slices()
-            self.buckets.views.deliver(self.plan.buckets, ())
+            self.buckets.deliver(self.plan.buckets, ())
             self.whole = True
 
     @collective
@@ -451,7 +449,7 @@ class Gradients(ClaimedParameters):
 
     def _forget_step(self) -> None:
         self.buckets.forget()
-        self.buckets.views.forget()
+        self.buckets.forget_changes()
         self._pass_ended = self._nested = False
         self._versions = []
         self._removed.clear()
@@ -471,7 +469,7 @@ class Gradients(ClaimedParameters):
         finally:
             self._forget_step()
         if self.buckets.sharded is None:  # a shared step uses them, too
-            self.buckets.views.release()
+            self.buckets.release()
         self._update_plan(usage)
         return usage
 
@@ -506,7 +504,7 @@ class Gradients(ClaimedParameters):
     ) -> None:
         """Set the gradients that this rank had not, or not dense, as all ranks' usage says."""
         with_dense = usage.with_dense
-        self.buckets.views.give(i for i in (*absent, *sparse) if i in with_dense)
+        self.buckets.give(i for i in (*absent, *sparse) if i in with_dense)
         assert self.info is not None
         for index in (i for i, count in enumerate(usage.sparse) if count):
             name, parameter = self._named[index]
@@ -523,7 +521,7 @@ class Gradients(ClaimedParameters):
         ready = set(step.arrivals)
         for bucket in self.plan.buckets[step.launched :]:
             for index in ready.intersection(bucket.parameters):
-                if not self.buckets.views.is_current(index):
+                if not self.buckets.is_current(index):
                     step.sparse.pop(index, None)
                     self._take(index)
                     if self.parameters[index].grad is None:
@@ -556,16 +554,9 @@ class Gradients(ClaimedParameters):
     @collective
     def _remake_plan(self) -> None:
         self.before_new_buckets()
-        kept = self.buckets.views.kept()
+        kept = self.buckets.kept()
         super()._remake_plan()
-        self.buckets.views.restore(kept)
-
-
-def _without(names: Sequence[str]) -> str:
-    return (
-        f", the last step() without the averages of {', '.join(map(repr, names))}: remove them on "
-        "all ranks or on none"
-    )
+        self.buckets.restore(kept)
 
 
 def _is_same(gradient: torch.Tensor, incoming: torch.Tensor | None) -> bool:

@@ -95,8 +95,14 @@ def allreduce_handle(
     sources: Tensors
     targets: Tensors
     if plan.copies or not plan.on_host:
-        sources = [_read(*one) for one in zip(plan.wires, plan.routes, tensors, strict=True)]
-        targets = sources if in_place else [*map(_written, plan.wires, sources)]
+        sources = [
+            route.own(tensor) if wire is None else route.copied(tensor, wire)
+            for wire, route, tensor in zip(plan.wires, plan.routes, tensors, strict=True)
+        ]
+        targets = sources
+        if not in_place:  # copies are reduced in place anyway
+            pairs = zip(plan.wires, sources, strict=True)
+            targets = [torch.empty_like(each) if wire is None else each for wire, each in pairs]
     else:
         sources, targets = tensors, tensors if in_place else [*map(torch.empty_like, tensors)]
     channel = plan.channel
@@ -112,16 +118,6 @@ def allreduce_handle(
         each = list(zip(plan.wires, plan.routes, tensors, targets, strict=True))
         handle.finish = lambda _: [_result(*one, in_place) for one in each]
     return handle if plan.on_host else order(handle, plan.routes)
-
-
-def _read(wire: torch.dtype | None, route: Route, tensor: torch.Tensor) -> torch.Tensor:
-    """Return what the engine reads."""
-    return route.own(tensor) if wire is None else route.copied(tensor, wire)
-
-
-def _written(wire: torch.dtype | None, source: torch.Tensor) -> torch.Tensor:
-    """Return what it writes if not in place; copies are reduced in place anyway."""
-    return torch.empty_like(source) if wire is None else source
 
 
 def _find(tensors: Tensors, terms: tuple[Any, ...]) -> _Plan | None:

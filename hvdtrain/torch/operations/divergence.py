@@ -37,7 +37,15 @@ class _DivergenceMonitor:
         self._progress: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Progress]
         self._progress = weakref.WeakKeyDictionary()
 
-    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+    def note_exchanged(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count the elements that ranks reduce or gather, which may be gradients or weights."""
+        self.exchanged += sum(tensor.numel() for tensor in tensors)
+
+    def note_broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Monitor optimizers of these tensors, which are now equal on all ranks."""
+        topology = context.current().topology
+        if topology.size == 1 or topology.rank:
+            return
         self._progress.clear()
         self._addresses |= _addresses(tensors)
         for optimizer in self._wrapped:
@@ -46,10 +54,12 @@ class _DivergenceMonitor:
             self._installed = True
             register_optimizer_step_post_hook(self._after_step)
 
-    def wrap(self, optimizer: torch.optim.Optimizer) -> None:
+    def note_wrapped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Stop monitoring an optimizer whose gradients are reduced, and others of its parameters.
+
+        A program may later train them with another one on a single rank, on purpose.
+        """
         self._wrapped.add(optimizer)
-        # A program that has wrapped an optimizer of these parameters may later train them with
-        # another one on a single rank, on purpose.
         self._addresses -= _addresses(parameters_of(optimizer))
 
     @disable_compile
@@ -94,20 +104,3 @@ def in_torch_distributed() -> bool:
 
 
 monitor = _DivergenceMonitor()
-
-
-def note_broadcast(tensors: Iterable[torch.Tensor]) -> None:
-    """Monitor optimizers of these tensors, which are now equal on all ranks."""
-    topology = context.current().topology
-    if topology.size > 1 and topology.rank == 0:
-        monitor.broadcast(tensors)
-
-
-def note_exchanged(tensors: Iterable[torch.Tensor]) -> None:
-    """Count the elements that ranks reduce or gather, which may be gradients or weights."""
-    monitor.exchanged += sum(tensor.numel() for tensor in tensors)
-
-
-def note_wrapped(optimizer: torch.optim.Optimizer) -> None:
-    """Stop monitoring an optimizer whose gradients are reduced, and others of its parameters."""
-    monitor.wrap(optimizer)

@@ -1,8 +1,8 @@
-"""Allgather, all-to-all and broadcast of PyTorch tensors; `allreduce` says what holds for all."""
+"""Operations of PyTorch tensors beside allreduce; `allreduce` says what holds for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
@@ -10,12 +10,24 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
+from hvdtrain.core.agreement.channel import Channel, Submission
+from hvdtrain.core.arguments import check_has_gradient, choose_op, op_on_wire
+from hvdtrain.core.collectives.gathers import rows_of_rank
+from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
+from hvdtrain.torch.compression import Compression
 from hvdtrain.torch.operations.allreduce import ALLREDUCE
-from hvdtrain.torch.operations.divergence import note_exchanged
-from hvdtrain.torch.operations.handle import Handle, Tensors, Verb
+from hvdtrain.torch.operations.divergence import monitor
+from hvdtrain.torch.operations.handle import Handle, Tensors, Verb, run_compressed
 from hvdtrain.torch.tensors.dynamo import disable_compile
-from hvdtrain.torch.tensors.routes import as_buffer, order, require_tensors, route_of
+from hvdtrain.torch.tensors.routes import (
+    Route,
+    as_buffer,
+    dtype_of,
+    order,
+    require_tensors,
+    route_of,
+)
 from hvdtrain.types import ReduceOp
 
 
@@ -147,11 +159,10 @@ def allgather_handle(
     """Prepare the gathering of one tensor or of a group, whose result is a list of tensors."""
     if not tensors:
         raise ValueError("a group needs at least one tensor")
-    require_tensors(tensors)
-    note_exchanged(tensors)
-    channel = channel_of(process_set)
-    routes = [route_of(channel, tensor) for tensor in tensors]
-    sent = [_at_least_1d(route.sent(tensor)) for route, tensor in zip(routes, tensors, strict=True)]
+    channel, routes = _routes(tensors, process_set)
+    monitor.note_exchanged(tensors)
+    pairs = zip(routes, tensors, strict=True)
+    sent = [torch.atleast_1d(route.sent(tensor)) for route, tensor in pairs]
     submitted = operations.allgather(
         channel, [as_buffer(tensor) for tensor in sent], [tensor.shape for tensor in sent], name
     )
@@ -162,16 +173,25 @@ def allgather_handle(
             for route, tensor, (buffer, rows) in zip(routes, tensors, gathered, strict=True)
         ]
 
-    return Handle(channel, order(submitted, routes).operation, finish)
+    return _handle(submitted, routes, finish)
+
+
+def _routes(tensors: Tensors, process_set: ProcessSet) -> tuple[Channel, list[Route]]:
+    """Return the channel of the tensors, and how each reaches its engine."""
+    require_tensors(tensors)
+    channel = channel_of(process_set)
+    return channel, [route_of(channel, tensor) for tensor in tensors]
+
+
+def _handle(
+    submitted: Submission, routes: Sequence[Route], finish: Callable[[Any], object]
+) -> Handle:
+    return Handle(submitted.channel, order(submitted, routes).operation, finish)
 
 
 ALLGATHER = Verb(
     lambda tensors, name, where, _: allgather_handle(tensors, name, where), _allgather_gradient
 )
-
-
-def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(1) if tensor.dim() == 0 else tensor
 
 
 Splits = torch.Tensor | Sequence[int] | None
@@ -253,12 +273,9 @@ def _alltoall_gradient(
 def _alltoall_handle(
     tensors: Tensors, splits: Splits, name: str | None, process_set: ProcessSet
 ) -> Handle:
-    require_tensors(tensors)
-    note_exchanged(tensors)
-    (tensor,) = tensors
-    counts = _counts(splits)
-    channel = channel_of(process_set)
-    route = route_of(channel, tensor)
+    channel, (route,) = _routes(tensors, process_set)
+    monitor.note_exchanged(tensors)
+    (tensor,), counts = tensors, _counts(splits)
     sent = route.sent(tensor if counts is None or not tensor.dim() else tensor[: sum(counts)])
     submitted = operations.alltoall(channel, as_buffer(sent), sent.shape, counts, name)
 
@@ -268,7 +285,7 @@ def _alltoall_handle(
         device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
         return rows, torch.tensor(received, dtype=torch.int32, device=device)
 
-    return Handle(channel, order(submitted, [route]).operation, finish)
+    return _handle(submitted, [route], finish)
 
 
 ALLTOALL = Verb(_alltoall_handle, _alltoall_gradient)
@@ -361,8 +378,7 @@ def _broadcast_gradient(
     gradients: Tensors, _: Any, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> Sequence[torch.Tensor]:
     """Return the average over ranks on the root rank, and zero on the others."""
-    arguments = (ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
-    (averaged,) = ALLREDUCE.run(gradients, *arguments)
+    (averaged,) = ALLREDUCE.run(gradients, ReduceOp.AVERAGE, None, 1.0, 1.0, process_set)
     if context.current().topology.rank != root_rank:
         # Part of the graph, so that all ranks reduce when this is differentiated again.
         averaged = averaged.masked_fill(torch.ones_like(averaged, dtype=torch.bool), 0)
@@ -376,10 +392,7 @@ def _broadcast_handle(
     process_set: ProcessSet = global_process_set,
     in_place: bool = False,
 ) -> Handle:
-    require_tensors(tensors)
-    (tensor,) = tensors
-    channel = channel_of(process_set)
-    route = route_of(channel, tensor)
+    (channel, (route,)), (tensor,) = _routes(tensors, process_set), tensors
     direct = in_place and route.takes(tensor)
     sent = route.own(tensor) if direct else route.copied(tensor)
     submitted = operations.broadcast(channel, as_buffer(sent), tensor.shape, root_rank, name)
@@ -391,7 +404,162 @@ def _broadcast_handle(
             route.write_back(sent, tensor)
         return [tensor]
 
-    return Handle(channel, order(submitted, [route]).operation, finish)
+    return _handle(submitted, [route], finish)
 
 
 BROADCAST = Verb(_broadcast_handle, _broadcast_gradient)
+
+
+@disable_compile
+@collective
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Return this rank's part of a reduction, divided along the first dimension.
+
+    Parts are as even as possible; lower ranks get the larger ones.
+
+    Args:
+        tensor: tensor of shape [rows, ...]; shape and dtype are equal on all ranks.
+        name: name of the operation.
+        compression: how the tensor is rounded before the reduction.
+        op: Average or Sum.
+        process_set: ranks that take part.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after it.
+
+    Returns:
+        A tensor of shape [rows of this rank, ...], of the input's dtype.
+    """
+    return grouped_reducescatter(
+        [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
+    )[0]
+
+
+@disable_compile
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Submit `reducescatter`, without gradients.
+
+    Args:
+        tensor: tensor to reduce; must not change before the operation is complete.
+        name, op, process_set, prescale_factor, postscale_factor: as in `reducescatter`.
+    """
+    op = choose_op(op, None)
+    factors = (prescale_factor, postscale_factor)
+    return _reducescatter_handle([tensor], op, name, process_set, *factors).first().start()
+
+
+@disable_compile
+@collective
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Return this rank's parts of several reductions as one operation.
+
+    Args:
+        tensors: tensors to reduce, each as in `reducescatter`.
+        name, compression, op, process_set, prescale_factor, postscale_factor: as in
+            `reducescatter`.
+    """
+    op = choose_op(op, None)
+    arguments = (op, name, process_set, prescale_factor, postscale_factor)
+    return run_compressed(REDUCESCATTER, tensors, compression, *arguments)
+
+
+@disable_compile
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: str | None = None,
+    op: ReduceOp | None = ReduceOp.AVERAGE,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Submit `grouped_reducescatter`, without gradients.
+
+    Args:
+        tensors: tensors to reduce; must not change before the operation is complete.
+        name, op, process_set, prescale_factor, postscale_factor: as in `reducescatter`.
+    """
+    op = choose_op(op, None)
+    factors = (prescale_factor, postscale_factor)
+    handle = _reducescatter_handle(list(tensors), op, name, process_set, *factors)
+    return handle.then(tuple).start()
+
+
+@collective
+def _reducescatter_gradient(
+    gradients: Tensors,
+    _: Any,
+    op: ReduceOp,
+    name: str | None,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> Sequence[torch.Tensor]:
+    """Gather the gradients of all parts."""
+    check_has_gradient("reducescatter", op)
+    factor = prescale_factor * postscale_factor
+    if op is ReduceOp.SUM:
+        factor *= process_set.size() or 1
+    scaled = [gradient * factor for gradient in gradients]
+    return ALLGATHER.run(scaled, None, process_set, ReduceOp.SUM)
+
+
+def _reducescatter_handle(
+    tensors: Tensors,
+    op: ReduceOp,
+    name: str | None,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+) -> Handle:
+    channel, routes = _routes(tensors, process_set)
+    monitor.note_exchanged(tensors)
+    factors = (prescale_factor, postscale_factor)
+    wire_op, kinds = op_on_wire([dtype_of(tensor).value for tensor in tensors], op, *factors)
+    pairs = list(zip(routes, tensors, strict=True))
+    sent = [route.sent(tensor, route.wire_type(tensor.dtype, op)) for route, tensor in pairs]
+    submitted = operations.reducescatter(
+        channel,
+        [as_buffer(tensor) for tensor in sent],
+        [tensor.shape for tensor in tensors],
+        wire_op,
+        name,
+        *factors,
+        kinds,
+    )
+
+    size, rank = process_set.size() or 1, process_set.rank() or 0
+
+    def finish(buffers: list[Buffer]) -> list[torch.Tensor]:
+        return [
+            route.received(buffer, tensor).reshape(
+                rows_of_rank(tensor.shape[0], rank, size), *tensor.shape[1:]
+            )
+            for (route, tensor), buffer in zip(pairs, buffers, strict=True)
+        ]
+
+    return _handle(submitted, routes, finish)
+
+
+REDUCESCATTER = Verb(_reducescatter_handle, _reducescatter_gradient)

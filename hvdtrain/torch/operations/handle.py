@@ -98,12 +98,6 @@ def _checked(handle: Handle) -> Handle:
     return handle
 
 
-def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether autograd must record an operation on these tensors."""
-    require_tensors(tensors)
-    return any(tensor.requires_grad for tensor in tensors) and torch.is_grad_enabled()
-
-
 @dataclass(frozen=True)
 class Verb:
     """One of the operations: how it is prepared, and what its gradient is.
@@ -118,7 +112,8 @@ class Verb:
     @collective
     def run(self, tensors: Tensors, *arguments: Any) -> Sequence[torch.Tensor]:
         """Return the results of a group of tensors, differentiably."""
-        if needs_gradient(tensors):
+        require_tensors(tensors)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             results: tuple[torch.Tensor, ...]
             results = _Recorded.apply(self, arguments, *tensors)  # type: ignore[no-untyped-call]
             return results

@@ -221,8 +221,8 @@ class SegmentSteps:
     def gradient(self, index: int, kept: bool) -> torch.Tensor:
         """Return the gradient of a segment: the reduced one, or what the program has kept."""
         segment, spec = self.owned[index], self._buckets.plan.specs[index]
-        if not kept or self._buckets.views.holds(index):
-            elements = self._buckets.views.elements(index)
+        if not kept or self._buckets.holds(index):
+            elements = self._buckets.elements(index)
         else:
             gradient = self._parameters[index].grad
             assert gradient is not None

@@ -180,7 +180,7 @@ class TorchSharedSteps:
         if not factor.is_cpu or factor != 1.0:  # the host does not wait for a device
             self._update.scale(factor)
         self._scaled = True
-        self.gradients.buckets.views.note()
+        self.gradients.buckets.note()
 
     def check_whole(self) -> None:
         """Check that a loss scaler finds the gradients of all ranks."""

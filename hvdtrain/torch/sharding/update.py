@@ -170,8 +170,8 @@ class OwnerUpdate(ABC):
         """Forget the gradients, unless they are kept; `whole` says what the next buckets have."""
         self._exchange.whole = whole or self._exchange.whole_tensors
         if not kept:
-            self.buckets.views.drop()
-        self.buckets.views.release()
+            self.buckets.drop()
+        self.buckets.release()
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiply the reduced gradients that this rank owns, at the latest in the step."""

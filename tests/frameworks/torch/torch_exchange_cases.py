@@ -16,6 +16,7 @@ from torch_training import (
     grad_of,
     gradients_of,
     momentum,
+    own,
     refused,
     wrapped_sgd,
     zeros,
@@ -54,22 +55,14 @@ def one_bit(hierarchical: bool) -> OneBit:
     return exchange
 
 
-def share(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    return tensor[rank :: hvd.size()]
-
-
 def samples(step: int, rank: int) -> float:
-    return float(len(share(batch(step)[0], rank)))
+    return float(len(own(batch(step)[0], rank)))
 
 
 def backward(model: Model, step: int, rank: int) -> None:
-    inputs, labels = (share(tensor, rank) for tensor in batch(step))
+    inputs, labels = (own(tensor, rank) for tensor in batch(step))
     model.zero_grad()
     F.cross_entropy(model(inputs), labels).backward()
-
-
-def gradients(model: Model) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def put(values: Sequence[Flat], tensors: Sequence[torch.Tensor]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 from exchange_formulas import BlockFormula, DiLoCoFormula, Flat, mean
+from torch_training import check_equal
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange
@@ -56,12 +57,6 @@ def new_optimizer(
         backward_passes_per_step=passes,
         process_set=members,
     )
-
-
-def check_replicas(model: torch.nn.Module, members: ProcessSet = global_process_set) -> None:
-    weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).reshape(1, -1)
-    gathered = hvd.allgather(weights, name="replicas", process_set=members)
-    assert all(torch.equal(gathered[0], other) for other in gathered)
 
 
 class Checked:
@@ -143,7 +138,7 @@ class Checked:
         self._own = {name: _flat(p) for name, p in self.model.named_parameters()}
 
     def _check_exchange(self, flush: bool) -> None:
-        check_replicas(self.model, self._members)
+        check_equal(self.model.parameters(), self._members)
         if not self._rules:
             return
         of_ranks = hvd.allgather_object(self._own, name="weights", process_set=self._members)

@@ -65,7 +65,8 @@ MODULES = {
 def stage() -> None:
     """Have hvdtrain copy to the host what the engine takes as it is: the fault to be caught."""
     vars(torch_routes)["_make"] = lambda *_: torch_routes.StagingRoute(HOST, pinned=False)
-    vars(buckets)["_bucket_devices"] = lambda *_: {DEVICE: "cpu"}
+    usual, on_host = vars(buckets)["bucket_memory"], {DEVICE: "cpu"}
+    vars(buckets)["bucket_memory"] = lambda *given: usual(*given[:-1], on_host)
 
 
 def main(names: str, fault: str) -> None:

@@ -1,18 +1,16 @@
 """Optimizers that average weights, at once or after gradients, against ranks on one process."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from itertools import product
 
 import torch
 from exchange_formulas import Flat, OfRanks, mean
-from torch_exchange_cases import backward, dense, flat, gradients, parameters, put, samples, wrapped
-from torch_training import Model, difference, momentum, refused
+from torch_exchange_cases import backward, dense, flat, parameters, put, samples, wrapped
+from torch_training import Make, Model, check_equal, difference, gradients, momentum, refused
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import make_exchange
-
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 class Alone:
@@ -67,12 +65,6 @@ def take_step(model: Model, optimizer: hvd.DistributedOptimizer, step: int) -> N
     optimizer.sample_weight = samples(step, hvd.rank())
     backward(model, step, hvd.rank())
     optimizer.step()
-
-
-def check_equal(tensors: Iterable[torch.Tensor]) -> None:
-    whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    gathered = hvd.allgather(whole.reshape(1, -1), name="tensors")
-    assert all(torch.equal(gathered[0], other) for other in gathered)
 
 
 def ranks_average_weights_every_few_steps() -> None:

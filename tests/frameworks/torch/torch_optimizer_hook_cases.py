@@ -141,7 +141,7 @@ def gradients_changed_before_they_are_reduced() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if not last:
-                reduced = training.gradients_of(optimizer).buckets.views._views
+                reduced = training.gradients_of(optimizer).buckets._views
                 for index, weight in enumerate(parameters):
                     assert training.grad_of(weight).data_ptr() != reduced[index].data_ptr()
                     if change:

@@ -348,19 +348,6 @@ def a_later_optimizer_takes_parameters_over() -> None:
         assert abs(float(named["a"].detach()[0]) - 3 * total) < 1e-14
 
 
-def an_unwrapped_optimizer_steps_on_gradients_of_a_wrapped_one() -> None:
-    (weight,) = zeros(1, 3)
-    plain, optimizer = torch.optim.SGD([weight], lr=2.0), wrapped_sgd(weight, op=hvd.Sum)
-    for _ in range(2):
-        optimizer.zero_grad()
-        (weight.sum() * (hvd.rank() + 1)).backward()
-        optimizer.synchronize()
-        plain.step()
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    assert weight.tolist() == [-6.0 * ranks_sum()] * 3
-
-
 def bad_arguments() -> None:
     weight = torch.nn.Parameter(torch.zeros(2))
     sgd = torch.optim.SGD([weight], lr=1.0)

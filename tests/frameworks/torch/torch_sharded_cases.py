@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 from torch_training import (
+    Make,
     Model,
     batch,
     build,
@@ -30,7 +31,6 @@ from hvdtrain.errors import MismatchError
 from hvdtrain.train.optimizers.layerwise import Lamb, Lars
 
 CPU = torch.device("cpu")
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 MAKES: dict[str, Make] = {
     "momentum": momentum,
     "adam": partial(torch.optim.Adam, lr=0.01),

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from logged import logged
 from nodes import nodes_of_their_own
-from torch_exchange_checks import Checked, check_replicas, exchange_of, new_optimizer
-from torch_training import difference, drawn
+from torch_exchange_checks import Checked, exchange_of, new_optimizer
+from torch_training import check_equal, difference, drawn, gradients
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.exchanges.catalog import EXCHANGES
@@ -150,7 +150,7 @@ def skips_steps_that_are_not_finite(name: str) -> str:
             train(plain_model, plain, step)
     plain.flush()
     assert difference(model, plain_model) == 0.0, name
-    check_replicas(model)
+    check_equal(model.parameters())
     return in_turn(list(skipped.values()))
 
 
@@ -179,12 +179,8 @@ def clips(name: str) -> str:
         optimizer.step()
         found.append(OWN if alone else RESULT)
         if optimizer.synchronized:
-            check_replicas(model)
+            check_equal(model.parameters())
     return in_turn(found)
-
-
-def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 @feature("accumulation")
@@ -380,7 +376,7 @@ def resumes_on_fewer_ranks(name: str, members: ProcessSet) -> str:
             loss_of(smaller, step).backward()
             fewer.step()
         fewer.flush()
-        check_replicas(smaller, members)
+        check_equal(smaller.parameters(), members)
     if not hvd.broadcast_object(bool(saved["own"]), root_rank=0):
         assert not told
         return YES

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import hvdtrain.torch as hvd
 from hvdtrain.core.gradients.plan import BucketPlan
+from hvdtrain.core.process_set import ProcessSet, global_process_set
 
 Model = torch.nn.Sequential
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -51,13 +52,24 @@ def drawn(seed: int, *shape: int) -> torch.Tensor:
     return numbers.double().to(torch.get_default_device())
 
 
-def own(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[hvd.rank() :: hvd.size()]
+def own(tensor: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+    return tensor[hvd.rank() if rank is None else rank :: hvd.size()]
 
 
 def difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     pairs = zip(a.parameters(), b.parameters(), strict=True)
     return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+def check_equal(tensors: Iterable[torch.Tensor], members: ProcessSet = global_process_set) -> None:
+    """Check that tensors have the same bits on all ranks."""
+    whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).reshape(1, -1)
+    gathered = hvd.allgather(whole, name="tensors", process_set=members)
+    assert all(torch.equal(gathered[0], other) for other in gathered)
+
+
+def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def grad_of(weight: torch.Tensor) -> torch.Tensor:

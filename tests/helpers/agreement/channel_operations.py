@@ -9,9 +9,9 @@ import numpy.typing as npt
 from channel_program import BARRIER, OTHER, Planned
 
 from hvdtrain.buffer import Buffer
-from hvdtrain.core.agreement.operation import Operation
+from hvdtrain.core.agreement.operation import Operation, Request, Work
 from hvdtrain.core.collectives.allreduce import Allreduce, AllreducePlan, PlannedAllreduce
-from hvdtrain.core.collectives.gathers import Allgather, AllocateMemory, Barrier, Broadcast, Split
+from hvdtrain.core.collectives.gathers import allgather, allocate, broadcast, split
 from hvdtrain.core.exchanges import allreduce
 from hvdtrain.core.gradients.reducer import step_request
 from hvdtrain.core.gradients.step import GradientStep
@@ -36,7 +36,7 @@ def data(planned: Planned, rank: int, part: int, count: int) -> Array:
 
 def make(planned: Planned, rank: int, size: int, name: Callable[[str, str], str]) -> Made:
     if planned.variants.get(rank) == BARRIER:
-        return Made(Barrier(name("barrier", planned.name)), lambda _: [])
+        return Made(Work(Request("barrier", name("barrier", planned.name))), lambda _: [])
     return _MAKERS[planned.kind](planned, rank, size, name(planned.kind, planned.name))
 
 
@@ -66,7 +66,7 @@ def _allreduce(planned: Planned, rank: int, size: int, name: str) -> Made:
 def _broadcast(planned: Planned, rank: int, size: int, name: str) -> Made:
     (array, *_) = _arrays(planned, rank)
     root = planned.number % size
-    operation = Broadcast(Buffer.from_array(array), array.shape, root, name, root)
+    operation = broadcast(Buffer.from_array(array), array.shape, root, name, root)
     return Made(operation, lambda _: [array.tolist()])
 
 
@@ -78,12 +78,12 @@ def _allgather(planned: Planned, rank: int, size: int, name: str) -> Made:
     width = planned.counts[0] + _longer(planned, rank)
     own_rows = rows(planned, rank)
     own = Buffer.from_array(data(planned, rank, 0, own_rows * width))
-    operation = Allgather([own], [(own_rows, width)], name)
+    operation = allgather([own], [(own_rows, width)], name)
     return Made(operation, lambda result: [result[0][0].array().tolist(), result[0][1]])
 
 
 def _barrier(planned: Planned, rank: int, size: int, name: str) -> Made:
-    return Made(Barrier(name), lambda _: [])
+    return Made(Work(Request("barrier", name)), lambda _: [])
 
 
 def _split(planned: Planned, rank: int, size: int, name: str) -> Made:
@@ -93,12 +93,12 @@ def _split(planned: Planned, rank: int, size: int, name: str) -> Made:
         communicator.close()
         return [[communicator.rank, communicator.size]]
 
-    return Made(Split(planned.members), read)
+    return Made(split(planned.members), read)
 
 
 def _memory(planned: Planned, rank: int, size: int, name: str) -> Made:
     nbytes = 64 * (planned.counts[0] + _longer(planned, rank))
-    return Made(AllocateMemory(nbytes, name), lambda memory: [[memory.size]])
+    return Made(allocate(nbytes, name), lambda memory: [[memory.size]])
 
 
 def _step(planned: Planned, rank: int, size: int, name: str) -> Made:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvdtrain.core.agreement import lifecycle, votes
-from hvdtrain.core.agreement.operation import JOIN, LEAVE, Marker, Request, Zeros
+from hvdtrain.core.agreement.operation import JOIN, LEAVE, Request, Work, Zeros
 from hvdtrain.core.gradients.step import BucketProgress
 from hvdtrain.engines.local import LocalCommunicator, _Done
 from hvdtrain.types import DType, ReduceOp
@@ -316,7 +316,7 @@ def vote(proposed: tuple[tuple[Request, ...], ...]) -> list[tuple[Request, ...]]
 
 
 def _vote(member: _Ballots, requests: tuple[Request, ...]) -> list[int]:
-    positions, _ = votes.vote(member, [Marker(request) for request in requests], at_once=True)
+    positions, _ = votes.vote(member, [Work(request) for request in requests], at_once=True)
     if len(requests) == 1 and member.own.tobytes() != requests[0].ballot * votes.HASHES:
         raise Fault(f"a round with {requests[0]} alone sends another vote")
     return positions

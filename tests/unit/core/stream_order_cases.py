@@ -218,7 +218,7 @@ def _nothing(*_: object) -> None:
 
 
 def _run_at_once(self: CudaStreams, mark: object, work: Callable[[], object]) -> object:
-    with self._api.on(self._side):
+    with self._on_side():
         result = work()
     return result, (self._side.record_event(),)
 

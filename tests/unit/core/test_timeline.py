@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.core.agreement.operation import Marker, Request
+from hvdtrain.core.agreement.operation import Request, Work
 from hvdtrain.core.timeline.file import (
     GrowingFile,
     PieceWriter,
@@ -74,8 +74,8 @@ def test_a_flight_record_begins_with_the_same_operation_on_all_ranks() -> None:
     ahead, behind = History(), History()
     for number in range(2500):
         for history in (ahead, behind)[: 1 + (number < 2499)]:
-            history.add(Marker(Request("barrier", str(number))), began=None, failed=False)
-    ahead.add(failed := Marker(Request("barrier", "failed")), began=None, failed=True)
+            history.add(Work(Request("barrier", str(number))), began=None, failed=False)
+    ahead.add(failed := Work(Request("barrier", "failed")), began=None, failed=True)
     names = [[entry.request.name for entry in each.entries([])] for each in (ahead, behind)]
     assert names[0][0] == names[1][0] == "1000"
     assert names[0] == [*names[1], "2499", "failed"]

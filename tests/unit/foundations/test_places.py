@@ -9,7 +9,7 @@ import torch
 from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.operation import Operation, unpacked
 from hvdtrain.core.collectives.allreduce import Allreduce
-from hvdtrain.core.collectives.gathers import Allgather, Alltoall, Broadcast, ReduceScatter
+from hvdtrain.core.collectives.gathers import allgather, alltoall, broadcast, reducescatter
 from hvdtrain.core.exchanges.allreduce import AllreduceExchange as Average
 from hvdtrain.core.gradients.step import GradientStep
 from hvdtrain.core.membership.world import answer_with_zeros
@@ -19,10 +19,10 @@ from hvdtrain.types import DType, ReduceOp
 
 MAKERS: dict[str, Callable[[Buffer], Operation]] = {
     "allreduce": lambda buffer: Allreduce([buffer], [(4,)], ReduceOp.SUM, "x"),
-    "broadcast": lambda buffer: Broadcast(buffer, (4,), 0, "x", 0),
-    "allgather": lambda buffer: Allgather([buffer], [(4,)], "x"),
-    "alltoall": lambda buffer: Alltoall(buffer, (4,), [4], "x"),
-    "reducescatter": lambda buffer: ReduceScatter([buffer], [(4,)], ReduceOp.SUM, "x"),
+    "broadcast": lambda buffer: broadcast(buffer, (4,), 0, "x", 0),
+    "allgather": lambda buffer: allgather([buffer], [(4,)], "x"),
+    "alltoall": lambda buffer: alltoall(buffer, (4,), [4], "x"),
+    "reducescatter": lambda buffer: reducescatter([buffer], [(4,)], ReduceOp.SUM, "x"),
 }
 
 

@@ -12,7 +12,7 @@ from hvdtrain.buffer import Buffer
 from hvdtrain.core.agreement.channel import Channel
 from hvdtrain.core.agreement.driver import ReportExchange
 from hvdtrain.core.agreement.lifecycle import Report
-from hvdtrain.core.agreement.operation import LEAVE, Marker, Operation, Request
+from hvdtrain.core.agreement.operation import LEAVE, Operation, Request, Work
 from hvdtrain.core.agreement.queue import ChannelObserver, Queue
 from hvdtrain.core.collectives.allreduce import Allreduce
 from hvdtrain.core.membership.world import answer_with_zeros
@@ -130,9 +130,9 @@ def test_a_rank_that_waits_after_it_has_left_reports_that_it_has_left() -> None:
     """Others would end the job for one that waits for what they never submit."""
     queue = Queue(2, "[rank 0/2]")
 
-    class LeavesMeanwhile(Marker):
+    class LeavesMeanwhile(Work):
         def leave_and_wait(self) -> None:
-            queue.add(Marker(LEAVE))
+            queue.add(Work(LEAVE))
             with queue.waiting(self):
                 asked.wait()
 
