@@ -104,8 +104,7 @@ def _received(
         return collectives.broadcast(arrays, root_rank, names, process_set)
 
     values = [tf.convert_to_tensor(variable) for variable in variables]
-    dtypes, shapes = [value.dtype for value in values], [value.shape for value in values]
-    return call_on_arrays(function, values, dtypes, shapes, name) if values else []
+    return call_on_arrays(function, values, values, name) if values else []
 
 
 @collective

@@ -135,11 +135,11 @@ class LayoutReduction:
             return self._answer(list(arrays[:count]), given, list(slices), layout, key, weight)
 
         def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-            dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+            results = [*tensors]
             if slices:
-                dtypes += [tf.bool, tf.float64, *(each.dtype for each in slices.values())]
-                shapes += [[], [], *([None, *s.shape[1:]] for s in slices.values())]
-            outputs = call_on_arrays(function, list(inputs), dtypes, shapes, self.name)
+                results += [tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.float64)]
+                results += [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in slices.values()]
+            outputs = call_on_arrays(function, inputs, results, self.name)
 
             def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
                 given = [tf.convert_to_tensor(each) for each in upstream]
@@ -152,7 +152,7 @@ class LayoutReduction:
                 back += [None] * (len(inputs) - len(back))
                 return back if len(back) > 1 else back[0]
 
-            return outputs if dtypes else [], gradient
+            return outputs if results else [], gradient
 
         outputs = tf.custom_gradient(operation)(*inputs) if inputs else operation()[0]
         return outputs[:count], outputs[count:]

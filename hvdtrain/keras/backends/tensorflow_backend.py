@@ -22,6 +22,8 @@ from hvdtrain.tensorflow.gradients import LayoutReduction, as_dense
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert, weight_sums
 from hvdtrain.types import ReduceOp
 
+_FLAG = tf.TensorSpec([], tf.bool)
+
 
 class TensorFlowBackend(ReductionBackend):
     """TensorFlow; see `ReductionBackend`."""
@@ -68,11 +70,10 @@ class TensorFlowBackend(ReductionBackend):
             return exchange(list(arrays))
 
         def exchanged() -> tuple[tf.Tensor, ...]:
-            dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-            return tuple(call_on_arrays(function, tensors, dtypes, shapes, "exchange_of_weights"))
+            return tuple(call_on_arrays(function, tensors, tensors, "exchange_of_weights"))
 
         tensors = [tf.convert_to_tensor(each) for each in weights]
-        (is_due,) = call_on_arrays(answer, numbers, [tf.bool], [[]], "exchange_is_due")
+        (is_due,) = call_on_arrays(answer, numbers, [_FLAG], "exchange_is_due")
         results = tf.cond(is_due, exchanged, lambda: tuple(map(tf.identity, tensors)))
         return list(results)
 
@@ -86,10 +87,8 @@ class TensorFlowBackend(ReductionBackend):
         def call(arrays: Sequence[HostArray], key: str | None) -> Sequence[HostArray]:
             return function(arrays)
 
-        kinds: list[tf.Tensor] = list(results)
-        dtypes, shapes = [t.dtype for t in kinds], [t.shape for t in kinds]
         tensors = [tf.convert_to_tensor(each) for each in inputs]  # some are variables
-        return call_on_arrays(call, tensors, dtypes, shapes, name)
+        return call_on_arrays(call, tensors, results, name)
 
     def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> tf.Tensor:
         return size_as(gradient.dtype, process_set)
