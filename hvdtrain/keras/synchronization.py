@@ -20,9 +20,9 @@ from hvdtrain.core.gradients.weight_check import (
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.distributed import (
     DistributedMixin,
+    current_backend,
     distributed_optimizers,
     training_state,
 )

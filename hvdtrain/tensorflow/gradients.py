@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +17,18 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange
-from hvdtrain.core.arrays.fused import is_overwritten, reduce_fused
-from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
+from hvdtrain.core.arrays.fused import (
+    DENSE,
+    NONE,
+    SPARSE,
+    Layout,
+    LayoutsDifferError,
+    ReduceArrays,
+    exchange_fused,
+    is_overwritten,
+)
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.tensorflow.allocator import find_library
@@ -29,13 +38,6 @@ from hvdtrain.tensorflow.graph import Gradient, Variable, call_on_arrays, weight
 from hvdtrain.tensorflow.operations import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
-# Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.
-# Returns the reduced gradients, and the factor for this rank's slices.
-ReduceArrays: TypeAlias = (
-    "Callable[[Sequence[HostArray], Layout, str | None, float | None], "
-    "tuple[Sequence[HostArray], float]]"
-)
-
 
 def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Return gradients of which none is sparse."""
@@ -43,15 +45,13 @@ def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 
 @dataclass(frozen=True)
-class LayoutReduction:
-    """Reduces gradients, whatever their layout is on other ranks."""
-
+class _LayoutReduction:
     variables: Sequence[Any]
-    name: str
     reduce: ReduceArrays
-    gather: Callable[[Sequence[tf.IndexedSlices]], Sequence[tf.IndexedSlices]]
-    weight: tf.Tensor | None = None
-    compressor: type[Compressor] = Compression.none
+    settings: GradientSettings
+    name: str
+    weight: tf.Tensor | None
+    compressor: type[Compressor]
 
     @collective
     def __call__(self, gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -105,7 +105,11 @@ class LayoutReduction:
                 tf.IndexedSlices(s.values * tf.cast(weight, s.dtype), s.indices, s.dense_shape)
                 for s in own
             ]
-            return [(each.values, each.indices) for each in self.gather(weighted)]
+            how = self.settings
+            summed = grouped_allreduce(
+                weighted, op=how.total, process_set=how.process_set, name=f"{self.name}_slices"
+            )
+            return [(each.values, each.indices) for each in summed]
 
         def rows() -> list[tuple[tf.Tensor, tf.Tensor]]:
             all_rows = [_all_rows(*each) for each in zip(tables, own, strict=True)]
@@ -188,6 +192,21 @@ class LayoutReduction:
             return list(reduced)
         instead: list[HostArray] = [np.array(mixed), np.array(factor, np.float64), *tables]
         return [*reduced, *instead]
+
+
+@collective
+def reduce_layouts(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Any],
+    reduce: ReduceArrays,
+    settings: GradientSettings,
+    name: str,
+    weight: Any = None,
+    compressor: type[Compressor] = Compression.none,
+) -> list[Gradient]:
+    """Reduce gradients, whatever their layout is on other ranks."""
+    counted = None if weight is None else tf.cast(weight, tf.float64)
+    return _LayoutReduction(variables, reduce, settings, name, counted, compressor)(gradients)
 
 
 def _kind(gradient: Gradient) -> str:
@@ -443,14 +462,9 @@ def _reduce_fused(
     ) -> tuple[list[HostArray], float]:
         owners = [variables[i] for i in layout.dense]
         weights = partial(weight_sums, owners)
-        reduced = reduce_fused(arrays, owners, key or name, settings, None, layout, weights)
-        return reduced, 1.0
+        own = OwnStep()
+        return exchange_fused(arrays, owners, key or name, settings, own, layout, weights)[0], 1.0
 
-    def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-        process_set, slices_name = settings.process_set, f"{name}_slices"
-        return grouped_allreduce(
-            slices, op=settings.total, process_set=process_set, name=slices_name
-        )
-
-    reduction = LayoutReduction(variables, name, reduce, gather, compressor=settings.compressor)
-    return reduction(gradients)
+    return reduce_layouts(
+        gradients, variables, reduce, settings, name, compressor=settings.compressor
+    )

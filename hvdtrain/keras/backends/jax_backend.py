@@ -15,12 +15,13 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import check_has_gradient
+from hvdtrain.core.arguments import GradientSettings, check_has_gradient
 from hvdtrain.core.arrays import collectives
+from hvdtrain.core.arrays.fused import ReduceArrays
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.core.tuning import keep_large_memory
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.reduction import GradientReduction, ReductionBackend
+from hvdtrain.keras.backends.backend import Backend
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp
 
@@ -30,76 +31,65 @@ _LARGE_BYTES = 32 << 20
 _TICKET = jax.ShapeDtypeStruct((), np.int32)
 
 
-class JaxBackend(ReductionBackend):
-    """JAX; see `ReductionBackend`."""
+class JaxBackend(Backend):
+    def to_array(self, tensor: jax.Array) -> HostArray:
+        return np.asarray(tensor)
+
+    def from_array(self, array: HostArray, like: jax.Array) -> jax.Array:
+        return jax.numpy.asarray(array)
+
+    def exchange_if(
+        self,
+        due: Callable[[Sequence[HostArray]], bool],
+        numbers: Sequence[BackendTensor],
+        exchange: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+        values: Sequence[BackendTensor],
+    ) -> list[BackendTensor]:
+        def answer(given: Sequence[HostArray]) -> list[HostArray]:
+            return [np.asarray(due(given[1:]), np.int32), *given[1:]]
+
+        is_due = _call_on_host(answer, [jax.numpy.zeros([], np.int32), *numbers])[0]
+        if not isinstance(is_due, jax.core.Tracer):
+            return [*_call_on_host(exchange, values)] if is_due else list(values)
+        results: list[BackendTensor] = jax.lax.cond(
+            is_due, partial(_call_on_host, exchange), list, list(values)
+        )
+        return results
 
     def reduce(
         self,
         gradients: Sequence[BackendTensor | None],
         variables: Sequence[KerasVariable],
-        reduction: GradientReduction,
+        reduce: ReduceArrays,
+        settings: GradientSettings,
+        name: str,
         samples: BackendTensor | float | None,
     ) -> list[BackendTensor | None]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        arrays: list[jax.Array] = [gradients[i] for i in present]
+        arrays: list[Any] = [gradients[i] for i in present]
         count, weighted = len(arrays), isinstance(samples, jax.core.Tracer)
         if weighted:  # its value is known when the step runs
             arrays.append(jax.numpy.asarray(samples, "float32"))
+        if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return super().reduce(gradients, variables, reduce, settings, name, samples)
         known = None if samples is None or weighted else float(samples)
 
-        def zeros(index: int) -> HostArray:
-            return np.zeros(variables[index].shape, variables[index].dtype)
-
-        def reduced(given: list[HostArray], fixed: bool) -> list[HostArray | None]:
-            weight = float(given[count]) if weighted else known
+        def function(given: Sequence[HostArray]) -> list[HostArray]:
             own: list[HostArray | None] = [None] * len(gradients)
             for index, array in zip(present, given, strict=False):
                 own[index] = array
-            return reduction.reduce_arrays(own, variables, weight, zeros, fixed)
-
-        def function(given: list[HostArray]) -> list[HostArray]:
-            results = reduced(given, fixed=True)
+            weight = float(given[count]) if weighted else known
+            results = self.reduce_arrays(own, variables, reduce, name, weight, fixed=True)
             return [*(array for array in results if array is not None), *given[count:]]
 
-        if not any(isinstance(array, jax.core.Tracer) for array in arrays):
-            results = reduced([np.asarray(array) for array in arrays], fixed=False)
-            return [None if a is None else jax.numpy.asarray(a) for a in results]
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes >= _LARGE_BYTES and jax.default_backend() == "cpu":
             keep_large_memory(2 * nbytes, os.environ)  # gradients, and copies that the step makes
         traced = dict(zip(present, _call_on_host(function, arrays), strict=False))
         return [traced.get(index) for index in range(len(gradients))]
 
-    def exchange_if(
-        self,
-        due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[BackendTensor],
-        exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[BackendTensor],
-    ) -> list[BackendTensor]:
-        def answer(given: list[HostArray]) -> list[HostArray]:
-            return [np.asarray(due(given[1:]), np.int32), *given[1:]]
-
-        values: list[jax.Array] = list(weights)
-        is_due = _call_on_host(answer, [jax.numpy.zeros([], np.int32), *numbers])[0]
-        if not isinstance(is_due, jax.core.Tracer):
-            return _call_on_host(exchange, values) if is_due else values
-        results: list[jax.Array] = jax.lax.cond(
-            is_due, partial(_call_on_host, exchange), list, values
-        )
-        return results
-
-    def map_arrays(
-        self,
-        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[BackendTensor],
-        results: Sequence[BackendTensor],
-        name: str,
-    ) -> list[BackendTensor]:
-        raise NotImplementedError(f"{name}: the backend jax has no shared steps: use sharded=False")
-
-    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> jax.Array:
-        def size(given: list[HostArray]) -> list[HostArray]:
+    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> BackendTensor:
+        def size(given: Sequence[HostArray]) -> list[HostArray]:
             return [np.full_like(given[0], process_set.size())]
 
         array: Any = gradient
@@ -107,7 +97,7 @@ class JaxBackend(ReductionBackend):
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
-    ) -> jax.Array | None:
+    ) -> BackendTensor | None:
         if not isinstance(value, jax.core.Tracer):
             return None
         return _allreduce(value, op, name, prescale, postscale)
@@ -125,7 +115,7 @@ def _allreduce_traced(
 ) -> jax.Array:
     """Reduce a traced value; its gradient is reduced in the same way."""
 
-    def function(given: list[HostArray]) -> list[HostArray]:
+    def function(given: Sequence[HostArray]) -> list[HostArray]:
         return collectives.allreduce(given, op, name, prescale, postscale, global_process_set)
 
     return _call_on_host(function, [value])[0]
@@ -155,7 +145,7 @@ _allreduce.defvjp(_forward, _backward)
 
 
 def _call_on_host(
-    function: Callable[[list[HostArray]], Sequence[HostArray]], values: Sequence[jax.Array]
+    function: Callable[[Sequence[HostArray]], Sequence[HostArray]], values: Sequence[Any]
 ) -> list[jax.Array]:
     """Call a function on arrays in the order of the program."""
     if not any(isinstance(value, jax.core.Tracer) for value in values):

@@ -10,72 +10,25 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arrays.layouts import Layout
-from hvdtrain.core.gradients.weight_check import WeightSums
-from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
+from hvdtrain.keras.backends.backend import Backend
+from hvdtrain.keras.backends.types import BackendTensor, KerasModel, Value
 from hvdtrain.tensorflow import operations
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.differentiable import size_as
-from hvdtrain.tensorflow.gradients import LayoutReduction, as_dense
+from hvdtrain.tensorflow.gradients import as_dense, reduce_layouts
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert, weight_sums
 from hvdtrain.types import ReduceOp
 
 _FLAG = tf.TensorSpec([], tf.bool)
 
 
-class TensorFlowBackend(ReductionBackend):
-    """TensorFlow; see `ReductionBackend`."""
-
+class TensorFlowBackend(Backend):
     allocator = staticmethod(find_library)
-
-    def reduce(
-        self,
-        gradients: Sequence[BackendTensor | None],
-        variables: Sequence[KerasVariable],
-        reduction: GradientReduction,
-        samples: BackendTensor | float | None,
-    ) -> list[BackendTensor | None]:
-        settings = reduction.settings
-
-        def reduce(
-            arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
-        ) -> tuple[list[HostArray], float]:
-            return reduction.reduce_layout(arrays, variables, layout, weight, key)
-
-        def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-            process_set, name = settings.process_set, f"{reduction.name}_slices"
-            return operations.grouped_allreduce(
-                slices, op=settings.total, process_set=process_set, name=name
-            )
-
-        weight = None if samples is None else tf.cast(samples, tf.float64)
-        return LayoutReduction(variables, reduction.name, reduce, gather, weight)(gradients)
-
-    def as_dense(self, gradients: Sequence[BackendTensor | None]) -> list[BackendTensor | None]:
-        return as_dense(gradients)
-
-    def exchange_if(
-        self,
-        due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[BackendTensor],
-        exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[BackendTensor],
-    ) -> list[BackendTensor]:
-        def answer(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-            return [np.asarray(due(list(arrays)))]
-
-        def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-            return exchange(list(arrays))
-
-        def exchanged() -> tuple[tf.Tensor, ...]:
-            return tuple(call_on_arrays(function, tensors, tensors, "exchange_of_weights"))
-
-        tensors = [tf.convert_to_tensor(each) for each in weights]
-        (is_due,) = call_on_arrays(answer, numbers, [_FLAG], "exchange_is_due")
-        results = tf.cond(is_due, exchanged, lambda: tuple(map(tf.identity, tensors)))
-        return list(results)
+    reduce = staticmethod(reduce_layouts)
+    as_dense = staticmethod(as_dense)
+    size_like = staticmethod(lambda gradient, process_set: size_as(gradient.dtype, process_set))
+    weight_sums = staticmethod(weight_sums)
+    do_not_compile = staticmethod(do_not_convert)
 
     def map_arrays(
         self,
@@ -90,8 +43,22 @@ class TensorFlowBackend(ReductionBackend):
         tensors = [tf.convert_to_tensor(each) for each in inputs]  # some are variables
         return call_on_arrays(call, tensors, results, name)
 
-    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> tf.Tensor:
-        return size_as(gradient.dtype, process_set)
+    def exchange_if(
+        self,
+        due: Callable[[Sequence[HostArray]], bool],
+        numbers: Sequence[BackendTensor],
+        exchange: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+        values: Sequence[BackendTensor],
+    ) -> list[BackendTensor]:
+        def answer(arrays: Sequence[HostArray]) -> list[HostArray]:
+            return [np.asarray(due(arrays))]
+
+        def exchanged() -> tuple[BackendTensor, ...]:
+            return tuple(self.map_arrays(exchange, tensors, tensors, "exchange_of_weights"))
+
+        tensors = [tf.convert_to_tensor(each) for each in values]
+        (is_due,) = self.map_arrays(answer, numbers, [_FLAG], "exchange_is_due")
+        return list(tf.cond(is_due, exchanged, lambda: tuple(map(tf.identity, tensors))))
 
     @collective
     def traced_allreduce(
@@ -104,9 +71,6 @@ class TensorFlowBackend(ReductionBackend):
         )
         return reduced
 
-    def weight_sums(self, variables: Sequence[KerasVariable]) -> WeightSums | None:
-        return weight_sums(variables)
-
     def is_tracing(self) -> bool:
         inside: bool = tf.inside_function()
         return inside
@@ -117,6 +81,3 @@ class TensorFlowBackend(ReductionBackend):
     def outside_traces(self) -> AbstractContextManager[object]:
         scope: AbstractContextManager[object] = tf.init_scope()
         return scope
-
-    def do_not_compile(self, function: F) -> F:
-        return do_not_convert(function)

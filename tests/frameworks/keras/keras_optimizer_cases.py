@@ -15,7 +15,7 @@ from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.keras.backends.backend import require_backend
+from hvdtrain.keras.backends.distributed import require_backend
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[], Any]
