@@ -64,18 +64,15 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Broadcast if the model is built (collective)."""
         self.broadcast_done = False
         self._broadcast_once()
 
     @collective
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Broadcast if the model was not built before (collective)."""
         self._broadcast_once()
 
     @collective
     def on_train_end(self, logs: Logs | None = None) -> None:
-        """Broadcast if there was one batch only, which built the model (collective)."""
         self._broadcast_once()
 
     @collective
@@ -115,16 +112,13 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._training_samples: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Forget the last epoch."""
         self._training_samples = None
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Remember the number of training samples, before validation resets it."""
         self._training_samples = self._samples()
 
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Average the logs over the ranks (collective)."""
         last = self._samples()
         trained = last if self._training_samples is None else self._training_samples
         own: _Metrics = {}
@@ -240,7 +234,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Find the number of batches in an epoch on the rank that has most (collective)."""
         optimizer = _with_learning_rate(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
@@ -258,11 +251,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Set the learning rate if it is due."""
         if self._epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
@@ -273,7 +264,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(self.multiplier(self._epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the learning rate."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -325,7 +315,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the learning rate, and print the final one."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
@@ -383,7 +372,6 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore the backup of rank 0 on all ranks."""
         model: KerasModel = self.model
         self.backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
@@ -429,12 +417,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         )
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)
 

@@ -35,7 +35,23 @@ from hvdtrain.keras.synchronization import FirstBeforeSaving, FirstCallback, Las
 
 def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
     """Compile a model, with what a DistributedOptimizer needs."""
-    _adjust(arguments.arguments)
+    given = arguments.arguments
+    model, optimizer = given["self"], _reduce_before_scaling(given["optimizer"])
+    if isinstance(optimizer, DistributedMixin):
+        half = model.dtype_policy.name == "mixed_float16"
+        if half and given["auto_scale_loss"] and not _scales(optimizer):
+            inner = undistribute(optimizer)
+            scaling = keras.optimizers.LossScaleOptimizer(inner, name="loss_scale_optimizer")
+            optimizer = distribute(scaling, optimizer.hvdtrain_reduction)
+        given["optimizer"] = optimizer
+        if keras.backend.backend() == "tensorflow":
+            if given["jit_compile"] and given["jit_compile"] != "auto":
+                raise UnsupportedError(
+                    "compile(jit_compile=True): XLA cannot compile a step that reduces gradients "
+                    "on the TensorFlow backend, because reducing calls Python: leave out "
+                    "jit_compile"
+                )
+            given["jit_compile"] = False
     return original(*arguments.args, **arguments.kwargs)
 
 
@@ -57,36 +73,15 @@ def adjust_compiled(model: KerasModel) -> None:
 
 def _reduce_before_scaling(optimizer: Any) -> Any:
     """Distribute a LossScaleOptimizer in place of the optimizer inside it."""
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not (scaled and isinstance(optimizer.inner_optimizer, DistributedMixin)):
+    if not (_scales(optimizer) and isinstance(optimizer.inner_optimizer, DistributedMixin)):
         return optimizer
     inner = optimizer.inner_optimizer
     optimizer.inner_optimizer = undistribute(inner)
     return distribute(optimizer, inner.hvdtrain_reduction)
 
 
-def _adjust(arguments: dict[str, Any]) -> None:
-    optimizer, model = _reduce_before_scaling(arguments["optimizer"]), arguments["self"]
-    if not isinstance(optimizer, DistributedMixin):
-        return
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    half = model.dtype_policy.name == "mixed_float16"
-    if half and arguments["auto_scale_loss"] and not scaled:
-        inner = undistribute(optimizer)
-        scaling = keras.optimizers.LossScaleOptimizer(inner, name="loss_scale_optimizer")
-        optimizer = distribute(scaling, optimizer.hvdtrain_reduction)
-    arguments["optimizer"] = optimizer
-    if keras.backend.backend() == "tensorflow":
-        _refuse_xla(arguments["jit_compile"])
-        arguments["jit_compile"] = False
-
-
-def _refuse_xla(jit_compile: bool | str) -> None:
-    if jit_compile and jit_compile != "auto":
-        raise UnsupportedError(
-            "compile(jit_compile=True): XLA cannot compile a step that reduces gradients on the "
-            "TensorFlow backend, because reducing calls Python: leave out jit_compile"
-        )
+def _scales(optimizer: object) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def warn_if_unwrapped(model: KerasModel, callbacks: Sequence[keras.callbacks.Callback]) -> None:

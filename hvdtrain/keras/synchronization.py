@@ -52,12 +52,7 @@ _DECIDING = (
 )
 
 
-def collective_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """Return the class names of the callbacks that communicate, in their order."""
-    return [type(callback).__name__ for callback in callbacks if isinstance(callback, _COLLECTIVE)]
-
-
-def find_problem(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
+def _find_problem(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
     """Return the reason why these callbacks cannot work on several ranks, or None."""
     deciding = None
     for callback in callbacks:
@@ -93,10 +88,9 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check callbacks, models and numbers of batches."""
         model: KerasModel = self.model
-        problem = find_problem(self._callbacks)
-        names, saves = collective_callbacks(self._callbacks), bool(save_schedules(self._callbacks))
+        problem, saves = _find_problem(self._callbacks), bool(save_schedules(self._callbacks))
+        names = [type(each).__name__ for each in self._callbacks if isinstance(each, _COLLECTIVE)]
         own = (problem, names, self.params.get("steps"), saves)
         gathered = objects.allgather_object(own, "callbacks of fit")
         self._check_callbacks([(names, problem) for problem, names, *_ in gathered])
@@ -151,7 +145,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """End the epoch before its validation."""
         self._end_epoch()
 
     @collective

@@ -246,18 +246,124 @@ def _rows_if(mixed: tf.Tensor, table: tf.Tensor, own: tf.IndexedSlices) -> tf.Te
     return tf.cond(mixed, lambda: tf.gather(table, own.indices), lambda: tf.zeros_like(own.values))
 
 
-class LocalAggregation:
-    """Sums the gradients of several passes (TensorFlow 1: in local variables), then reduces."""
+_FUSED = (ReduceOp.AVERAGE, ReduceOp.SUM)
+
+
+class VariableReduction:
+    """Reduces the gradients of variables, except those that are kept local."""
 
     def __init__(
         self,
-        passes: int,
-        average: bool,
+        name: str,
+        op: ReduceOp,
+        process_set: ProcessSet,
+        compression: type[Compressor],
         sparse_as_dense: bool,
-        reduce: Callable[[Sequence[Gradient], Sequence[Variable]], list[Gradient]],
+        predivide: float,
+        groups: Groups,
+        scale_local: bool,
     ) -> None:
-        self._passes, self._average = passes, average
-        self._sparse_as_dense, self._reduce = sparse_as_dense, reduce
+        kind = Compression.name_of(compression) if op in _FUSED else "own"
+        exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
+        self._compressor = compression if kind == "own" else Compression.none
+        self._settings = GradientSettings(
+            op, process_set, predivide, groups, sparse_as_dense, exchange, find_library
+        )
+        self._name, self._scale_local = name, scale_local
+        self.sparse_as_dense = sparse_as_dense
+        self._local: dict[int, Variable] = {}
+
+    def add_local(self, variable: Variable) -> None:
+        """Do not reduce the gradient of a variable."""
+        self._local[id(variable)] = variable  # kept, so that no other object gets its id
+
+    def is_local(self, variable: Variable) -> bool:
+        return id(variable) in self._local
+
+    @collective
+    def __call__(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        """Reduce gradients over the ranks; None counts as zero if any has one."""
+        process_set, compressor = self._settings.process_set, self._compressor
+        if not process_set.included():
+            return list(gradients)
+        results, alone = list(gradients), stays_alone(process_set)
+        if not alone:
+            for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+                if self._scale_local and self.is_local(variable) and not is_overwritten(variable):
+                    results[index] = _divided(gradient, process_set)
+        shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
+        own, theirs = [results[i] for i in shared], [variables[i] for i in shared]
+        if self.sparse_as_dense:
+            own = as_dense(own)
+        if alone:  # as a reduction over one rank gives them
+            own = [
+                compressor.decompress(*compressor.compress(g)) if _kind(g) == DENSE else g
+                for g in own
+            ]
+        elif self._settings.op not in _FUSED:
+            own = self._reduce_otherwise(own, theirs)
+        elif own:
+            reduce, settings = partial(self._reduce_fused, theirs), self._settings
+            own = reduce_layouts(own, theirs, reduce, settings, self._name, compressor=compressor)
+        for index, reduced in zip(shared, own, strict=True):
+            results[index] = reduced
+        return results
+
+    @collective
+    def _reduce_otherwise(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        """Reduce gradients by Min, Max, Product or Adasum; all ranks have those of one layout."""
+        if any(map(is_overwritten, variables)):
+            raise UnsupportedError(
+                f"op={self._settings.op}: scales and histories of float8 overwrite their "
+                "variables, and are reduced with op=Average and op=Sum only"
+            )
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        tensors = [gradients[i] for i in present]
+        if len(present) < len(gradients):  # ranks compare shapes: one of them says what is missing
+            digest = hashlib.blake2b(repr(present).encode(), digest_size=3).digest()
+            tensors.append(tf.zeros([0, int.from_bytes(digest)]))
+        reduced = grouped_allreduce(
+            tensors,
+            op=self._settings.op,
+            compression=self._compressor,
+            process_set=self._settings.process_set,
+            name=self._name,
+        )
+        results = dict(zip(present, reduced, strict=False))
+        return [results.get(index) for index in range(len(gradients))]
+
+    @collective
+    def _reduce_fused(
+        self,
+        variables: Sequence[Variable],
+        arrays: Sequence[HostArray],
+        layout: Layout,
+        key: str | None,
+        weight: float | None,
+    ) -> tuple[list[HostArray], float]:
+        """Reduce gradients by Average or Sum."""
+        owners, name = [variables[i] for i in layout.dense], key or self._name
+        sums, own = partial(weight_sums, owners), OwnStep()
+        return exchange_fused(arrays, owners, name, self._settings, own, layout, sums)[0], 1.0
+
+
+def _divided(gradient: Gradient, process_set: ProcessSet) -> Gradient:
+    """Return a gradient divided by the number of ranks."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / size_as(gradient.dtype, process_set)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else gradient / size_as(gradient.dtype, process_set)
+
+
+class LocalAggregation:
+    """Sums the gradients of several passes (TensorFlow 1: in local variables), then reduces."""
+
+    def __init__(self, passes: int, average: bool, reduction: VariableReduction) -> None:
+        self._passes, self._average, self._reduction = passes, average, reduction
         self._counter: tf.Variable | None = None
         self._present: list[int] = []
         self._sums: list[tf.Variable] = []
@@ -304,14 +410,14 @@ class LocalAggregation:
         totals: list[tf.Tensor | None] = [None] * len(variables)
         for index, total in zip(self._present, self._sums, strict=True):
             totals[index] = tf.identity(total)
-        reduced = self._reduce(totals, variables)  # dense, as the sums are
+        reduced = self._reduction(totals, variables)  # dense, as the sums are
         divisor = self._passes if self._average else 1
         return [g if g is None else g / tf.cast(divisor, g.dtype) for g in reduced]
 
     def _dense(self, gradient: Gradient) -> tf.Tensor | None:
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        if not self._sparse_as_dense:
+        if not self._reduction.sparse_as_dense:
             raise ValueError(
                 "tf.IndexedSlices cannot be combined with backward_passes_per_step > 1: use "
                 "sparse_as_dense=True"
@@ -326,145 +432,4 @@ def _zeros(shape: tf.TensorShape | list[int], dtype: tf.DType) -> tf.Variable:
     collections = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
     return tf.compat.v1.Variable(
         tf.zeros(shape, dtype), trainable=False, collections=collections, use_resource=True
-    )
-
-
-_FUSED = (ReduceOp.AVERAGE, ReduceOp.SUM)
-
-
-@dataclass(frozen=True)
-class VariableSettings(GradientSettings):
-    """How gradients of TensorFlow variables are reduced."""
-
-    compressor: type[Compressor] = Compression.none
-
-    @classmethod
-    def of(
-        cls,
-        op: ReduceOp,
-        process_set: ProcessSet,
-        compression: type[Compressor],
-        sparse_as_dense: bool,
-        predivide: float,
-        groups: Groups,
-    ) -> VariableSettings:
-        """Return the settings for arguments of the user."""
-        kind = Compression.name_of(compression) if op in _FUSED else "own"
-        exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
-        compressor = compression if kind == "own" else Compression.none
-        return cls(
-            *(op, process_set, predivide, groups, sparse_as_dense, exchange),
-            find_library,
-            compressor,
-        )
-
-
-class LocalVariables:
-    """Variables whose gradients are not reduced."""
-
-    def __init__(self, scale: bool) -> None:
-        self._scale = scale
-        self._by_id: dict[int, Variable] = {}
-
-    def add(self, variable: Variable) -> None:
-        """Do not reduce the gradient of a variable."""
-        self._by_id[id(variable)] = variable  # kept, so that no other object gets its id
-
-    def __contains__(self, variable: object) -> bool:
-        return id(variable) in self._by_id
-
-    def scaled(self, gradient: Gradient, process_set: ProcessSet) -> Gradient:
-        """Return the gradient of a local variable, scaled if that was asked for."""
-        if gradient is None or not self._scale:
-            return gradient
-        if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / size_as(gradient.dtype, process_set)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / size_as(gradient.dtype, process_set)
-
-
-@collective
-def reduce_gradients(
-    gradients: Sequence[Gradient],
-    variables: Sequence[Variable],
-    settings: VariableSettings,
-    local: LocalVariables,
-    name: str,
-) -> list[Gradient]:
-    """Reduce gradients over the ranks; None counts as zero if any has one."""
-    process_set = settings.process_set
-    if not process_set.included():
-        return list(gradients)
-    results, alone = list(gradients), stays_alone(process_set)
-    if not alone:
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if variable in local and not is_overwritten(variable):
-                results[index] = local.scaled(gradient, process_set)
-    shared = [i for i, variable in enumerate(variables) if variable not in local]
-    own, theirs = [results[i] for i in shared], [variables[i] for i in shared]
-    if settings.sparse_as_dense:
-        own = as_dense(own)
-    if alone:
-        own = [_as_sent(gradient, settings.compressor) for gradient in own]
-    elif settings.op not in _FUSED:
-        if any(map(is_overwritten, theirs)):
-            raise UnsupportedError(
-                f"op={settings.op}: scales and histories of float8 overwrite their variables, and "
-                "are reduced with op=Average and op=Sum only"
-            )
-        own = _reduce_otherwise(own, settings, name)
-    elif own:
-        own = _reduce_fused(own, theirs, settings, name)
-    for index, reduced in zip(shared, own, strict=True):
-        results[index] = reduced
-    return results
-
-
-def _as_sent(gradient: Gradient, compressor: type[Compressor]) -> Gradient:
-    """Return a gradient as a reduction over one rank gives it."""
-    if gradient is None or isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    return compressor.decompress(*compressor.compress(gradient))
-
-
-@collective
-def _reduce_otherwise(
-    gradients: Sequence[Gradient], settings: VariableSettings, name: str
-) -> list[Gradient]:
-    """Reduce gradients by Min, Max, Product or Adasum; all ranks have those of one layout."""
-    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    tensors = [gradients[i] for i in present]
-    if len(present) < len(gradients):  # ranks compare shapes: one of them says what is missing
-        digest = hashlib.blake2b(repr(present).encode(), digest_size=3).digest()
-        tensors.append(tf.zeros([0, int.from_bytes(digest)]))
-    reduced = grouped_allreduce(
-        tensors,
-        op=settings.op,
-        compression=settings.compressor,
-        process_set=settings.process_set,
-        name=name,
-    )
-    results = dict(zip(present, reduced, strict=False))
-    return [results.get(index) for index in range(len(gradients))]
-
-
-@collective
-def _reduce_fused(
-    gradients: Sequence[Gradient],
-    variables: Sequence[Variable],
-    settings: VariableSettings,
-    name: str,
-) -> list[Gradient]:
-    """Reduce gradients by Average or Sum."""
-
-    def reduce(
-        arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
-    ) -> tuple[list[HostArray], float]:
-        owners = [variables[i] for i in layout.dense]
-        weights = partial(weight_sums, owners)
-        own = OwnStep()
-        return exchange_fused(arrays, owners, key or name, settings, own, layout, weights)[0], 1.0
-
-    return reduce_layouts(
-        gradients, variables, reduce, settings, name, compressor=settings.compressor
     )

@@ -13,12 +13,7 @@ from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.gradients import (
-    LocalAggregation,
-    LocalVariables,
-    VariableSettings,
-    reduce_gradients,
-)
+from hvdtrain.tensorflow.gradients import LocalAggregation, VariableReduction
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
 from hvdtrain.tensorflow.operations import grouped_allreduce
 from hvdtrain.types import ReduceOp
@@ -36,29 +31,16 @@ def is_tf_keras(instance: object) -> bool:
 class ReducingMixin:
     """Base class of optimizers of Keras 3 and tf_keras that reduce gradients."""
 
-    _hvdtrain_settings: VariableSettings
-    _hvdtrain_local: LocalVariables
+    _hvdtrain_reduced: VariableReduction
     _hvdtrain_aggregation: LocalAggregation | None
     iterations: tf.Variable
 
     def register_local_var(self, var: Variable) -> None:
         """Do not reduce the gradient of a variable."""
-        self._hvdtrain_local.add(var)
+        self._hvdtrain_reduced.add_local(var)
 
     def _hvdtrain_count(self) -> None:
         self.iterations.assign_add(1)
-
-    @collective
-    def _hvdtrain_reduced(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Gradient]:
-        return reduce_gradients(
-            gradients,
-            variables,
-            self._hvdtrain_settings,
-            self._hvdtrain_local,
-            "DistributedOptimizer_gradients",
-        )
 
 
 class TfKerasOptimizerMixin(ReducingMixin):
@@ -164,26 +146,19 @@ class _KerasOptimizerMixin(ReducingMixin):
 
 
 def distributed_keras_optimizer(
-    optimizer: Optimizer,
-    settings: VariableSettings,
-    local: LocalVariables,
-    passes: int = 1,
-    average: bool = False,
+    optimizer: Optimizer, op: ReduceOp, reduction: VariableReduction, passes: int, average: bool
 ) -> Optimizer:
     """Return a new optimizer, with the configuration of another, that reduces gradients."""
     if isinstance(optimizer, ReducingMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
-    if settings.op is ReduceOp.ADASUM:
+    if op is ReduceOp.ADASUM:
         raise ValueError("op=Adasum is not supported with Keras optimizers")
     original: Any = optimizer
     distributed = kind.from_config(original.get_config())
-    distributed._hvdtrain_settings, distributed._hvdtrain_local = settings, local
-    distributed._hvdtrain_aggregation = None
-    if passes > 1:
-        distributed._hvdtrain_aggregation = LocalAggregation(
-            passes, average, settings.sparse_as_dense, distributed._hvdtrain_reduced
-        )
+    distributed._hvdtrain_reduced = reduction
+    aggregation = LocalAggregation(passes, average, reduction) if passes > 1 else None
+    distributed._hvdtrain_aggregation = aggregation
     result: Optimizer = distributed
     return result
 
@@ -206,15 +181,16 @@ class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """An optimizer of tf.compat.v1.train that delegates to another one."""
 
     def __init__(
-        self, optimizer: tf.compat.v1.train.Optimizer, name: str | None, use_locking: bool
+        self, optimizer: tf.compat.v1.train.Optimizer, name: str, use_locking: bool
     ) -> None:
-        name = name or f"Distributed{type(optimizer).__name__}"
         super().__init__(name=name, use_locking=use_locking)
         self._optimizer = optimizer
+        self.get_slot, self.get_slot_names = optimizer.get_slot, optimizer.get_slot_names
+        self.variables = optimizer.variables
 
     @do_not_convert
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        pairs: list[tuple[Gradient, Variable]] = self._optimizer.compute_gradients(*args, **kwargs)
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
+        pairs: Pairs = self._optimizer.compute_gradients(*args, **kwargs)
         return pairs
 
     @do_not_convert
@@ -226,17 +202,6 @@ class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     ) -> tf.Operation | None:
         return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
-    def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
-        names: list[str] = self._optimizer.get_slot_names(*args, **kwargs)
-        return names
-
-    def variables(self, *args: Any, **kwargs: Any) -> list[tf.Variable]:
-        variables: list[tf.Variable] = self._optimizer.variables(*args, **kwargs)
-        return variables
-
 
 class ReducingOptimizer(GraphOptimizerWrapper):
     """Reduces the gradients that the wrapped optimizer computes."""
@@ -244,15 +209,14 @@ class ReducingOptimizer(GraphOptimizerWrapper):
     def __init__(
         self,
         optimizer: tf.compat.v1.train.Optimizer,
-        name: str | None,
+        name: str,
         use_locking: bool,
-        settings: VariableSettings,
-        local: LocalVariables,
+        reduction: VariableReduction,
         passes: int,
         average: bool,
     ) -> None:
         super().__init__(optimizer, name, use_locking)
-        self._settings, self._local = settings, local
+        self._reduction = reduction
         self._aggregation: LocalAggregation | None = None
         if passes > 1:
             if tf.executing_eagerly():
@@ -260,29 +224,19 @@ class ReducingOptimizer(GraphOptimizerWrapper):
                     "backward_passes_per_step > 1 with an optimizer of tf.compat.v1 needs a graph "
                     "of TensorFlow 1: use an optimizer of tf.keras"
                 )
-            self._aggregation = LocalAggregation(
-                passes, average, settings.sparse_as_dense, self._reduced
-            )
+            self._aggregation = LocalAggregation(passes, average, reduction)
 
     def register_local_var(self, var: Variable) -> None:
         """Do not reduce the gradient of a variable."""
-        self._local.add(var)
+        self._reduction.add_local(var)
 
     @do_not_convert
     @collective
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of reduced gradient and variable."""
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
         pairs = super().compute_gradients(*args, **kwargs)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        reduce = self._aggregation.add if self._aggregation else self._reduced
+        reduce = self._aggregation.add if self._aggregation else self._reduction
         return list(zip(reduce(gradients, variables), variables, strict=True))
-
-    @collective
-    def _reduced(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Gradient]:
-        name = f"{self.get_name()}_gradients"
-        return reduce_gradients(gradients, variables, self._settings, self._local, name)
 
     @do_not_convert
     def apply_gradients(
@@ -312,12 +266,13 @@ class AdasumOptimizer(GraphOptimizerWrapper):
     def __init__(
         self,
         optimizer: tf.compat.v1.train.Optimizer,
-        name: str | None,
+        name: str,
         use_locking: bool,
-        settings: VariableSettings,
+        compression: type[Compressor],
+        process_set: ProcessSet,
     ) -> None:
         super().__init__(optimizer, name, use_locking)
-        self._settings = settings
+        self._compression, self._process_set = compression, process_set
 
     @do_not_convert
     @collective
@@ -336,13 +291,12 @@ class AdasumOptimizer(GraphOptimizerWrapper):
         with tf.control_dependencies([] if updated is None else [updated]):
             after = [variable.read_value() for variable in variables]
         updates = [new - old for new, old in zip(after, before, strict=True)]
-        settings = self._settings
-        if settings.process_set.included() and updates:
+        if self._process_set.included() and updates:
             updates = grouped_allreduce(
                 updates,
                 op=ReduceOp.ADASUM,
-                compression=settings.compressor,
-                process_set=settings.process_set,
+                compression=self._compression,
+                process_set=self._process_set,
                 name=f"{self.get_name()}_steps",
             )
         assigned = [
@@ -405,20 +359,23 @@ def DistributedOptimizer(
         raise ValueError(
             f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}"
         )
-    settings = VariableSettings.of(
+    of_graph = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+    name = name or f"Distributed{type(optimizer).__name__}"
+    reduction = VariableReduction(
+        f"{name}_gradients" if of_graph else "DistributedOptimizer_gradients",
         op,
         process_set,
         compression,
         sparse_as_dense,
         gradient_predivide_factor,
         choose_groups(num_groups, groups),
+        scale_local_gradients,
     )
-    passes = (backward_passes_per_step, average_aggregated_gradients)
-    local = LocalVariables(scale_local_gradients)
-    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return distributed_keras_optimizer(optimizer, settings, local, *passes)
+    passes, average = backward_passes_per_step, average_aggregated_gradients
+    if not of_graph:
+        return distributed_keras_optimizer(optimizer, op, reduction, passes, average)
     if op is not ReduceOp.ADASUM:
-        return ReducingOptimizer(optimizer, name, use_locking, settings, local, *passes)
-    if average_aggregated_gradients or backward_passes_per_step > 1:
+        return ReducingOptimizer(optimizer, name, use_locking, reduction, passes, average)
+    if average or passes > 1:
         raise ValueError("Adasum needs backward_passes_per_step=1")
-    return AdasumOptimizer(optimizer, name, use_locking, settings)
+    return AdasumOptimizer(optimizer, name, use_locking, compression, process_set)

@@ -78,7 +78,7 @@ class GradientReduction:
         self._factor, self._scale_local = factor, scale_local
         self._local: dict[int, KerasVariable] = {}
         self._weigh: Weigh | None = None
-        self._told: SampleWeight = None
+        self.told: SampleWeight = None
         self._told_in_trace = False
         self.uneven = False
         self.variables: Sequence[KerasVariable] = ()
@@ -100,6 +100,10 @@ class GradientReduction:
         """Whether gradients of some variables are not reduced."""
         return bool(self._local)
 
+    def shared_of(self, variables: Sequence[KerasVariable]) -> list[KerasVariable]:
+        """Return the variables that are not local."""
+        return [each for each in variables if id(each) not in self._local]
+
     def add_local(self, variable: KerasVariable) -> None:
         """Do not reduce the gradient of a variable."""
         if self.shared is not None:
@@ -111,18 +115,13 @@ class GradientReduction:
             )
         self._local[id(variable)] = variable  # kept, so that no other object gets its id
 
-    @property
-    def sample_weight(self) -> SampleWeight:
-        """What the program says of this rank's weight in the next steps; None for nothing."""
-        return self._told
-
-    @sample_weight.setter
-    def sample_weight(self, weight: SampleWeight) -> None:
-        self._told, self._told_in_trace = weight, self._backend.is_tracing()
+    def tell(self, weight: SampleWeight) -> None:
+        """Note what the program says of this rank's weight in the next steps."""
+        self.told, self._told_in_trace = weight, self._backend.is_tracing()
 
     def has(self, parameters: Set[int]) -> bool | None:
         """Return whether it reduces the gradient of one of these; see sample_weights."""
-        if callable(self._told):  # for its own fit only
+        if callable(self.told):  # for its own fit only
             return False
         own = set(map(id, self.variables))
         if not own or not parameters:  # it may learn them only when gradients are applied
@@ -132,7 +131,7 @@ class GradientReduction:
     @property
     def weight(self) -> BackendTensor | float | None:
         """What this rank counts with in the step; None if ranks count alike."""
-        told = self._told
+        told = self.told
         if not self.settings.make_exchange().takes_samples:
             return None
         if callable(told):
@@ -152,11 +151,13 @@ class GradientReduction:
     @contextmanager
     def weighted(self, weigh: Weigh) -> Iterator[None]:
         """Weight gradients reduced or traced in this block, unless it sets a weight."""
-        told, self.sample_weight, self._weigh = self.sample_weight, None, weigh
+        told, self._weigh = self.told, weigh
+        self.tell(None)
         try:
             yield
         finally:
-            self.sample_weight, self._weigh = told, None
+            self.tell(told)
+            self._weigh = None
 
     @collective
     def __call__(
@@ -212,19 +213,6 @@ class GradientReduction:
             self.weights.update(update, own, variables, self._local, self.weight, optimizer)
         else:
             update(optimizer.hvdtrain_reduce(gradients, variables))
-
-    @property
-    def exchanges_weights(self) -> bool:
-        """Whether ranks step on their own gradients now, and exchange weights."""
-        return self.weights is not None and self.weights.exchanges_weights
-
-    @collective
-    def flush(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Make values that ranks exchange equal now; gradients need no flush."""
-        if self.weights is not None:
-            variables = optimizer._trainable_variables
-            shared = [each for each in variables if id(each) not in self._local]
-            self.weights.flush(shared, optimizer)
 
     @collective
     def _reduce_arrays(
@@ -309,7 +297,8 @@ class DistributedMixin:
 
         With post-local SGD that is so from its switch on.
         """
-        return self.hvdtrain_reduction.exchanges_weights
+        weights = self.hvdtrain_reduction.weights
+        return weights is not None and weights.exchanges_weights
 
     @property
     def sample_weight(self) -> SampleWeight:
@@ -323,14 +312,14 @@ class DistributedMixin:
         traced, set it there to a tensor: keras.ops.shape(batch)[0] on TensorFlow, and an argument
         of the function on JAX, which traces it again for each shape.
         """
-        return self.hvdtrain_reduction.sample_weight
+        return self.hvdtrain_reduction.told
 
     @sample_weight.setter
     def sample_weight(self, weight: SampleWeight) -> None:
         # A tensor may have no value yet.
         number = weight if weight is None or isinstance(weight, int | float) else 1.0
         self.hvdtrain_reduction.settings.check_sample_weight(number)
-        self.hvdtrain_reduction.sample_weight = weight
+        self.hvdtrain_reduction.tell(weight)
 
     @property
     def sharded(self) -> bool:
@@ -349,7 +338,10 @@ class DistributedMixin:
 
         Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
         """
-        self.hvdtrain_reduction.flush(self)
+        weights = self.hvdtrain_reduction.weights
+        if weights is not None:
+            shared = self.hvdtrain_reduction.shared_of(self._trainable_variables)
+            weights.flush(shared, self)
 
     @property
     def iterations(self) -> BackendTensor:
