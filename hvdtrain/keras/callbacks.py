@@ -17,7 +17,7 @@ from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.distributed import training_state
 from hvdtrain.keras.backends.operations import broadcast_variables
 from hvdtrain.keras.backends.sharding import StateVariable
-from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
+from hvdtrain.keras.backends.types import KerasVariable, Logs, to_array
 
 __all__ = [
     "BestModelCheckpoint",
@@ -77,7 +77,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     @collective
     def _broadcast_once(self) -> None:
-        model: KerasModel = self.model
+        model = self.model
         # A model whose class has no `build` is marked as built before it has weights.
         if self.broadcast_done or not (model.built and model.weights):
             return
@@ -135,7 +135,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _samples(self) -> float:
         """Return the number of samples that the loss is the mean of."""
-        model: KerasModel = self.model
+        model = self.model
         losses = [metric for metric in model.metrics if metric.name == "loss"]
         counts = [float(metric.count) for metric in losses if hasattr(metric, "count")]
         return counts[0] if counts and counts[0] > 0 else 1.0
@@ -366,13 +366,13 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
         super().set_params(params)
         self.backup.set_params(params)
 
-    def set_model(self, model: KerasModel) -> None:
+    def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         self.backup.set_model(model)
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        model: KerasModel = self.model
+        model = self.model
         self.backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
         if model.built:  # in any epoch: the backup may be from the middle of the first one

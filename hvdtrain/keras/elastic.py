@@ -15,7 +15,7 @@ from hvdtrain.core.objects import broadcast_object
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import DistributedMixin
 from hvdtrain.keras.backends.operations import broadcast_variables
-from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
+from hvdtrain.keras.backends.types import KerasVariable, Logs, to_array
 
 __all__ = [
     "CommitStateCallback",
@@ -130,7 +130,7 @@ class TensorFlowKerasState(ObjectState):
 
     def __init__(
         self,
-        model: KerasModel,
+        model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
         backend: object = None,
         **kwargs: Any,
@@ -195,7 +195,7 @@ class KerasState(TensorFlowKerasState):
 
     def __init__(
         self,
-        model: KerasModel,
+        model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
         **kwargs: Any,
     ) -> None:

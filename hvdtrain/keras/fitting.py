@@ -28,7 +28,7 @@ from hvdtrain.keras.backends.distributed import (
     distributed_optimizers,
     undistribute,
 )
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel
+from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.keras.callbacks import BroadcastGlobalVariablesCallback, save_schedules
 from hvdtrain.keras.synchronization import FirstBeforeSaving, FirstCallback, LastCallback
 
@@ -55,7 +55,7 @@ def compile_model(original: Callable[..., object], arguments: inspect.BoundArgum
     return original(*arguments.args, **arguments.kwargs)
 
 
-def adjust_compiled(model: KerasModel) -> None:
+def adjust_compiled(model: keras.Model) -> None:
     """Do for a compiled model what `compile_model` would have done.
 
     The first `model.compile(DistributedOptimizer(...))` before init() calls Keras's own `compile`:
@@ -84,7 +84,7 @@ def _scales(optimizer: object) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def warn_if_unwrapped(model: KerasModel, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+def warn_if_unwrapped(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Warn once, on rank 0, that each rank trains a model of its own.
 
     That is certain only if ranks start from the same weights, and if the step, the optimizer and
@@ -100,7 +100,7 @@ def warn_if_unwrapped(model: KerasModel, callbacks: Sequence[keras.callbacks.Cal
         )
 
 
-def warn_if_unsynchronized(model: KerasModel) -> None:
+def warn_if_unsynchronized(model: keras.Model) -> None:
     """Warn once, on rank 0, of Keras layers that synchronize under tf.distribute only."""
     for layer in model._flatten_layers():
         if _is_from_keras(layer) and getattr(layer, "synchronized", False):
@@ -111,7 +111,7 @@ def warn_if_unsynchronized(model: KerasModel) -> None:
             )
 
 
-def _runs_keras_only(model: KerasModel, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+def _runs_keras_only(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
     if not all(_is_without_user_code(callback) for callback in callbacks):
         return False
     optimizer = getattr(model, "optimizer", None)
@@ -140,7 +140,7 @@ Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.C
 def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
     """Fit a model so that all ranks end each epoch together."""
     given = arguments.arguments
-    model: KerasModel = given["self"]
+    model = given["self"]
     adjust_compiled(model)
     optimizers = distributed_optimizers(model)
     if context.is_initialized() and size() > 1:
@@ -200,7 +200,7 @@ class _BatchWeight:
     """Weighs a batch by what the losses of its step divide by."""
 
     def __init__(
-        self, model: KerasModel, inputs: Any, targets: Any, first: dict[int, list[int]]
+        self, model: keras.Model, inputs: Any, targets: Any, first: dict[int, list[int]]
     ) -> None:
         self._name, self._first = model.name, first
         self._inputs, self._targets = inputs, targets
@@ -306,7 +306,7 @@ def make_weighing_step(
     original: Callable[..., object], arguments: inspect.BoundArguments
 ) -> object:
     """Make a model's train function, whose steps weigh their batches."""
-    model: KerasModel = arguments.arguments["self"]
+    model = arguments.arguments["self"]
     optimizers = distributed_optimizers(model)
     for optimizer in optimizers:
         told = optimizer.sample_weight
@@ -321,7 +321,7 @@ def make_weighing_step(
     return original(*arguments.args, **arguments.kwargs)
 
 
-def _weighing(model: KerasModel, original: Callable[..., object]) -> Callable[..., object]:
+def _weighing(model: keras.Model, original: Callable[..., object]) -> Callable[..., object]:
     first: dict[int, list[int]] = {}
 
     @functools.wraps(original)
@@ -405,14 +405,14 @@ def _reduce_once() -> None:
     wrap, metrics = owner._initialize_ddp, owner.get_metrics_result
 
     @functools.wraps(wrap)
-    def initialize(model: KerasModel) -> None:
+    def initialize(model: keras.Model) -> None:
         if distributed_optimizers(model):
             object.__setattr__(model, "ddp_model", None)  # made before `compile`
         else:
             wrap(model)
 
     @functools.wraps(metrics)
-    def results(model: KerasModel) -> Any:
+    def results(model: keras.Model) -> Any:
         ours = distributed_optimizers(model)
         return super(owner, model).get_metrics_result() if ours else metrics(model)
 

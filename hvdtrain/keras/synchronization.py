@@ -27,7 +27,7 @@ from hvdtrain.keras.backends.distributed import (
     training_state,
 )
 from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
-from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
+from hvdtrain.keras.backends.types import KerasVariable, Logs, to_array
 from hvdtrain.keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
@@ -88,7 +88,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        model: KerasModel = self.model
+        model = self.model
         problem, saves = _find_problem(self._callbacks), bool(save_schedules(self._callbacks))
         names = [type(each).__name__ for each in self._callbacks if isinstance(each, _COLLECTIVE)]
         own = (problem, names, self.params.get("steps"), saves)
@@ -179,7 +179,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @collective
     def _broadcast_state(self, root_rank: int, done: Sequence[int]) -> None:
         """Broadcast the state of a rank that did all steps."""
-        model: KerasModel = self.model
+        model = self.model
         optimizers = distributed_optimizers(model)
         title = context.current().topology.title
         if any(optimizer.hvdtrain_reduction.has_local for optimizer in optimizers):
@@ -255,7 +255,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Stop if any rank stops, and use rank 0's learning rates."""
-        model: KerasModel = self.model
+        model = self.model
         optimizers = distributed_optimizers(model)
         rated = [each for own in optimizers for each in _with_rates(own)]
         rates = [float(optimizer.learning_rate) for optimizer in rated]
@@ -281,7 +281,7 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
             broadcast_variables(self.model.weights, 0)
 
 
-def _variables_to_compare(model: KerasModel) -> Sequence[KerasVariable] | None:
+def _variables_to_compare(model: keras.Model) -> Sequence[KerasVariable] | None:
     """Return the variables that the models of other ranks have, too, or None.
 
     A rank that joins others builds its model in the step that these take for it.
@@ -303,9 +303,9 @@ def _flushes(optimizer: DistributedMixin) -> bool:
     return weights is not None and optimizer.exchanges_weights and weights.flush_in_fit
 
 
-def _weight_sums(model: KerasModel, optimizers: Sequence[DistributedMixin]) -> WeightSums:
+def _weight_sums(model: keras.Model, optimizers: Sequence[DistributedMixin]) -> WeightSums:
     """Return the sums of the weights whose gradients all ranks reduce."""
-    cast(Any, model).jax_state_sync()
+    model.jax_state_sync()
     rows = []
     for reduction in (optimizer.hvdtrain_reduction for optimizer in optimizers):
         of_all = reduction.settings.process_set is global_process_set and not reduction.has_local
@@ -316,7 +316,7 @@ def _weight_sums(model: KerasModel, optimizers: Sequence[DistributedMixin]) -> W
 
 
 @collective
-def _average_statistics(model: KerasModel) -> None:
+def _average_statistics(model: keras.Model) -> None:
     """Average the statistics of BatchNormalization over the ranks."""
     statistics = [
         variable

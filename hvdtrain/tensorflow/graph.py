@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -90,30 +90,9 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 # Anything that tf.convert_to_tensor takes: tensors, variables, arrays, lists and numbers.
 TensorLike: TypeAlias = "tf.types.experimental.TensorLike"
 
-
-class Variable(Protocol):
-    """A variable of TensorFlow, Keras 3 or tf_keras."""
-
-    @property
-    def dtype(self) -> tf.DType: ...
-
-    @property
-    def shape(self) -> tf.TensorShape: ...
-
-    def assign(self, value: TensorLike) -> tf.Tensor | None:
-        """Overwrite the variable; in a graph return the operation that does it."""
-
-
-class Model(Protocol):
-    """A model of Keras 3 or tf_keras."""
-
-    built: bool
-
-    @property
-    def variables(self) -> list[Variable]: ...
-
-    @property
-    def trainable_variables(self) -> list[Variable]: ...
+# Of TensorFlow, Keras 3 or tf_keras.
+Variable: TypeAlias = Any
+Model: TypeAlias = Any
 
 
 class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import keras
 
@@ -15,7 +15,7 @@ from hvdtrain.core.arguments import GradientSettings
 from hvdtrain.core.arrays.fused import Layout, ReduceArrays, reduce_present
 from hvdtrain.core.gradients.weight_check import WeightSums
 from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -71,8 +71,8 @@ class Backend:
         own = [None if gradient is None else self.to_array(gradient) for gradient in gradients]
         weight = None if samples is None else float(samples)
         reduced = self.reduce_arrays(own, variables, reduce, name, weight, fixed=False)
-        likes: list[Any] = [
-            cast(Any, variable).value if gradient is None else gradient
+        likes = [
+            variable.value if gradient is None else gradient
             for gradient, variable in zip(gradients, variables, strict=True)
         ]
         pairs = zip(reduced, likes, strict=True)
@@ -130,7 +130,7 @@ class Backend:
         """Return what ranks compare of variables in a step, if they have their values then."""
         return None
 
-    def retrace(self, model: KerasModel) -> None:
+    def retrace(self, model: keras.Model) -> None:
         """Make a model trace its step again if dense gradients may become sparse."""
         return None
 

@@ -22,7 +22,7 @@ from hvdtrain.core.process_set import stays_alone
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.backends.backend import Backend
 from hvdtrain.keras.backends.sharding import KerasSharedUpdate, StateVariable, check_shared
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, to_array
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array
 from hvdtrain.keras.backends.weights import WeightExchange
 
 # Takes the step of a rank's own optimizer on gradients.
@@ -349,15 +349,14 @@ class DistributedMixin:
 
         Keras's own learning rate schedules count all steps.
         """
-        count: BackendTensor = super().iterations  # type: ignore[misc]
+        count = super().iterations  # type: ignore[misc]
         weights = self.hvdtrain_reduction.weights
         forgotten = None if weights is None else weights.forgotten
         if forgotten is None:
             return count
         passes = getattr(self, "gradient_accumulation_steps", None) or 1
         updates = keras.ops.cast(keras.ops.floor_divide(forgotten, passes), count.dtype)
-        since: BackendTensor = keras.ops.subtract(count, updates)
-        return since
+        return keras.ops.subtract(count, updates)
 
     def build(self, variables: Sequence[KerasVariable]) -> None:
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
@@ -374,8 +373,7 @@ class DistributedMixin:
         create = super().add_variable_from_reference  # type: ignore[misc]
         shared = self.hvdtrain_reduction.shared
         if shared is None:
-            variable: KerasVariable = create(reference_variable, name=name, initializer=initializer)
-            return variable
+            return create(reference_variable, name=name, initializer=initializer)
         own = f"{self.name}/{reference_variable.path.replace('/', '_')}_{name}"
         state = shared.keep(reference_variable, name or "var", own)
         self._track_variable(state)
@@ -559,7 +557,7 @@ def _with_state_of(optimizer: keras.optimizers.Optimizer, kind: Any) -> Any:
     return instance
 
 
-def distributed_optimizers(model: KerasModel) -> list[DistributedMixin]:
+def distributed_optimizers(model: keras.Model) -> list[DistributedMixin]:
     """Return the distributed optimizers of a model: its own and those in its attributes."""
     candidates = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
@@ -573,7 +571,7 @@ def distributed_optimizers(model: KerasModel) -> list[DistributedMixin]:
     return list(found.values())
 
 
-def training_state(model: KerasModel) -> list[KerasVariable]:
+def training_state(model: keras.Model) -> list[KerasVariable]:
     """Return the weights of a model and its optimizers' variables; builds its optimizer."""
     own = model.optimizer
     if own is not None and not own.built:

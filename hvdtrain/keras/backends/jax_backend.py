@@ -51,10 +51,7 @@ class JaxBackend(Backend):
         is_due = _call_on_host(answer, [jax.numpy.zeros([], np.int32), *numbers])[0]
         if not isinstance(is_due, jax.core.Tracer):
             return [*_call_on_host(exchange, values)] if is_due else list(values)
-        results: list[BackendTensor] = jax.lax.cond(
-            is_due, partial(_call_on_host, exchange), list, list(values)
-        )
-        return results
+        return list(jax.lax.cond(is_due, partial(_call_on_host, exchange), list, list(values)))
 
     def reduce(
         self,
@@ -66,7 +63,7 @@ class JaxBackend(Backend):
         samples: BackendTensor | float | None,
     ) -> list[BackendTensor | None]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        arrays: list[Any] = [gradients[i] for i in present]
+        arrays = [gradients[i] for i in present]
         count, weighted = len(arrays), isinstance(samples, jax.core.Tracer)
         if weighted:  # its value is known when the step runs
             arrays.append(jax.numpy.asarray(samples, "float32"))
@@ -92,8 +89,7 @@ class JaxBackend(Backend):
         def size(given: Sequence[HostArray]) -> list[HostArray]:
             return [np.full_like(given[0], process_set.size())]
 
-        array: Any = gradient
-        return _call_on_host(size, [array.reshape(-1)[:1].sum()])[0]
+        return _call_on_host(size, [gradient.reshape(-1)[:1].sum()])[0]
 
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.keras.backends.backend import Backend
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel, Value
+from hvdtrain.keras.backends.types import BackendTensor, Value
 from hvdtrain.tensorflow import operations
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.differentiable import size_as
@@ -29,6 +29,8 @@ class TensorFlowBackend(Backend):
     size_like = staticmethod(lambda gradient, process_set: size_as(gradient.dtype, process_set))
     weight_sums = staticmethod(weight_sums)
     do_not_compile = staticmethod(do_not_convert)
+    is_tracing = staticmethod(tf.inside_function)
+    outside_traces = staticmethod(tf.init_scope)
 
     def map_arrays(
         self,
@@ -66,18 +68,9 @@ class TensorFlowBackend(Backend):
     ) -> tf.Tensor | None:
         if not tf.is_symbolic_tensor(value):
             return None
-        reduced: tf.Tensor = operations.allreduce(
+        return operations.allreduce(
             value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
         )
-        return reduced
 
-    def is_tracing(self) -> bool:
-        inside: bool = tf.inside_function()
-        return inside
-
-    def retrace(self, model: KerasModel) -> None:
+    def retrace(self, model: keras.Model) -> None:
         model.make_train_function(force=True)
-
-    def outside_traces(self) -> AbstractContextManager[object]:
-        scope: AbstractContextManager[object] = tf.init_scope()
-        return scope

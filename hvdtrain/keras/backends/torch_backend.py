@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import torch
 
@@ -27,7 +26,7 @@ class TorchBackend(Backend):
         return torch.from_numpy(array).to(like.device, like.dtype)
 
     def weight_sums(self, variables: Sequence[KerasVariable]) -> WeightSums:
-        return weight_sums((each.path, cast(Any, each).value) for each in variables)
+        return weight_sums((each.path, each.value) for each in variables)
 
     def do_not_compile(self, function: F) -> F:
         # A user may compile the step with torch.compile.
