@@ -271,8 +271,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer = _with_learning_rate(self.model.optimizer)
         old, new = float(optimizer.learning_rate), self.initial_lr * multiplier
         optimizer.learning_rate = new
-        if self.momentum_correction and old > 0.0 and new != old:
-            for velocity in _velocities(optimizer):
+        moves = isinstance(optimizer, keras.optimizers.SGD) and optimizer.built
+        if self.momentum_correction and old > 0.0 and new != old and moves:
+            for velocity in optimizer.momentums if optimizer.momentum else ():
                 if isinstance(velocity, StateVariable):  # whose memory the ranks share
                     velocity.scale(new / old)
                 else:
@@ -330,14 +331,6 @@ def warmup_multiplier(epoch: float, warmup_epochs: int, steps: int, ranks: int) 
 def _with_learning_rate(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Return the optimizer that has the learning rate: itself, or that in a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _velocities(
-    optimizer: keras.optimizers.Optimizer,
-) -> list[keras.Variable | StateVariable]:
-    if not isinstance(optimizer, keras.optimizers.SGD) or not optimizer.built:
-        return []
-    return list(optimizer.momentums) if optimizer.momentum else []
 
 
 def RankZero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:

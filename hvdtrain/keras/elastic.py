@@ -140,7 +140,14 @@ class TensorFlowKerasState(ObjectState):
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if optimizer is None:
             raise ValueError("KerasState needs an optimizer: give it one, or compile the model")
-        _require_stateless(optimizer)
+        here, own = context.current(), isinstance(optimizer, DistributedMixin)
+        exchange = optimizer.hvdtrain_reduction.settings.make_exchange() if own else None
+        if here.failures is not None and exchange is not None and not exchange.stateless:
+            raise UnsupportedError(
+                f"{here.topology.title} KerasState: a job cannot continue without a rank with "
+                f"exchange {exchange.spec!r}: use average or half, or leave out --elastic and "
+                "--with-ft ulfm"
+            )
         self.model, self.optimizer, self.backend = model, optimizer, backend
         super().__init__(broadcast_object, lambda: rank(), **kwargs)
 
@@ -153,7 +160,7 @@ class TensorFlowKerasState(ObjectState):
 
     def restore(self) -> None:
         """Restore the last commit() or sync(), else the initial state (local)."""
-        model: Any = self.model
+        model = self.model
         if hasattr(model, "jax_state_sync"):  # a fit that was broken off leaves its arrays there
             model._jax_state, model._jax_state_synced = None, True
         for variable, value in zip(self._variables(), self._saved_variables, strict=True):
@@ -170,18 +177,6 @@ class TensorFlowKerasState(ObjectState):
         if not self.optimizer.built:
             self.optimizer.build(self.model.trainable_variables)
         return [*self.model.weights, *self.optimizer.variables]
-
-
-def _require_stateless(optimizer: keras.optimizers.Optimizer) -> None:
-    here = context.current()
-    if here.failures is None or not isinstance(optimizer, DistributedMixin):
-        return
-    exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
-    if not exchange.stateless:
-        raise UnsupportedError(
-            f"{here.topology.title} KerasState: a job cannot continue without a rank with exchange "
-            f"{exchange.spec!r}: use average or half, or leave out --elastic and --with-ft ulfm"
-        )
 
 
 class KerasState(TensorFlowKerasState):

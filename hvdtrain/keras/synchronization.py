@@ -93,7 +93,16 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         names = [type(each).__name__ for each in self._callbacks if isinstance(each, _COLLECTIVE)]
         own = (problem, names, self.params.get("steps"), saves)
         gathered = objects.allgather_object(own, "callbacks of fit")
-        self._check_callbacks([(names, problem) for problem, names, *_ in gathered])
+        size = context.current().topology.size
+        for rank, (problem, names, *_) in enumerate(gathered):
+            if problem is not None:
+                raise ValueError(f"[rank {rank}/{size}] fit: {problem}")
+            if names != gathered[0][1]:
+                raise MismatchError(
+                    f"[rank {rank}/{size}] fit: callbacks {names}, but rank 0 has "
+                    f"{gathered[0][1]}. Give every rank the callbacks that communicate, in the "
+                    "same order"
+                )
         weights = [each.hvdtrain_reduction.weights for each in distributed_optimizers(model)]
         flushes = any(each is not None and each.flush_in_fit for each in weights)
         self._saves = flushes and any(saves for *_, saves in gathered)
@@ -133,7 +142,11 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def _flush(self, ended: bool) -> None:
-        optimizers = [each for each in distributed_optimizers(self.model) if _flushes(each)]
+        optimizers = []
+        for optimizer in distributed_optimizers(self.model):
+            weights = optimizer.hvdtrain_reduction.weights
+            if weights is not None and weights.exchanges_weights and weights.flush_in_fit:
+                optimizers.append(optimizer)
         while optimizers:
             for optimizer in optimizers:
                 optimizer.flush()
@@ -200,18 +213,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if done[context.current().topology.rank] < max(done):
             for optimizer, exchange in zip(optimizers, exchanges, strict=True):
                 optimizer.load_exchange_state({**exchange, "own": {}})
-
-    def _check_callbacks(self, gathered: Sequence[tuple[list[str], str | None]]) -> None:
-        size = context.current().topology.size
-        for rank, (names, problem) in enumerate(gathered):
-            if problem is not None:
-                raise ValueError(f"[rank {rank}/{size}] fit: {problem}")
-            if names != gathered[0][0]:
-                raise MismatchError(
-                    f"[rank {rank}/{size}] fit: callbacks {names}, but rank 0 has "
-                    f"{gathered[0][0]}. Give every rank the callbacks that communicate, in the "
-                    "same order"
-                )
 
 
 class FirstBeforeSaving(FirstCallback):
@@ -295,12 +296,6 @@ def _with_rates(optimizer: keras.optimizers.Optimizer) -> Sequence[keras.optimiz
     """Return the optimizers of a MultiOptimizer, which has no rate, also of a scaled one."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return cast(Sequence[Any], getattr(inner, "optimizers", [optimizer]))
-
-
-def _flushes(optimizer: DistributedMixin) -> bool:
-    """Return whether weights of an optimizer may differ between ranks, and fit flushes them."""
-    weights = optimizer.hvdtrain_reduction.weights
-    return weights is not None and optimizer.exchanges_weights and weights.flush_in_fit
 
 
 def _weight_sums(model: keras.Model, optimizers: Sequence[DistributedMixin]) -> WeightSums:

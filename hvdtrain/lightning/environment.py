@@ -38,11 +38,6 @@ def load_fabric(name: str) -> ModuleType:
     return importlib.import_module(f"{_FABRICS[PYTORCH.__name__]}.{name}")
 
 
-def load_utilities(name: str) -> ModuleType:
-    """Return a module of the library's utilities."""
-    return importlib.import_module(f"{PYTORCH.__name__}.utilities.{name}")
-
-
 PYTORCH = load_pytorch()
 ClusterEnvironment: Any = load_fabric("plugins.environments").ClusterEnvironment
 LayerSync: Any = PYTORCH.plugins.LayerSync
@@ -117,13 +112,8 @@ class HvdEnvironment(ClusterEnvironment):
 
 
 # Warnings of Lightning that are true of its own samplers only.
-_EVALUATING = "Using `DistributedSampler` with the dataloaders"
+EVALUATING = "Using `DistributedSampler` with the dataloaders"
 _RESUMING = "You're resuming from a checkpoint that ended before the epoch ended"
-
-
-def silence_warnings() -> None:
-    """Silence what is not true of evaluation where no samples are repeated."""
-    warnings.filterwarnings("ignore", message=_EVALUATING)
 
 
 def omit_padding(loader: object) -> None:
@@ -228,8 +218,8 @@ def divide_training(loader: object, trainer: Any) -> object:
         return loader
     warnings.filterwarnings("ignore", message=_RESUMING)
     own = TrainingSampler(sampler, loader.batch_size, loader.drop_last, trainer.fit_loop)
-    update = load_utilities("data")._update_dataloader
-    divided: object = update(loader, own)
+    data = importlib.import_module(f"{PYTORCH.__name__}.utilities.data")
+    divided: object = data._update_dataloader(loader, own)
     return divided
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.devices import device_index
 from hvdtrain.lightning.environment import (
+    EVALUATING,
     PYTORCH,
     HvdEnvironment,
     LayerSync,
@@ -21,7 +23,6 @@ from hvdtrain.lightning.environment import (
     divide_training,
     load_fabric,
     omit_padding,
-    silence_warnings,
     synchronize_metrics,
     weight_of,
 )
@@ -199,7 +200,7 @@ class HvdStrategy(ParallelStrategy):
         self._blocked = False
         self._weight = 1.0
         if exact:
-            silence_warnings()
+            warnings.filterwarnings("ignore", message=EVALUATING)
 
     @property
     def root_device(self) -> torch.device:
