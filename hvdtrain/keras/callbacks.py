@@ -68,15 +68,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         self._broadcast_once()
 
     @collective
-    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        self._broadcast_once()
-
-    @collective
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        self._broadcast_once()
-
-    @collective
-    def _broadcast_once(self) -> None:
+    def _broadcast_once(self, batch: int = 0, logs: Logs | None = None) -> None:
         model = self.model
         # A model whose class has no `build` is marked as built before it has weights.
         if self.broadcast_done or not (model.built and model.weights):
@@ -85,6 +77,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         state = [variable for variable in training_state(model) if id(variable) not in local]
         broadcast_variables(state, self.root_rank)
         self.broadcast_done = True
+
+    on_train_batch_begin = _broadcast_once
+
+    @collective
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._broadcast_once()  # if there was one batch only, which built the model
 
 
 # The keys that lead to a metric, its value, and the number of samples that this is the mean of.

@@ -288,7 +288,7 @@ def _variables_to_compare(model: keras.Model) -> Sequence[KerasVariable] | None:
     A rank that joins others builds its model in the step that these take for it.
     """
     if model.built:
-        return model.trainable_variables
+        return list(model.trainable_variables)
     return None if context.current().newcomer else []
 
 

@@ -201,12 +201,12 @@ def reduce_layouts(
     reduce: ReduceArrays,
     settings: GradientSettings,
     name: str,
-    weight: Any = None,
+    samples: Any = None,
     compressor: type[Compressor] = Compression.none,
 ) -> list[Gradient]:
     """Reduce gradients, whatever their layout is on other ranks."""
-    counted = None if weight is None else tf.cast(weight, tf.float64)
-    return _LayoutReduction(variables, reduce, settings, name, counted, compressor)(gradients)
+    weight = None if samples is None else tf.cast(samples, tf.float64)
+    return _LayoutReduction(variables, reduce, settings, name, weight, compressor)(gradients)
 
 
 def _kind(gradient: Gradient) -> str:

@@ -63,7 +63,7 @@ class JaxBackend(Backend):
         samples: BackendTensor | float | None,
     ) -> list[BackendTensor | None]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        arrays = [gradients[i] for i in present]
+        arrays: list[Any] = [gradients[i] for i in present]
         count, weighted = len(arrays), isinstance(samples, jax.core.Tracer)
         if weighted:  # its value is known when the step runs
             arrays.append(jax.numpy.asarray(samples, "float32"))
