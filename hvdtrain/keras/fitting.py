@@ -85,11 +85,7 @@ def _scales(optimizer: object) -> bool:
 
 
 def warn_if_unwrapped(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Warn once, on rank 0, that each rank trains a model of its own.
-
-    That is certain only if ranks start from the same weights, and if the step, the optimizer and
-    the callbacks are those of Keras or hvdtrain, so that none can average gradients or weights.
-    """
+    """Warn once, on rank 0, that each rank trains a model of its own, if nothing can average it."""
     starts_equal = any(isinstance(c, BroadcastGlobalVariablesCallback) for c in callbacks)
     if starts_equal and not distributed_optimizers(model) and _runs_keras_only(model, callbacks):
         warn_once(
@@ -393,10 +389,7 @@ def hook_models() -> None:
 
 
 def _reduce_once() -> None:
-    """Have Keras's own data parallelism on torch leave models to their distributed optimizers.
-
-    With a default process group, Keras 3.16 wraps models in DDP, and sums metrics in each batch.
-    """
+    """Keep Keras 3.16 on torch from wrapping our models in DDP, and from summing metrics."""
     owner: Any = next(
         (kind for kind in keras.Model.__mro__ if "_initialize_ddp" in vars(kind)), None
     )

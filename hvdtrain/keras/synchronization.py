@@ -283,12 +283,10 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _variables_to_compare(model: keras.Model) -> Sequence[KerasVariable] | None:
-    """Return the variables that the models of other ranks have, too, or None.
-
-    A rank that joins others builds its model in the step that these take for it.
-    """
+    """Return the variables that the models of other ranks have, too, or None."""
     if model.built:
         return list(model.trainable_variables)
+    # A rank that joins others builds its model in the step that these take for it.
     return None if context.current().newcomer else []
 
 

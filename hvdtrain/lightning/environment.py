@@ -117,10 +117,7 @@ _RESUMING = "You're resuming from a checkpoint that ended before the epoch ended
 
 
 def omit_padding(loader: object) -> None:
-    """Have a loader's DistributedSampler repeat no samples.
-
-    Ranks may then differ by one sample, and in their number of batches.
-    """
+    """Have a loader's DistributedSampler repeat no samples, of which ranks then differ by one."""
     sampler = loader.sampler if isinstance(loader, DataLoader) else None
     if isinstance(sampler, DistributedSampler):
         samples = len(cast(Any, sampler.dataset))
@@ -230,11 +227,9 @@ def weight_of(batch: int, trainer: Any) -> float:
 
 
 def _next_batch(loop: Any) -> tuple[int, int]:
-    """Return the epoch of the batch with which training begins or continues, and its number there.
-
-    A checkpoint may be of the end of a batch, even the last one, which is processed but not
-    completed, or of an exception in a batch that is then begun again.
-    """
+    """Return the epoch and the number of the batch with which training begins or continues."""
+    # A checkpoint may be of the end of a batch, even the last one, which is processed but not
+    # completed, or of an exception in a batch that is then begun again.
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
     epoch, batch = int(epochs.current.processed), int(batches.current.processed)
     if not loop.restarting or epochs.total.processed != epochs.total.started - 1:

@@ -403,11 +403,7 @@ class DistributedMixin:
 
 
 class LossScaleMixin(DistributedMixin):
-    """Base class of distributed LossScaleOptimizers: whether gradients are finite is agreed on.
-
-    They reduce gradients before they look for values that are not finite. If ranks exchange
-    weights, each looks at its own gradients, and leaves out an update, but no exchange.
-    """
+    """Base class of distributed LossScaleOptimizers, which reduce before they look for infinity."""
 
     dynamic_scale: KerasVariable
     initial_scale: float

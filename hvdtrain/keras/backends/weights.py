@@ -34,8 +34,8 @@ class WeightExchange:
     """Updates variables with the gradients of this rank, and exchanges their values when due.
 
     A rank counts in an exchange with the samples that it had since all weights were equal, or with
-    its steps since then if their samples are not known. The optimizer may accumulate the gradients
-    of several passes for a step, and leave out an update because gradients are not finite.
+    its steps since then. The optimizer may accumulate the gradients of several passes for a step,
+    and leave out an update because gradients are not finite.
 
     An exchange may begin with averages of gradients. Each step asks the host at which side of the
     switch it is, so that functions that were traced before need not be traced again.
@@ -217,10 +217,7 @@ class WeightExchange:
         return weights
 
     def _count_pass(self, numbers: Sequence[HostArray]) -> bool:
-        """Count a pass; return whether weights are to be exchanged now.
-
-        After a step on averaged gradients, ranks may change over to exchanges of weights.
-        """
+        """Count a pass; return whether weights are to be exchanged now."""
         rate, samples = _rate_and_samples(numbers)
         if samples is not None:
             self._samples_of_step = (self._samples_of_step or 0.0) + samples
@@ -230,7 +227,7 @@ class WeightExchange:
         samples, self._samples_of_step = self._samples_of_step, None
         if self._exchange.first is None:
             return self._exchange.due(self.counter.count(samples, rate))
-        self.counter.steps += 1
+        self.counter.steps += 1  # after which ranks may change over to exchanges of weights
         self._exchange.due(LocalSteps(1, None, self.counter.steps, rate, self._whole))
         return False
 
@@ -246,10 +243,7 @@ class WeightExchange:
     def flush(
         self, variables: Sequence[KerasVariable], optimizer: keras.optimizers.Optimizer
     ) -> None:
-        """Make the values of all ranks equal now (not in a function that is traced).
-
-        Until its end a rank takes part in the others' exchanges.
-        """
+        """Make all ranks' values equal, by exchanges until all ranks have asked for that."""
         if not (self.exchanges_weights and self._settings.process_set.included()):
             return
         everything = [*variables, *self._settled_variables(optimizer)]
@@ -318,11 +312,7 @@ class WeightExchange:
 
 
 def _state_variables(optimizer: keras.optimizers.Optimizer) -> list[KerasVariable]:
-    """Return the floating point variables of an optimizer, except its learning rate.
-
-    Those of a loss scale and of accumulated gradients are not among them. Before an optimizer is
-    built, it has none.
-    """
+    """Return the floating point variables of an optimizer that steps change."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     others = [inner._learning_rate, *getattr(inner, "_accumulated_gradients", [])]
     known = {id(variable) for variable in others}
