@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import keras
 
@@ -258,7 +257,9 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Stop if any rank stops, and use rank 0's learning rates."""
         model = self.model
         optimizers = distributed_optimizers(model)
-        rated = [each for own in optimizers for each in _with_rates(own)]
+        inner = [(each, getattr(each, "inner_optimizer", each)) for each in optimizers]
+        # A MultiOptimizer, also a scaled one, has no rate, but those in it have.
+        rated = [rated for each, own in inner for rated in getattr(own, "optimizers", [each])]
         rates = [float(optimizer.learning_rate) for optimizer in rated]
         # Other backends compare weights in a step, where a step of JAX has not their values.
         weights = None
@@ -288,12 +289,6 @@ def _variables_to_compare(model: keras.Model) -> Sequence[KerasVariable] | None:
         return list(model.trainable_variables)
     # A rank that joins others builds its model in the step that these take for it.
     return None if context.current().newcomer else []
-
-
-def _with_rates(optimizer: keras.optimizers.Optimizer) -> Sequence[keras.optimizers.Optimizer]:
-    """Return the optimizers of a MultiOptimizer, which has no rate, also of a scaled one."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return cast(Sequence[Any], getattr(inner, "optimizers", [optimizer]))
 
 
 def _weight_sums(model: keras.Model, optimizers: Sequence[DistributedMixin]) -> WeightSums:

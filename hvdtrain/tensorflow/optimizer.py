@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
@@ -97,25 +97,6 @@ class TfKerasOptimizerMixin(ReducingMixin):
                 self.build(variables)  # type: ignore[attr-defined]
 
 
-def tf_keras_class(optimizer: object) -> type:
-    """Return a subclass of an optimizer's class whose instances reduce gradients."""
-    kind = type(optimizer)
-    if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError(
-            f"DistributedOptimizer does not take a {kind.__name__} of tf_keras: wrap the optimizer "
-            "in it, as in LossScaleOptimizer(hvd.DistributedOptimizer(optimizer))"
-        )
-    if not hasattr(kind, "aggregate_gradients") and not hasattr(kind, "_aggregate_gradients"):
-        raise ValueError(
-            f"DistributedOptimizer takes an optimizer of tf_keras.optimizers, got {kind.__name__}"
-        )
-    # Keras finds the class by this name, so that a saved model loads without hvdtrain.
-    legacy = ".legacy" if hasattr(kind, "_create_all_weights") else ""
-    of_keras = kind.__module__.startswith(f"{_PACKAGE}src.")
-    module = f"tf_keras.optimizers{legacy}" if of_keras else kind.__module__
-    return type(kind.__name__, (TfKerasOptimizerMixin, kind), {"__module__": module})
-
-
 Optimizer = TypeVar("Optimizer")
 
 
@@ -145,36 +126,32 @@ class _KerasOptimizerMixin(ReducingMixin):
         tf.cond(aggregation.complete(), lambda: update(reduced, variables), count)
 
 
-def distributed_keras_optimizer(
-    optimizer: Optimizer, op: ReduceOp, reduction: VariableReduction, passes: int, average: bool
-) -> Optimizer:
-    """Return a new optimizer, with the configuration of another, that reduces gradients."""
-    if isinstance(optimizer, ReducingMixin):
-        raise ValueError("the optimizer is a DistributedOptimizer already")
-    kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
-    if op is ReduceOp.ADASUM:
-        raise ValueError("op=Adasum is not supported with Keras optimizers")
-    original: Any = optimizer
-    distributed = kind.from_config(original.get_config())
-    distributed._hvdtrain_reduced = reduction
-    aggregation = LocalAggregation(passes, average, reduction) if passes > 1 else None
-    distributed._hvdtrain_aggregation = aggregation
-    result: Optimizer = distributed
-    return result
-
-
-def _keras_3_class(optimizer: object) -> type:
-    keras = sys.modules.get("keras")
-    if keras is None or not isinstance(optimizer, keras.optimizers.Optimizer):
+def _reducing_class(optimizer: object) -> Any:
+    """Return a subclass of an optimizer's class whose instances reduce gradients."""
+    kind, keras = type(optimizer), sys.modules.get("keras")
+    mixin: type = _KerasOptimizerMixin
+    package, public = "keras.src.optimizers.", "keras.optimizers"
+    if is_tf_keras(optimizer):
+        if hasattr(optimizer, "inner_optimizer"):
+            raise ValueError(
+                f"DistributedOptimizer does not take a {kind.__name__} of tf_keras: wrap the "
+                "optimizer in it, as in LossScaleOptimizer(hvd.DistributedOptimizer(optimizer))"
+            )
+        if not hasattr(kind, "aggregate_gradients") and not hasattr(kind, "_aggregate_gradients"):
+            raise ValueError(
+                "DistributedOptimizer takes an optimizer of tf_keras.optimizers, got "
+                f"{kind.__name__}"
+            )
+        legacy = ".legacy" if hasattr(kind, "_create_all_weights") else ""
+        mixin, package, public = TfKerasOptimizerMixin, "tf_keras.src.", f"tf_{public}{legacy}"
+    elif keras is None or not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             "DistributedOptimizer takes an optimizer of tf.keras, tf_keras or tf.compat.v1.train, "
-            f"got {type(optimizer).__name__}"
+            f"got {kind.__name__}"
         )
-    kind = type(optimizer)
     # Keras finds the class by this name, so that a saved model loads without hvdtrain.
-    module = kind.__module__
-    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
-    return type(kind.__name__, (_KerasOptimizerMixin, kind), {"__module__": module})
+    module = public if kind.__module__.startswith(package) else kind.__module__
+    return type(kind.__name__, (mixin, kind), {"__module__": module})
 
 
 class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
@@ -353,7 +330,7 @@ def DistributedOptimizer(
         ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
             other.
     """
-    if isinstance(optimizer, GraphOptimizerWrapper):
+    if isinstance(optimizer, GraphOptimizerWrapper | ReducingMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(
@@ -373,7 +350,14 @@ def DistributedOptimizer(
     )
     passes, average = backward_passes_per_step, average_aggregated_gradients
     if not of_graph:
-        return distributed_keras_optimizer(optimizer, op, reduction, passes, average)
+        kind, original = _reducing_class(optimizer), cast(Any, optimizer)
+        if op is ReduceOp.ADASUM:
+            raise ValueError("op=Adasum is not supported with Keras optimizers")
+        distributed = kind.from_config(original.get_config())
+        distributed._hvdtrain_reduced = reduction
+        aggregation = LocalAggregation(passes, average, reduction) if passes > 1 else None
+        distributed._hvdtrain_aggregation = aggregation
+        return cast(Optimizer, distributed)
     if op is not ReduceOp.ADASUM:
         return ReducingOptimizer(optimizer, name, use_locking, reduction, passes, average)
     if average or passes > 1:
