@@ -163,12 +163,10 @@ class TrainingSampler(DistributedSampler[Any]):
         return loaders is not None and len(loaders.flattened) == 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which determines the order."""
         super().set_epoch(epoch)
         self.replaced.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Return the number of indices of an epoch."""
         return self._length if self._divides else len(self.replaced)
 
     def __iter__(self) -> Iterator[int]:
@@ -176,7 +174,9 @@ class TrainingSampler(DistributedSampler[Any]):
         if not self._divides:
             yield from self.replaced
             return
-        order = self._order()
+        of_one_rank = DistributedSampler(self.dataset, 1, 0, self.shuffle, self.seed)
+        of_one_rank.set_epoch(self.epoch)
+        order = list(of_one_rank)
         epoch, first = self._start
         for batch in range(first if self.epoch == epoch else 0, self._batches):
             whole = order[batch * self._whole : min((batch + 1) * self._whole, self._samples)]
@@ -193,15 +193,6 @@ class TrainingSampler(DistributedSampler[Any]):
 
     def _count(self, batch: int) -> int:
         return len(range(self.rank, self._global_count(batch), self.num_replicas))
-
-    def _order(self) -> list[int]:
-        samples = len(cast(Any, self.dataset))
-        if not self.shuffle:
-            return list(range(samples))
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + self.epoch)
-        order: list[int] = torch.randperm(samples, generator=generator).tolist()
-        return order
 
 
 def divide_training(loader: object, trainer: Any) -> object:
