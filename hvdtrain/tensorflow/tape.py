@@ -43,7 +43,7 @@ class _TapeMixin:
     ) -> Gradients:
         """Return gradients reduced over the ranks; see tf.GradientTape.gradient."""
         own = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
-        reduced = self._reduction(_flat(own), _flat(sources))
+        reduced = self._reduction(tf.nest.flatten(own), tf.nest.flatten(sources))
         if not isinstance(sources, list | tuple | dict):
             return reduced[0]
         packed: Gradients = tf.nest.pack_sequence_as(sources, reduced)
@@ -63,15 +63,6 @@ class _TapeMixin:
         pairs = list(zip(sources, gradients, strict=True))
         local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
         return local, [pair for pair in pairs if not self._reduction.is_local(pair[0])]
-
-
-def _flat(structure: Any) -> list[Any]:
-    """Flatten lists, tuples and dictionaries; tf.IndexedSlices and variables are leaves."""
-    if isinstance(structure, dict):
-        return [part for key in sorted(structure) for part in _flat(structure[key])]
-    if isinstance(structure, list | tuple):
-        return [part for each in structure for part in _flat(each)]
-    return [structure]
 
 
 @functools.cache
