@@ -256,6 +256,7 @@ class WeightExchange:
         for variable, value in zip(everything, values, strict=True):
             variable.assign(value)
 
+    @collective
     def _begin(self, weights: Sequence[HostArray], variables: Sequence[KerasVariable]) -> None:
         begin_fused(weights, variables, self._settings)
         self.counter.begun = True
