@@ -174,9 +174,11 @@ class TrainingSampler(DistributedSampler[Any]):
         if not self._divides:
             yield from self.replaced
             return
-        of_one_rank = DistributedSampler(self.dataset, 1, 0, self.shuffle, self.seed)
-        of_one_rank.set_epoch(self.epoch)
-        order = list(of_one_rank)
+        alone: DistributedSampler[Any] = DistributedSampler(
+            self.dataset, 1, 0, self.shuffle, self.seed
+        )
+        alone.set_epoch(self.epoch)
+        order = list(alone)
         epoch, first = self._start
         for batch in range(first if self.epoch == epoch else 0, self._batches):
             whole = order[batch * self._whole : min((batch + 1) * self._whole, self._samples)]
