@@ -106,38 +106,22 @@ class JaxBackend(Backend):
 
 
 @collective
-def _allreduce_traced(
+def _allreduce(
     value: jax.Array, op: ReduceOp, name: str | None, prescale: float, postscale: float
 ) -> jax.Array:
-    """Reduce a traced value; its gradient is reduced in the same way."""
+    """Reduce a value; its gradient is reduced in the same way."""
 
     def function(given: Sequence[HostArray]) -> list[HostArray]:
         return collectives.allreduce(given, op, name, prescale, postscale, global_process_set)
 
-    return _call_on_host(function, [value])[0]
+    def backward(_: None, upstream: jax.Array) -> tuple[jax.Array]:
+        check_has_gradient("allreduce", op)
+        own = None if name is None else f"{name}.gradient"
+        return (_allreduce(upstream, op, own, prescale, postscale),)
 
-
-_allreduce = partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))(_allreduce_traced)
-
-
-def _forward(value: jax.Array, *options: Any) -> tuple[jax.Array, None]:
-    return _allreduce(value, *options), None
-
-
-def _backward(
-    op: ReduceOp,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    _: None,
-    upstream: jax.Array,
-) -> tuple[jax.Array]:
-    check_has_gradient("allreduce", op)
-    own = None if name is None else f"{name}.gradient"
-    return (_allreduce(upstream, op, own, prescale, postscale),)
-
-
-_allreduce.defvjp(_forward, _backward)
+    reduced = jax.custom_vjp(lambda value: _call_on_host(function, [value])[0])
+    reduced.defvjp(lambda value: (reduced(value), None), backward)
+    return reduced(value)
 
 
 def _call_on_host(
