@@ -265,8 +265,8 @@ class VariableReduction:
     ) -> None:
         kind = Compression.name_of(compression) if op in _FUSED else "own"
         exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
-        self._compressor = compression if kind == "own" else Compression.none
-        self._settings = GradientSettings(
+        self.compressor = compression if kind == "own" else Compression.none
+        self.settings = GradientSettings(
             op, process_set, predivide, groups, sparse_as_dense, exchange, find_library
         )
         self._name, self._scale_local = name, scale_local
@@ -285,7 +285,7 @@ class VariableReduction:
         self, gradients: Sequence[Gradient], variables: Sequence[Variable]
     ) -> list[Gradient]:
         """Reduce gradients over the ranks; None counts as zero if any has one."""
-        process_set, compressor = self._settings.process_set, self._compressor
+        process_set, compressor = self.settings.process_set, self.compressor
         if not process_set.included():
             return list(gradients)
         results, alone = list(gradients), stays_alone(process_set)
@@ -302,10 +302,10 @@ class VariableReduction:
                 compressor.decompress(*compressor.compress(g)) if _kind(g) == DENSE else g
                 for g in own
             ]
-        elif self._settings.op not in _FUSED:
+        elif self.settings.op not in _FUSED:
             own = self._reduce_otherwise(own, theirs)
         elif own:
-            reduce, settings = partial(self._reduce_fused, theirs), self._settings
+            reduce, settings = partial(self._reduce_fused, theirs), self.settings
             own = reduce_layouts(own, theirs, reduce, settings, self._name, compressor=compressor)
         for index, reduced in zip(shared, own, strict=True):
             results[index] = reduced
@@ -318,7 +318,7 @@ class VariableReduction:
         """Reduce gradients by Min, Max, Product or Adasum; all ranks have those of one layout."""
         if any(map(is_overwritten, variables)):
             raise UnsupportedError(
-                f"op={self._settings.op}: scales and histories of float8 overwrite their "
+                f"op={self.settings.op}: scales and histories of float8 overwrite their "
                 "variables, and are reduced with op=Average and op=Sum only"
             )
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
@@ -328,9 +328,9 @@ class VariableReduction:
             tensors.append(tf.zeros([0, int.from_bytes(digest)]))
         reduced = grouped_allreduce(
             tensors,
-            op=self._settings.op,
-            compression=self._compressor,
-            process_set=self._settings.process_set,
+            op=self.settings.op,
+            compression=self.compressor,
+            process_set=self.settings.process_set,
             name=self._name,
         )
         results = dict(zip(present, reduced, strict=False))
@@ -348,7 +348,7 @@ class VariableReduction:
         """Reduce gradients by Average or Sum."""
         owners, name = [variables[i] for i in layout.dense], key or self._name
         sums, own = partial(weight_sums, owners), OwnStep()
-        return exchange_fused(arrays, owners, name, self._settings, own, layout, sums)[0], 1.0
+        return exchange_fused(arrays, owners, name, self.settings, own, layout, sums)[0], 1.0
 
 
 def _divided(gradient: Gradient, process_set: ProcessSet) -> Gradient:

@@ -158,10 +158,15 @@ class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """An optimizer of tf.compat.v1.train that delegates to another one."""
 
     def __init__(
-        self, optimizer: tf.compat.v1.train.Optimizer, name: str, use_locking: bool
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        name: str,
+        use_locking: bool,
+        reduction: VariableReduction,
+        aggregation: LocalAggregation | None,
     ) -> None:
         super().__init__(name=name, use_locking=use_locking)
-        self._optimizer = optimizer
+        self._optimizer, self._reduction, self._aggregation = optimizer, reduction, aggregation
         self.get_slot, self.get_slot_names = optimizer.get_slot, optimizer.get_slot_names
         self.variables = optimizer.variables
 
@@ -182,26 +187,6 @@ class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
 class ReducingOptimizer(GraphOptimizerWrapper):
     """Reduces the gradients that the wrapped optimizer computes."""
-
-    def __init__(
-        self,
-        optimizer: tf.compat.v1.train.Optimizer,
-        name: str,
-        use_locking: bool,
-        reduction: VariableReduction,
-        passes: int,
-        average: bool,
-    ) -> None:
-        super().__init__(optimizer, name, use_locking)
-        self._reduction = reduction
-        self._aggregation: LocalAggregation | None = None
-        if passes > 1:
-            if tf.executing_eagerly():
-                raise ValueError(
-                    "backward_passes_per_step > 1 with an optimizer of tf.compat.v1 needs a graph "
-                    "of TensorFlow 1: use an optimizer of tf.keras"
-                )
-            self._aggregation = LocalAggregation(passes, average, reduction)
 
     def register_local_var(self, var: Variable) -> None:
         """Do not reduce the gradient of a variable."""
@@ -240,17 +225,6 @@ class ReducingOptimizer(GraphOptimizerWrapper):
 class AdasumOptimizer(GraphOptimizerWrapper):
     """Combines the updates of all ranks: w = w + adasum_r(update_r(w) - w)."""
 
-    def __init__(
-        self,
-        optimizer: tf.compat.v1.train.Optimizer,
-        name: str,
-        use_locking: bool,
-        compression: type[Compressor],
-        process_set: ProcessSet,
-    ) -> None:
-        super().__init__(optimizer, name, use_locking)
-        self._compression, self._process_set = compression, process_set
-
     @do_not_convert
     @collective
     def apply_gradients(
@@ -268,12 +242,13 @@ class AdasumOptimizer(GraphOptimizerWrapper):
         with tf.control_dependencies([] if updated is None else [updated]):
             after = [variable.read_value() for variable in variables]
         updates = [new - old for new, old in zip(after, before, strict=True)]
-        if self._process_set.included() and updates:
+        process_set = self._reduction.settings.process_set
+        if process_set.included() and updates:
             updates = grouped_allreduce(
                 updates,
                 op=ReduceOp.ADASUM,
-                compression=self._compression,
-                process_set=self._process_set,
+                compression=self._reduction.compressor,
+                process_set=process_set,
                 name=f"{self.get_name()}_steps",
             )
         assigned = [
@@ -348,18 +323,25 @@ def DistributedOptimizer(
         choose_groups(num_groups, groups),
         scale_local_gradients,
     )
-    passes, average = backward_passes_per_step, average_aggregated_gradients
+    aggregation: LocalAggregation | None = None
+    if backward_passes_per_step > 1:
+        aggregation = LocalAggregation(
+            backward_passes_per_step, average_aggregated_gradients, reduction
+        )
     if not of_graph:
         kind, original = _reducing_class(optimizer), cast(Any, optimizer)
         if op is ReduceOp.ADASUM:
             raise ValueError("op=Adasum is not supported with Keras optimizers")
         distributed = kind.from_config(original.get_config())
         distributed._hvdtrain_reduced = reduction
-        aggregation = LocalAggregation(passes, average, reduction) if passes > 1 else None
         distributed._hvdtrain_aggregation = aggregation
         return cast(Optimizer, distributed)
-    if op is not ReduceOp.ADASUM:
-        return ReducingOptimizer(optimizer, name, use_locking, reduction, passes, average)
-    if average or passes > 1:
+    if op is ReduceOp.ADASUM and (average_aggregated_gradients or aggregation is not None):
         raise ValueError("Adasum needs backward_passes_per_step=1")
-    return AdasumOptimizer(optimizer, name, use_locking, compression, process_set)
+    if aggregation is not None and tf.executing_eagerly():
+        raise ValueError(
+            "backward_passes_per_step > 1 with an optimizer of tf.compat.v1 needs a graph of "
+            "TensorFlow 1: use an optimizer of tf.keras"
+        )
+    wrapper = AdasumOptimizer if op is ReduceOp.ADASUM else ReducingOptimizer
+    return wrapper(optimizer, name, use_locking, reduction, aggregation)
