@@ -33,9 +33,8 @@ from hvdtrain.keras.callbacks import BroadcastGlobalVariablesCallback, save_sche
 from hvdtrain.keras.synchronization import FirstBeforeSaving, FirstCallback, LastCallback
 
 
-def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+def compile_model(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Compile a model, with what a DistributedOptimizer needs."""
-    given = arguments.arguments
     model, optimizer = given["self"], _reduce_before_scaling(given["optimizer"])
     if isinstance(optimizer, DistributedMixin):
         half = model.dtype_policy.name == "mixed_float16"
@@ -52,7 +51,7 @@ def compile_model(original: Callable[..., object], arguments: inspect.BoundArgum
                     "jit_compile"
                 )
             given["jit_compile"] = False
-    return original(*arguments.args, **arguments.kwargs)
+    return proceed()
 
 
 def adjust_compiled(model: keras.Model) -> None:
@@ -133,9 +132,8 @@ Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.C
 
 
 @collective
-def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+def fit_model(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Fit a model so that all ranks end each epoch together."""
-    given = arguments.arguments
     model = given["self"]
     adjust_compiled(model)
     optimizers = distributed_optimizers(model)
@@ -146,7 +144,7 @@ def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments
     sets = [optimizer.hvdtrain_reduction.settings.process_set for optimizer in optimizers]
     if global_process_set in sets and size() > 1:
         given["callbacks"] = _with_synchronization(given["callbacks"])
-    return original(*arguments.args, **arguments.kwargs)
+    return proceed()
 
 
 def _with_synchronization(callbacks: Callbacks) -> Callbacks:
@@ -298,11 +296,9 @@ def _rows(*structures: Any) -> BackendTensor | int | None:
     return None
 
 
-def make_weighing_step(
-    original: Callable[..., object], arguments: inspect.BoundArguments
-) -> object:
+def make_weighing_step(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Make a model's train function, whose steps weigh their batches."""
-    model = arguments.arguments["self"]
+    model = given["self"]
     optimizers = distributed_optimizers(model)
     for optimizer in optimizers:
         told = optimizer.sample_weight
@@ -313,8 +309,8 @@ def make_weighing_step(
             )
     if optimizers and not hasattr(model.train_step, "hvdtrain_hooked"):
         model.train_step = _weighing(model, model.train_step)
-        arguments.arguments["force"] = True
-    return original(*arguments.args, **arguments.kwargs)
+        given["force"] = True
+    return proceed()
 
 
 def _weighing(model: keras.Model, original: Callable[..., object]) -> Callable[..., object]:
@@ -348,9 +344,9 @@ def warn_once(message: str, every_rank: bool = False) -> None:
         write_message(topology.title, message)
 
 
-def save_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+def save_model(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Save a model unless it is this rank's alone: others may not take part in an exchange."""
-    optimizers = distributed_optimizers(arguments.arguments["self"])
+    optimizers = distributed_optimizers(given["self"])
     if not all(optimizer.synchronized for optimizer in optimizers):
         raise RuntimeError(
             f"{context.current().topology.title} save: the ranks' weights differ until their next "
@@ -358,19 +354,19 @@ def save_model(original: Callable[..., object], arguments: inspect.BoundArgument
             "in fit give keras.callbacks.ModelCheckpoint(..., save_freq=batches) or "
             "BackupAndRestore, which hvdtrain knows on all ranks"
         )
-    given, path = arguments.arguments, arguments.arguments["filepath"]
+    path = given["filepath"]
     in_pieces = given.get("zipped") is False or given.get("max_shard_size")
     one_file = str(path).endswith((".keras", ".h5")) and "://" not in str(path) and not in_pieces
     if not (one_file and given["overwrite"] and context.is_initialized() and size() > 1):
-        return original(*arguments.args, **arguments.kwargs)
+        return proceed()
     # Other ranks may save to this path now, as with a ModelCheckpoint on all of them.
     path = Path(path).resolve()  # what a link names is replaced, not the link
     if not path.parent.is_dir():
-        return original(*arguments.args, **arguments.kwargs)  # which says so
+        return proceed()  # which says so
     own = path.with_name(f".unfinished-rank{rank()}-{path.name}")
     given["filepath"] = str(own)
     try:
-        result = original(*arguments.args, **arguments.kwargs)
+        result = proceed()
         own.replace(path)
     finally:
         own.unlink(missing_ok=True)
@@ -414,7 +410,7 @@ def _reduce_once() -> None:
 
 
 def _hook(
-    method: str, replacement: Callable[[Callable[..., object], inspect.BoundArguments], object]
+    method: str, replacement: Callable[[Callable[[], object], dict[str, Any]], object]
 ) -> None:
     """Replace a method of every model."""
     owner: Any = next(kind for kind in keras.Model.__mro__ if method in vars(kind))
@@ -430,7 +426,8 @@ def _hook(
         except TypeError as error:
             raise TypeError(f"{method}() {error}") from None
         arguments.apply_defaults()
-        return replacement(original, arguments)
+        given = arguments.arguments
+        return replacement(lambda: original(*arguments.args, **arguments.kwargs), given)
 
     hooked.hvdtrain_hooked = True  # type: ignore[attr-defined]
     # Not on keras.Model: a model whose class has another `compile` than this one counts as custom.

@@ -270,7 +270,6 @@ class VariableReduction:
             op, process_set, predivide, groups, sparse_as_dense, exchange, find_library
         )
         self._name, self._scale_local = name, scale_local
-        self.sparse_as_dense = sparse_as_dense
         self._local: dict[int, Variable] = {}
 
     def add_local(self, variable: Variable) -> None:
@@ -295,7 +294,7 @@ class VariableReduction:
                     results[index] = _divided(gradient, process_set)
         shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
         own, theirs = [results[i] for i in shared], [variables[i] for i in shared]
-        if self.sparse_as_dense:
+        if self.settings.sparse_as_dense:
             own = as_dense(own)
         if alone:  # as a reduction over one rank gives them
             own = [
@@ -417,7 +416,7 @@ class LocalAggregation:
     def _dense(self, gradient: Gradient) -> tf.Tensor | None:
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        if not self._reduction.sparse_as_dense:
+        if not self._reduction.settings.sparse_as_dense:
             raise ValueError(
                 "tf.IndexedSlices cannot be combined with backward_passes_per_step > 1: use "
                 "sparse_as_dense=True"
