@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 
@@ -19,6 +19,10 @@ from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp
 
 F = TypeVar("F", bound=Callable[..., object])
+Tensors: TypeAlias = Sequence[BackendTensor]
+# Called with the values of tensors, when a step runs.
+HostFunction: TypeAlias = Callable[[Sequence[HostArray]], Sequence[HostArray]]
+HostQuestion: TypeAlias = Callable[[Sequence[HostArray]], bool]
 
 
 class Backend:
@@ -34,11 +38,7 @@ class Backend:
 
     @collective
     def map_arrays(
-        self,
-        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[BackendTensor],
-        results: Sequence[BackendTensor],
-        name: str,
+        self, function: HostFunction, inputs: Tensors, results: Tensors, name: str
     ) -> list[BackendTensor]:
         """Call a function on arrays, in the order of the program, for tensors like `results`."""
         arrays = function(list(map(self.to_array, inputs)))
@@ -46,11 +46,7 @@ class Backend:
 
     @collective
     def exchange_if(
-        self,
-        due: Callable[[Sequence[HostArray]], bool],
-        numbers: Sequence[BackendTensor],
-        exchange: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        values: Sequence[BackendTensor],
+        self, due: HostQuestion, numbers: Tensors, exchange: HostFunction, values: Tensors
     ) -> list[BackendTensor]:
         """Exchange values if that is due, else copy nothing to the host (collective if due)."""
         if not due(list(map(self.to_array, numbers))):

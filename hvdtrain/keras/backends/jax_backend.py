@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from hvdtrain.core.arrays.fused import ReduceArrays
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.core.tuning import keep_large_memory
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.backend import Backend
+from hvdtrain.keras.backends.backend import Backend, HostFunction, HostQuestion, Tensors
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp
 
@@ -39,11 +39,7 @@ class JaxBackend(Backend):
         return jax.numpy.asarray(array)
 
     def exchange_if(
-        self,
-        due: Callable[[Sequence[HostArray]], bool],
-        numbers: Sequence[BackendTensor],
-        exchange: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        values: Sequence[BackendTensor],
+        self, due: HostQuestion, numbers: Tensors, exchange: HostFunction, values: Tensors
     ) -> list[BackendTensor]:
         def answer(given: Sequence[HostArray]) -> list[HostArray]:
             return [np.asarray(due(given[1:]), np.int32), *given[1:]]
@@ -124,9 +120,7 @@ def _allreduce(
     return reduced(value)
 
 
-def _call_on_host(
-    function: Callable[[Sequence[HostArray]], Sequence[HostArray]], values: Sequence[Any]
-) -> list[jax.Array]:
+def _call_on_host(function: HostFunction, values: Tensors) -> list[jax.Array]:
     """Call a function on arrays in the order of the program."""
     if not any(isinstance(value, jax.core.Tracer) for value in values):
         return [jax.numpy.asarray(a) for a in function([np.asarray(value) for value in values])]

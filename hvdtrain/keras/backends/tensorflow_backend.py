@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.keras.backends.backend import Backend
+from hvdtrain.keras.backends.backend import Backend, HostFunction, HostQuestion, Tensors
 from hvdtrain.keras.backends.types import BackendTensor, Value
 from hvdtrain.tensorflow import operations
 from hvdtrain.tensorflow.allocator import find_library
@@ -33,11 +33,7 @@ class TensorFlowBackend(Backend):
     outside_traces = staticmethod(tf.init_scope)
 
     def map_arrays(
-        self,
-        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[BackendTensor],
-        results: Sequence[BackendTensor],
-        name: str,
+        self, function: HostFunction, inputs: Tensors, results: Tensors, name: str
     ) -> list[BackendTensor]:
         def call(arrays: Sequence[HostArray], key: str | None) -> Sequence[HostArray]:
             return function(arrays)
@@ -46,11 +42,7 @@ class TensorFlowBackend(Backend):
         return call_on_arrays(call, tensors, results, name)
 
     def exchange_if(
-        self,
-        due: Callable[[Sequence[HostArray]], bool],
-        numbers: Sequence[BackendTensor],
-        exchange: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        values: Sequence[BackendTensor],
+        self, due: HostQuestion, numbers: Tensors, exchange: HostFunction, values: Tensors
     ) -> list[BackendTensor]:
         def answer(arrays: Sequence[HostArray]) -> list[HostArray]:
             return [np.asarray(due(arrays))]
