@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import TypeAlias
 from weakref import WeakKeyDictionary, ref
@@ -174,9 +173,10 @@ class FusedPlan:
     @collective
     def use_engine_memory(self, channel: Channel, allocator: FindLibrary | None) -> None:
         """Allocate the engine's fastest memory, once for all plans of these gradients."""
+        granted, cache = [], _cache_of(channel)
 
         def allocate() -> _Memory | None:
-            stride, cache = -(-self._nbytes // _STRIDE) * _STRIDE, _cache_of(channel)
+            stride = -(-self._nbytes // _STRIDE) * _STRIDE
             room = cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY
             name, memory = f"for {self._memory_key}", None
             in_place = self._exchange.in_place and placing_slices(channel) is not None
@@ -188,14 +188,15 @@ class FusedPlan:
                 lending = open_lending(channel, self._plan, memory, allocator, self._memory_key)
             if memory is None:
                 memory = channel.run(AllocateIfWanted(stride, name, room))
+            granted.append(memory is not None)
             if memory is None:
                 return None
-            cache.in_engine_memory += 1
             blocks = np.asarray(memory).reshape(-1, stride)[:, : self._nbytes]
             return _Memory(MemoryPool(*blocks), lending)
 
         memory = context.current().first_use.settle(channel, self._memory_key, allocate)
         self._memory = memory or self._memory
+        cache.in_engine_memory += any(granted)
 
     @collective
     def reduce(
@@ -423,11 +424,15 @@ def _settle(channel: Channel, exchange: Exchange) -> int | None:
     The step itself then says why, or a rank that has joined answers it, which it does only there.
     """
     here, name = context.current(), "communicators"
-    opens = partial(open_communicators, channel, exchange.spec, here.topology.node, name)
     try:
         nbytes = agree_on_bucket_size(channel).nbytes
         if exchange.hierarchical:
-            note_one_node(exchange, here.first_use.settle(channel, name, opens))
+            opened = here.first_use.settle(
+                channel,
+                name,
+                lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
+            )
+            note_one_node(exchange, opened)
     except MismatchError:
         return None
     return nbytes
