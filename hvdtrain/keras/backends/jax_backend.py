@@ -87,6 +87,7 @@ class JaxBackend(Backend):
 
         return _call_on_host(size, [gradient.reshape(-1)[:1].sum()])[0]
 
+    @collective
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
     ) -> BackendTensor | None:
