@@ -13,7 +13,7 @@ from hvdtrain.core.horovod_api import *  # noqa: F403
 from hvdtrain.core.horovod_api import gloo_built, nccl_built, on_init
 from hvdtrain.errors import UsageError
 from hvdtrain.keras import callbacks, elastic
-from hvdtrain.keras.backends.backend import require_backend
+from hvdtrain.keras.backends.distributed import require_backend
 from hvdtrain.keras.backends.operations import (
     Compression,
     allgather,

@@ -17,7 +17,7 @@ from hvdtrain.errors import MismatchError
 from hvdtrain.keras.backends.distributed import training_state
 from hvdtrain.keras.backends.operations import broadcast_variables
 from hvdtrain.keras.backends.sharding import StateVariable
-from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
+from hvdtrain.keras.backends.types import KerasVariable, Logs, to_array
 
 __all__ = [
     "BestModelCheckpoint",
@@ -64,23 +64,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Broadcast if the model is built (collective)."""
         self.broadcast_done = False
         self._broadcast_once()
 
     @collective
-    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Broadcast if the model was not built before (collective)."""
-        self._broadcast_once()
-
-    @collective
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        """Broadcast if there was one batch only, which built the model (collective)."""
-        self._broadcast_once()
-
-    @collective
-    def _broadcast_once(self) -> None:
-        model: KerasModel = self.model
+    def _broadcast_once(self, batch: int = 0, logs: Logs | None = None) -> None:
+        model = self.model
         # A model whose class has no `build` is marked as built before it has weights.
         if self.broadcast_done or not (model.built and model.weights):
             return
@@ -88,6 +77,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         state = [variable for variable in training_state(model) if id(variable) not in local]
         broadcast_variables(state, self.root_rank)
         self.broadcast_done = True
+
+    on_train_batch_begin = _broadcast_once
+
+    @collective
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._broadcast_once()  # if there was one batch only, which built the model
 
 
 # The keys that lead to a metric, its value, and the number of samples that this is the mean of.
@@ -115,16 +110,13 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._training_samples: float | None = None
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Forget the last epoch."""
         self._training_samples = None
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """Remember the number of training samples, before validation resets it."""
         self._training_samples = self._samples()
 
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Average the logs over the ranks (collective)."""
         last = self._samples()
         trained = last if self._training_samples is None else self._training_samples
         own: _Metrics = {}
@@ -141,7 +133,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _samples(self) -> float:
         """Return the number of samples that the loss is the mean of."""
-        model: KerasModel = self.model
+        model = self.model
         losses = [metric for metric in model.metrics if metric.name == "loss"]
         counts = [float(metric.count) for metric in losses if hasattr(metric, "count")]
         return counts[0] if counts and counts[0] > 0 else 1.0
@@ -240,7 +232,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Find the number of batches in an epoch on the rank that has most (collective)."""
         optimizer = _with_learning_rate(self.model.optimizer)
         if not isinstance(optimizer._learning_rate, keras.Variable):
             raise ValueError(
@@ -258,11 +249,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Remember the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
-        """Set the learning rate if it is due."""
         if self._epoch < self.start_epoch:
             return
         if self.end_epoch is not None and self._epoch >= self.end_epoch:
@@ -273,7 +262,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set(self.multiplier(self._epoch))
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the learning rate."""
         if logs is not None:
             logs["lr"] = float(self.model.optimizer.learning_rate)
 
@@ -281,8 +269,9 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         optimizer = _with_learning_rate(self.model.optimizer)
         old, new = float(optimizer.learning_rate), self.initial_lr * multiplier
         optimizer.learning_rate = new
-        if self.momentum_correction and old > 0.0 and new != old:
-            for velocity in _velocities(optimizer):
+        moves = isinstance(optimizer, keras.optimizers.SGD) and optimizer.built
+        if self.momentum_correction and old > 0.0 and new != old and moves:
+            for velocity in optimizer.momentums if optimizer.momentum else ():
                 if isinstance(velocity, StateVariable):  # whose memory the ranks share
                     velocity.scale(new / old)
                 else:
@@ -325,7 +314,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Log the learning rate, and print the final one."""
         super().on_epoch_end(epoch, logs)
         if self.verbose and rank() == 0 and epoch + 1 == self.end_epoch:
             reached = float(self.model.optimizer.learning_rate)
@@ -341,14 +329,6 @@ def warmup_multiplier(epoch: float, warmup_epochs: int, steps: int, ranks: int) 
 def _with_learning_rate(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Return the optimizer that has the learning rate: itself, or that in a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", optimizer)
-
-
-def _velocities(
-    optimizer: keras.optimizers.Optimizer,
-) -> list[keras.Variable | StateVariable]:
-    if not isinstance(optimizer, keras.optimizers.SGD) or not optimizer.built:
-        return []
-    return list(optimizer.momentums) if optimizer.momentum else []
 
 
 def RankZero(callback: keras.callbacks.Callback) -> keras.callbacks.Callback:
@@ -377,14 +357,13 @@ class SharedBackup(keras.callbacks.Callback):  # type: ignore[misc]
         super().set_params(params)
         self.backup.set_params(params)
 
-    def set_model(self, model: KerasModel) -> None:
+    def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         self.backup.set_model(model)
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Restore the backup of rank 0 on all ranks."""
-        model: KerasModel = self.model
+        model = self.model
         self.backup.on_train_begin(logs)
         model._initial_epoch = objects.broadcast_object(model._initial_epoch, 0, "first epoch")
         if model.built:  # in any epoch: the backup may be from the middle of the first one
@@ -429,12 +408,10 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc
         )
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Save on rank 0 if that is due."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)
 

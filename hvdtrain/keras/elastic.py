@@ -15,7 +15,7 @@ from hvdtrain.core.objects import broadcast_object
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.keras.backends.distributed import DistributedMixin
 from hvdtrain.keras.backends.operations import broadcast_variables
-from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
+from hvdtrain.keras.backends.types import KerasVariable, Logs, to_array
 
 __all__ = [
     "CommitStateCallback",
@@ -46,17 +46,14 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Start to count batches (local)."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Commit if that is due (as `state.commit`)."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self._commit()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Commit (as `state.commit`)."""
         self._commit()
 
     def _commit(self) -> None:
@@ -80,7 +77,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before, self._stops = 0, False
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        """Note how many batches were done before (local)."""
         steps = self.params.get("steps")
         # The last commit may be that of the last batch, and ranks that join leave fewer batches: an
         # epoch cannot have none.
@@ -88,7 +84,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._before, self._stops = self.state.batch, False
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        """Count the batch, and end the epoch if those that were left are done (local)."""
         self.state.batch = self._before + batch + 1
         if self._before and self.state.batch == self.params["steps"]:
             # Keras ends an epoch for this only; training continues if it is not set any more then.
@@ -96,7 +91,6 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Begin to count from zero (local)."""
         if self._stops:
             self.model.stop_training = self._stops = False
         self.state.batch = 0
@@ -114,7 +108,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Count the epoch (local)."""
         self.state.epoch += 1
 
 
@@ -137,7 +130,7 @@ class TensorFlowKerasState(ObjectState):
 
     def __init__(
         self,
-        model: KerasModel,
+        model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
         backend: object = None,
         **kwargs: Any,
@@ -147,7 +140,14 @@ class TensorFlowKerasState(ObjectState):
         optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         if optimizer is None:
             raise ValueError("KerasState needs an optimizer: give it one, or compile the model")
-        _require_stateless(optimizer)
+        here, own = context.current(), isinstance(optimizer, DistributedMixin)
+        exchange = optimizer.hvdtrain_reduction.settings.make_exchange() if own else None
+        if here.failures is not None and exchange is not None and not exchange.stateless:
+            raise UnsupportedError(
+                f"{here.topology.title} KerasState: a job cannot continue without a rank with "
+                f"exchange {exchange.spec!r}: use average or half, or leave out --elastic and "
+                "--with-ft ulfm"
+            )
         self.model, self.optimizer, self.backend = model, optimizer, backend
         super().__init__(broadcast_object, lambda: rank(), **kwargs)
 
@@ -160,7 +160,7 @@ class TensorFlowKerasState(ObjectState):
 
     def restore(self) -> None:
         """Restore the last commit() or sync(), else the initial state (local)."""
-        model: Any = self.model
+        model = self.model
         if hasattr(model, "jax_state_sync"):  # a fit that was broken off leaves its arrays there
             model._jax_state, model._jax_state_synced = None, True
         for variable, value in zip(self._variables(), self._saved_variables, strict=True):
@@ -179,18 +179,6 @@ class TensorFlowKerasState(ObjectState):
         return [*self.model.weights, *self.optimizer.variables]
 
 
-def _require_stateless(optimizer: keras.optimizers.Optimizer) -> None:
-    here = context.current()
-    if here.failures is None or not isinstance(optimizer, DistributedMixin):
-        return
-    exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
-    if not exchange.stateless:
-        raise UnsupportedError(
-            f"{here.topology.title} KerasState: a job cannot continue without a rank with exchange "
-            f"{exchange.spec!r}: use average or half, or leave out --elastic and --with-ft ulfm"
-        )
-
-
 class KerasState(TensorFlowKerasState):
     """A TensorFlowKerasState by its other name.
 
@@ -202,7 +190,7 @@ class KerasState(TensorFlowKerasState):
 
     def __init__(
         self,
-        model: KerasModel,
+        model: keras.Model,
         optimizer: keras.optimizers.Optimizer | None = None,
         **kwargs: Any,
     ) -> None:

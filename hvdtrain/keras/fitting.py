@@ -28,18 +28,33 @@ from hvdtrain.keras.backends.distributed import (
     distributed_optimizers,
     undistribute,
 )
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel
+from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.keras.callbacks import BroadcastGlobalVariablesCallback, save_schedules
 from hvdtrain.keras.synchronization import FirstBeforeSaving, FirstCallback, LastCallback
 
 
-def compile_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+def compile_model(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Compile a model, with what a DistributedOptimizer needs."""
-    _adjust(arguments.arguments)
-    return original(*arguments.args, **arguments.kwargs)
+    model, optimizer = given["self"], _reduce_before_scaling(given["optimizer"])
+    if isinstance(optimizer, DistributedMixin):
+        half = model.dtype_policy.name == "mixed_float16"
+        if half and given["auto_scale_loss"] and not _scales(optimizer):
+            inner = undistribute(optimizer)
+            scaling = keras.optimizers.LossScaleOptimizer(inner, name="loss_scale_optimizer")
+            optimizer = distribute(scaling, optimizer.hvdtrain_reduction)
+        given["optimizer"] = optimizer
+        if keras.backend.backend() == "tensorflow":
+            if given["jit_compile"] and given["jit_compile"] != "auto":
+                raise UnsupportedError(
+                    "compile(jit_compile=True): XLA cannot compile a step that reduces gradients "
+                    "on the TensorFlow backend, because reducing calls Python: leave out "
+                    "jit_compile"
+                )
+            given["jit_compile"] = False
+    return proceed()
 
 
-def adjust_compiled(model: KerasModel) -> None:
+def adjust_compiled(model: keras.Model) -> None:
     """Do for a compiled model what `compile_model` would have done.
 
     The first `model.compile(DistributedOptimizer(...))` before init() calls Keras's own `compile`:
@@ -57,44 +72,19 @@ def adjust_compiled(model: KerasModel) -> None:
 
 def _reduce_before_scaling(optimizer: Any) -> Any:
     """Distribute a LossScaleOptimizer in place of the optimizer inside it."""
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if not (scaled and isinstance(optimizer.inner_optimizer, DistributedMixin)):
+    if not (_scales(optimizer) and isinstance(optimizer.inner_optimizer, DistributedMixin)):
         return optimizer
     inner = optimizer.inner_optimizer
     optimizer.inner_optimizer = undistribute(inner)
     return distribute(optimizer, inner.hvdtrain_reduction)
 
 
-def _adjust(arguments: dict[str, Any]) -> None:
-    optimizer, model = _reduce_before_scaling(arguments["optimizer"]), arguments["self"]
-    if not isinstance(optimizer, DistributedMixin):
-        return
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    half = model.dtype_policy.name == "mixed_float16"
-    if half and arguments["auto_scale_loss"] and not scaled:
-        inner = undistribute(optimizer)
-        scaling = keras.optimizers.LossScaleOptimizer(inner, name="loss_scale_optimizer")
-        optimizer = distribute(scaling, optimizer.hvdtrain_reduction)
-    arguments["optimizer"] = optimizer
-    if keras.backend.backend() == "tensorflow":
-        _refuse_xla(arguments["jit_compile"])
-        arguments["jit_compile"] = False
+def _scales(optimizer: object) -> bool:
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def _refuse_xla(jit_compile: bool | str) -> None:
-    if jit_compile and jit_compile != "auto":
-        raise UnsupportedError(
-            "compile(jit_compile=True): XLA cannot compile a step that reduces gradients on the "
-            "TensorFlow backend, because reducing calls Python: leave out jit_compile"
-        )
-
-
-def warn_if_unwrapped(model: KerasModel, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Warn once, on rank 0, that each rank trains a model of its own.
-
-    That is certain only if ranks start from the same weights, and if the step, the optimizer and
-    the callbacks are those of Keras or hvdtrain, so that none can average gradients or weights.
-    """
+def warn_if_unwrapped(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Warn once, on rank 0, that each rank trains a model of its own, if nothing can average it."""
     starts_equal = any(isinstance(c, BroadcastGlobalVariablesCallback) for c in callbacks)
     if starts_equal and not distributed_optimizers(model) and _runs_keras_only(model, callbacks):
         warn_once(
@@ -105,7 +95,7 @@ def warn_if_unwrapped(model: KerasModel, callbacks: Sequence[keras.callbacks.Cal
         )
 
 
-def warn_if_unsynchronized(model: KerasModel) -> None:
+def warn_if_unsynchronized(model: keras.Model) -> None:
     """Warn once, on rank 0, of Keras layers that synchronize under tf.distribute only."""
     for layer in model._flatten_layers():
         if _is_from_keras(layer) and getattr(layer, "synchronized", False):
@@ -116,7 +106,7 @@ def warn_if_unsynchronized(model: KerasModel) -> None:
             )
 
 
-def _runs_keras_only(model: KerasModel, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+def _runs_keras_only(model: keras.Model, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
     if not all(_is_without_user_code(callback) for callback in callbacks):
         return False
     optimizer = getattr(model, "optimizer", None)
@@ -142,10 +132,9 @@ Callbacks: TypeAlias = keras.callbacks.CallbackList | Sequence[keras.callbacks.C
 
 
 @collective
-def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+def fit_model(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Fit a model so that all ranks end each epoch together."""
-    given = arguments.arguments
-    model: KerasModel = given["self"]
+    model = given["self"]
     adjust_compiled(model)
     optimizers = distributed_optimizers(model)
     if context.is_initialized() and size() > 1:
@@ -155,7 +144,7 @@ def fit_model(original: Callable[..., object], arguments: inspect.BoundArguments
     sets = [optimizer.hvdtrain_reduction.settings.process_set for optimizer in optimizers]
     if global_process_set in sets and size() > 1:
         given["callbacks"] = _with_synchronization(given["callbacks"])
-    return original(*arguments.args, **arguments.kwargs)
+    return proceed()
 
 
 def _with_synchronization(callbacks: Callbacks) -> Callbacks:
@@ -205,7 +194,7 @@ class _BatchWeight:
     """Weighs a batch by what the losses of its step divide by."""
 
     def __init__(
-        self, model: KerasModel, inputs: Any, targets: Any, first: dict[int, list[int]]
+        self, model: keras.Model, inputs: Any, targets: Any, first: dict[int, list[int]]
     ) -> None:
         self._name, self._first = model.name, first
         self._inputs, self._targets = inputs, targets
@@ -307,11 +296,9 @@ def _rows(*structures: Any) -> BackendTensor | int | None:
     return None
 
 
-def make_weighing_step(
-    original: Callable[..., object], arguments: inspect.BoundArguments
-) -> object:
+def make_weighing_step(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Make a model's train function, whose steps weigh their batches."""
-    model: KerasModel = arguments.arguments["self"]
+    model = given["self"]
     optimizers = distributed_optimizers(model)
     for optimizer in optimizers:
         told = optimizer.sample_weight
@@ -322,11 +309,11 @@ def make_weighing_step(
             )
     if optimizers and not hasattr(model.train_step, "hvdtrain_hooked"):
         model.train_step = _weighing(model, model.train_step)
-        arguments.arguments["force"] = True
-    return original(*arguments.args, **arguments.kwargs)
+        given["force"] = True
+    return proceed()
 
 
-def _weighing(model: KerasModel, original: Callable[..., object]) -> Callable[..., object]:
+def _weighing(model: keras.Model, original: Callable[..., object]) -> Callable[..., object]:
     first: dict[int, list[int]] = {}
 
     @functools.wraps(original)
@@ -357,9 +344,9 @@ def warn_once(message: str, every_rank: bool = False) -> None:
         write_message(topology.title, message)
 
 
-def save_model(original: Callable[..., object], arguments: inspect.BoundArguments) -> object:
+def save_model(proceed: Callable[[], object], given: dict[str, Any]) -> object:
     """Save a model unless it is this rank's alone: others may not take part in an exchange."""
-    optimizers = distributed_optimizers(arguments.arguments["self"])
+    optimizers = distributed_optimizers(given["self"])
     if not all(optimizer.synchronized for optimizer in optimizers):
         raise RuntimeError(
             f"{context.current().topology.title} save: the ranks' weights differ until their next "
@@ -367,19 +354,19 @@ def save_model(original: Callable[..., object], arguments: inspect.BoundArgument
             "in fit give keras.callbacks.ModelCheckpoint(..., save_freq=batches) or "
             "BackupAndRestore, which hvdtrain knows on all ranks"
         )
-    given, path = arguments.arguments, arguments.arguments["filepath"]
+    path = given["filepath"]
     in_pieces = given.get("zipped") is False or given.get("max_shard_size")
     one_file = str(path).endswith((".keras", ".h5")) and "://" not in str(path) and not in_pieces
     if not (one_file and given["overwrite"] and context.is_initialized() and size() > 1):
-        return original(*arguments.args, **arguments.kwargs)
+        return proceed()
     # Other ranks may save to this path now, as with a ModelCheckpoint on all of them.
     path = Path(path).resolve()  # what a link names is replaced, not the link
     if not path.parent.is_dir():
-        return original(*arguments.args, **arguments.kwargs)  # which says so
+        return proceed()  # which says so
     own = path.with_name(f".unfinished-rank{rank()}-{path.name}")
     given["filepath"] = str(own)
     try:
-        result = original(*arguments.args, **arguments.kwargs)
+        result = proceed()
         own.replace(path)
     finally:
         own.unlink(missing_ok=True)
@@ -398,10 +385,7 @@ def hook_models() -> None:
 
 
 def _reduce_once() -> None:
-    """Have Keras's own data parallelism on torch leave models to their distributed optimizers.
-
-    With a default process group, Keras 3.16 wraps models in DDP, and sums metrics in each batch.
-    """
+    """Keep Keras 3.16 on torch from wrapping our models in DDP, and from summing metrics."""
     owner: Any = next(
         (kind for kind in keras.Model.__mro__ if "_initialize_ddp" in vars(kind)), None
     )
@@ -410,14 +394,14 @@ def _reduce_once() -> None:
     wrap, metrics = owner._initialize_ddp, owner.get_metrics_result
 
     @functools.wraps(wrap)
-    def initialize(model: KerasModel) -> None:
+    def initialize(model: keras.Model) -> None:
         if distributed_optimizers(model):
             object.__setattr__(model, "ddp_model", None)  # made before `compile`
         else:
             wrap(model)
 
     @functools.wraps(metrics)
-    def results(model: KerasModel) -> Any:
+    def results(model: keras.Model) -> Any:
         ours = distributed_optimizers(model)
         return super(owner, model).get_metrics_result() if ours else metrics(model)
 
@@ -426,7 +410,7 @@ def _reduce_once() -> None:
 
 
 def _hook(
-    method: str, replacement: Callable[[Callable[..., object], inspect.BoundArguments], object]
+    method: str, replacement: Callable[[Callable[[], object], dict[str, Any]], object]
 ) -> None:
     """Replace a method of every model."""
     owner: Any = next(kind for kind in keras.Model.__mro__ if method in vars(kind))
@@ -442,7 +426,8 @@ def _hook(
         except TypeError as error:
             raise TypeError(f"{method}() {error}") from None
         arguments.apply_defaults()
-        return replacement(original, arguments)
+        given = arguments.arguments
+        return replacement(lambda: original(*arguments.args, **arguments.kwargs), given)
 
     hooked.hvdtrain_hooked = True  # type: ignore[attr-defined]
     # Not on keras.Model: a model whose class has another `compile` than this one counts as custom.

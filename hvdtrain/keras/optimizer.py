@@ -11,10 +11,8 @@ from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange, c
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.gradients.exchange import Exchange
 from hvdtrain.core.process_set import ProcessSet, global_process_set
-from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.distributed import distribute
+from hvdtrain.keras.backends.distributed import GradientReduction, current_backend, distribute
 from hvdtrain.keras.backends.operations import Compression
-from hvdtrain.keras.backends.reduction import GradientReduction
 from hvdtrain.keras.fitting import hook_models
 from hvdtrain.types import ReduceOp
 
@@ -94,7 +92,6 @@ def DistributedOptimizer(
     reduction = GradientReduction(
         settings,
         name or "DistributedOptimizer_gradients",
-        current_backend(),
         1.0 if average_aggregated_gradients else float(passes),
         scale_local_gradients,
         sharded,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 import keras
 
@@ -20,14 +19,14 @@ from hvdtrain.core.gradients.weight_check import (
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.core.warnings_once import note_differences
 from hvdtrain.errors import MismatchError, UnsupportedError
-from hvdtrain.keras.backends.backend import current_backend
 from hvdtrain.keras.backends.distributed import (
     DistributedMixin,
+    current_backend,
     distributed_optimizers,
     training_state,
 )
 from hvdtrain.keras.backends.operations import broadcast_variables, require_equal_variables
-from hvdtrain.keras.backends.types import KerasModel, KerasVariable, Logs, to_array
+from hvdtrain.keras.backends.types import KerasVariable, Logs, to_array
 from hvdtrain.keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
@@ -52,12 +51,7 @@ _DECIDING = (
 )
 
 
-def collective_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[str]:
-    """Return the class names of the callbacks that communicate, in their order."""
-    return [type(callback).__name__ for callback in callbacks if isinstance(callback, _COLLECTIVE)]
-
-
-def find_problem(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
+def _find_problem(callbacks: Sequence[keras.callbacks.Callback]) -> str | None:
     """Return the reason why these callbacks cannot work on several ranks, or None."""
     deciding = None
     for callback in callbacks:
@@ -93,13 +87,21 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Check callbacks, models and numbers of batches."""
-        model: KerasModel = self.model
-        problem = find_problem(self._callbacks)
-        names, saves = collective_callbacks(self._callbacks), bool(save_schedules(self._callbacks))
+        model = self.model
+        problem, saves = _find_problem(self._callbacks), bool(save_schedules(self._callbacks))
+        names = [type(each).__name__ for each in self._callbacks if isinstance(each, _COLLECTIVE)]
         own = (problem, names, self.params.get("steps"), saves)
         gathered = objects.allgather_object(own, "callbacks of fit")
-        self._check_callbacks([(names, problem) for problem, names, *_ in gathered])
+        size = context.current().topology.size
+        for rank, (problem, names, *_) in enumerate(gathered):
+            if problem is not None:
+                raise ValueError(f"[rank {rank}/{size}] fit: {problem}")
+            if names != gathered[0][1]:
+                raise MismatchError(
+                    f"[rank {rank}/{size}] fit: callbacks {names}, but rank 0 has "
+                    f"{gathered[0][1]}. Give every rank the callbacks that communicate, in the "
+                    "same order"
+                )
         weights = [each.hvdtrain_reduction.weights for each in distributed_optimizers(model)]
         flushes = any(each is not None and each.flush_in_fit for each in weights)
         self._saves = flushes and any(saves for *_, saves in gathered)
@@ -139,7 +141,11 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def _flush(self, ended: bool) -> None:
-        optimizers = [each for each in distributed_optimizers(self.model) if _flushes(each)]
+        optimizers = []
+        for optimizer in distributed_optimizers(self.model):
+            weights = optimizer.hvdtrain_reduction.weights
+            if weights is not None and weights.exchanges_weights and weights.flush_in_fit:
+                optimizers.append(optimizer)
         while optimizers:
             for optimizer in optimizers:
                 optimizer.flush()
@@ -151,7 +157,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     @collective
     def on_test_begin(self, logs: Logs | None = None) -> None:
-        """End the epoch before its validation."""
         self._end_epoch()
 
     @collective
@@ -186,7 +191,7 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @collective
     def _broadcast_state(self, root_rank: int, done: Sequence[int]) -> None:
         """Broadcast the state of a rank that did all steps."""
-        model: KerasModel = self.model
+        model = self.model
         optimizers = distributed_optimizers(model)
         title = context.current().topology.title
         if any(optimizer.hvdtrain_reduction.has_local for optimizer in optimizers):
@@ -207,18 +212,6 @@ class FirstCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if done[context.current().topology.rank] < max(done):
             for optimizer, exchange in zip(optimizers, exchanges, strict=True):
                 optimizer.load_exchange_state({**exchange, "own": {}})
-
-    def _check_callbacks(self, gathered: Sequence[tuple[list[str], str | None]]) -> None:
-        size = context.current().topology.size
-        for rank, (names, problem) in enumerate(gathered):
-            if problem is not None:
-                raise ValueError(f"[rank {rank}/{size}] fit: {problem}")
-            if names != gathered[0][0]:
-                raise MismatchError(
-                    f"[rank {rank}/{size}] fit: callbacks {names}, but rank 0 has "
-                    f"{gathered[0][0]}. Give every rank the callbacks that communicate, in the "
-                    "same order"
-                )
 
 
 class FirstBeforeSaving(FirstCallback):
@@ -262,9 +255,11 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
     @collective
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Stop if any rank stops, and use rank 0's learning rates."""
-        model: KerasModel = self.model
+        model = self.model
         optimizers = distributed_optimizers(model)
-        rated = [each for own in optimizers for each in _with_rates(own)]
+        inner = [(each, getattr(each, "inner_optimizer", each)) for each in optimizers]
+        # A MultiOptimizer, also a scaled one, has no rate, but those in it have.
+        rated = [rated for each, own in inner for rated in getattr(own, "optimizers", [each])]
         rates = [float(optimizer.learning_rate) for optimizer in rated]
         # Other backends compare weights in a step, where a step of JAX has not their values.
         weights = None
@@ -288,31 +283,17 @@ class LastCallback(keras.callbacks.Callback):  # type: ignore[misc]
             broadcast_variables(self.model.weights, 0)
 
 
-def _variables_to_compare(model: KerasModel) -> Sequence[KerasVariable] | None:
-    """Return the variables that the models of other ranks have, too, or None.
-
-    A rank that joins others builds its model in the step that these take for it.
-    """
+def _variables_to_compare(model: keras.Model) -> Sequence[KerasVariable] | None:
+    """Return the variables that the models of other ranks have, too, or None."""
     if model.built:
-        return model.trainable_variables
+        return list(model.trainable_variables)
+    # A rank that joins others builds its model in the step that these take for it.
     return None if context.current().newcomer else []
 
 
-def _with_rates(optimizer: keras.optimizers.Optimizer) -> Sequence[keras.optimizers.Optimizer]:
-    """Return the optimizers of a MultiOptimizer, which has no rate, also of a scaled one."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return cast(Sequence[Any], getattr(inner, "optimizers", [optimizer]))
-
-
-def _flushes(optimizer: DistributedMixin) -> bool:
-    """Return whether weights of an optimizer may differ between ranks, and fit flushes them."""
-    weights = optimizer.hvdtrain_reduction.weights
-    return weights is not None and optimizer.exchanges_weights and weights.flush_in_fit
-
-
-def _weight_sums(model: KerasModel, optimizers: Sequence[DistributedMixin]) -> WeightSums:
+def _weight_sums(model: keras.Model, optimizers: Sequence[DistributedMixin]) -> WeightSums:
     """Return the sums of the weights whose gradients all ranks reduce."""
-    cast(Any, model).jax_state_sync()
+    model.jax_state_sync()
     rows = []
     for reduction in (optimizer.hvdtrain_reduction for optimizer in optimizers):
         of_all = reduction.settings.process_set is global_process_set and not reduction.has_local
@@ -323,7 +304,7 @@ def _weight_sums(model: KerasModel, optimizers: Sequence[DistributedMixin]) -> W
 
 
 @collective
-def _average_statistics(model: KerasModel) -> None:
+def _average_statistics(model: keras.Model) -> None:
     """Average the statistics of BatchNormalization over the ranks."""
     statistics = [
         variable

@@ -38,11 +38,6 @@ def load_fabric(name: str) -> ModuleType:
     return importlib.import_module(f"{_FABRICS[PYTORCH.__name__]}.{name}")
 
 
-def load_utilities(name: str) -> ModuleType:
-    """Return a module of the library's utilities."""
-    return importlib.import_module(f"{PYTORCH.__name__}.utilities.{name}")
-
-
 PYTORCH = load_pytorch()
 ClusterEnvironment: Any = load_fabric("plugins.environments").ClusterEnvironment
 LayerSync: Any = PYTORCH.plugins.LayerSync
@@ -83,62 +78,46 @@ class HvdEnvironment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whether a launcher has started the ranks: always."""
         return True
 
     @property
     def main_address(self) -> str:
-        """The host of rank 0."""
         return context.current().topology.hostnames[0]
 
     @property
     def main_port(self) -> int:
-        """No port: hvdtrain's ranks have met already."""
         return 0
 
     @staticmethod
     def detect() -> bool:
-        """Return whether `init()` was called."""
         return hvd.is_initialized()
 
     def world_size(self) -> int:
-        """Return the number of ranks."""
         return hvd.size()
 
     def set_world_size(self, size: int) -> None:
         """Change nothing: the launcher has determined the size."""
 
     def global_rank(self) -> int:
-        """Return this rank."""
         return hvd.rank()
 
     def set_global_rank(self, rank: int) -> None:
         """Change nothing: the launcher has determined the rank."""
 
     def local_rank(self) -> int:
-        """Return the number of this rank on its node."""
         return hvd.local_rank()
 
     def node_rank(self) -> int:
-        """Return the number of the node."""
         return hvd.cross_rank()
 
 
 # Warnings of Lightning that are true of its own samplers only.
-_EVALUATING = "Using `DistributedSampler` with the dataloaders"
+EVALUATING = "Using `DistributedSampler` with the dataloaders"
 _RESUMING = "You're resuming from a checkpoint that ended before the epoch ended"
 
 
-def silence_warnings() -> None:
-    """Silence what is not true of evaluation where no samples are repeated."""
-    warnings.filterwarnings("ignore", message=_EVALUATING)
-
-
 def omit_padding(loader: object) -> None:
-    """Have a loader's DistributedSampler repeat no samples.
-
-    Ranks may then differ by one sample, and in their number of batches.
-    """
+    """Have a loader's DistributedSampler repeat no samples, of which ranks then differ by one."""
     sampler = loader.sampler if isinstance(loader, DataLoader) else None
     if isinstance(sampler, DistributedSampler):
         samples = len(cast(Any, sampler.dataset))
@@ -184,12 +163,10 @@ class TrainingSampler(DistributedSampler[Any]):
         return loaders is not None and len(loaders.flattened) == 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which determines the order."""
         super().set_epoch(epoch)
         self.replaced.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Return the number of indices of an epoch."""
         return self._length if self._divides else len(self.replaced)
 
     def __iter__(self) -> Iterator[int]:
@@ -197,7 +174,11 @@ class TrainingSampler(DistributedSampler[Any]):
         if not self._divides:
             yield from self.replaced
             return
-        order = self._order()
+        alone: DistributedSampler[Any] = DistributedSampler(
+            self.dataset, 1, 0, self.shuffle, self.seed
+        )
+        alone.set_epoch(self.epoch)
+        order = list(alone)
         epoch, first = self._start
         for batch in range(first if self.epoch == epoch else 0, self._batches):
             whole = order[batch * self._whole : min((batch + 1) * self._whole, self._samples)]
@@ -215,15 +196,6 @@ class TrainingSampler(DistributedSampler[Any]):
     def _count(self, batch: int) -> int:
         return len(range(self.rank, self._global_count(batch), self.num_replicas))
 
-    def _order(self) -> list[int]:
-        samples = len(cast(Any, self.dataset))
-        if not self.shuffle:
-            return list(range(samples))
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + self.epoch)
-        order: list[int] = torch.randperm(samples, generator=generator).tolist()
-        return order
-
 
 def divide_training(loader: object, trainer: Any) -> object:
     """Return a loader with a TrainingSampler in place of Lightning's; others as they are."""
@@ -236,8 +208,8 @@ def divide_training(loader: object, trainer: Any) -> object:
         return loader
     warnings.filterwarnings("ignore", message=_RESUMING)
     own = TrainingSampler(sampler, loader.batch_size, loader.drop_last, trainer.fit_loop)
-    update = load_utilities("data")._update_dataloader
-    divided: object = update(loader, own)
+    data = importlib.import_module(f"{PYTORCH.__name__}.utilities.data")
+    divided: object = data._update_dataloader(loader, own)
     return divided
 
 
@@ -248,11 +220,9 @@ def weight_of(batch: int, trainer: Any) -> float:
 
 
 def _next_batch(loop: Any) -> tuple[int, int]:
-    """Return the epoch of the batch with which training begins or continues, and its number there.
-
-    A checkpoint may be of the end of a batch, even the last one, which is processed but not
-    completed, or of an exception in a batch that is then begun again.
-    """
+    """Return the epoch and the number of the batch with which training begins or continues."""
+    # A checkpoint may be of the end of a batch, even the last one, which is processed but not
+    # completed, or of an exception in a batch that is then begun again.
     epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
     epoch, batch = int(epochs.current.processed), int(batches.current.processed)
     if not loop.restarting or epochs.total.processed != epochs.total.started - 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context
 from hvdtrain.devices import device_index
 from hvdtrain.lightning.environment import (
+    EVALUATING,
     PYTORCH,
     HvdEnvironment,
     LayerSync,
@@ -21,11 +23,9 @@ from hvdtrain.lightning.environment import (
     divide_training,
     load_fabric,
     omit_padding,
-    silence_warnings,
     synchronize_metrics,
     weight_of,
 )
-from hvdtrain.torch import DistributedOptimizer
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.torch.tensors.parts import parameters_of
 from hvdtrain.types import ReduceOp
@@ -43,29 +43,6 @@ _OPERATIONS = {
 }
 
 
-@collective
-def reduce(tensor: Any, group: Any, operation: Any) -> Any:
-    """Return a tensor reduced over the ranks, or anything else as it is."""
-    if not isinstance(tensor, torch.Tensor):
-        return tensor
-    op = _operation(operation)
-    if op is hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
-        tensor = tensor.double()
-    return hvd.allreduce(tensor, op=op, process_set=_members(group))
-
-
-@collective
-def all_gather(tensor: torch.Tensor, group: Any, keep_gradients: bool) -> torch.Tensor:
-    """Return the tensors of all ranks, which have equal shapes, as [size, ...]."""
-    members = _members(group)
-    if not keep_gradients or not tensor.requires_grad:
-        return hvd.allgather(tensor.detach()[None], process_set=members)
-    own = tensor[None]
-    # hvdtrain, as Horovod, averages them.
-    own.register_hook(lambda gradient: gradient * members.size())
-    return hvd.allgather(own, process_set=members)
-
-
 def _operation(operation: Any) -> ReduceOp:
     name = "mean" if operation is None else str(operation).rpartition(".")[2].lower()
     if name not in _OPERATIONS:
@@ -81,34 +58,13 @@ def _members(group: Any) -> hvd.ProcessSet:
     return group
 
 
-@collective
-def wrap(
-    optimizer: torch.optim.Optimizer, module: torch.nn.Module, options: Mapping[str, Any]
-) -> hvd.DistributedOptimizer:
-    """Return an optimizer that steps on the gradients of all ranks."""
-    hvd.broadcast_optimizer_state(optimizer)
-    if type(optimizer) is hvd.DistributedOptimizer:
-        return optimizer
-    named = list(module.named_parameters())
-    known = {id(parameter) for _, parameter in named}
-    names = named if all(id(p) in known for p in parameters_of(optimizer)) else None
-    return hvd.DistributedOptimizer(optimizer, named_parameters=names, **options)
-
-
-def unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the user's optimizer."""
-    if type(optimizer) is hvd.DistributedOptimizer:
-        return optimizer._optimizer
-    return optimizer
-
-
 _NEVER = 1 << 30
 
 
 class BackwardReduction:
     """Reduces gradients at the end of a backward pass, before hooks and clipping see them."""
 
-    def __init__(self, optimizer: DistributedOptimizer) -> None:
+    def __init__(self, optimizer: hvd.DistributedOptimizer) -> None:
         self._optimizer = optimizer
         self.whole = True
         self._held = 0
@@ -156,7 +112,7 @@ class BackwardReduction:
         self._reduced = False
 
 
-_SHARED = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_NORMALIZATION = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 class HvdSyncBatchNorm(LayerSync):
@@ -166,38 +122,41 @@ class HvdSyncBatchNorm(LayerSync):
         self._originals: dict[torch.nn.Module, torch.nn.Module] = {}
 
     def apply(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model with synchronized layers, which have the parameters of the others."""
-        for parent in list(model.modules()):
-            for name, layer in list(parent.named_children()):
-                if isinstance(layer, _BatchNorm) and not isinstance(layer, hvd.SyncBatchNorm):
-                    synchronized = _synchronized(layer)
-                    self._originals[synchronized] = layer
-                    setattr(parent, name, synchronized)
-        return model
+        def synchronized(layer: torch.nn.Module) -> torch.nn.Module | None:
+            if not isinstance(layer, _BatchNorm) or isinstance(layer, hvd.SyncBatchNorm):
+                return None
+            made = hvd.SyncBatchNorm(
+                *(layer.num_features, layer.eps, layer.momentum),
+                *(layer.affine, layer.track_running_stats),
+            )
+            self._originals[made] = layer
+            return made
+
+        return _replaced(model, synchronized)
 
     def revert(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return the model with its own layers again, which have what was learned."""
-        for parent in list(model.modules()):
-            for name, layer in list(parent.named_children()):
-                original = self._originals.pop(layer, None)
-                if original is not None:
-                    _share(layer, original)
-                    setattr(parent, name, original)
-        return model
+        return _replaced(model, lambda layer: self._originals.pop(layer, None))
 
 
-def _synchronized(layer: _BatchNorm) -> hvd.SyncBatchNorm:
-    made = hvd.SyncBatchNorm(
-        layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats
-    )
-    _share(layer, made)
-    return made
-
-
-def _share(source: torch.nn.Module, target: torch.nn.Module) -> None:
-    for name in _SHARED:
-        setattr(target, name, getattr(source, name))
-    target.train(source.training)
+def _replaced(
+    model: torch.nn.Module, other: Callable[[torch.nn.Module], torch.nn.Module | None]
+) -> torch.nn.Module:
+    """Replace layers by others that have their parameters and statistics."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            made = other(layer)
+            if made is not None:
+                for part in (
+                    "weight",
+                    "bias",
+                    "running_mean",
+                    "running_var",
+                    "num_batches_tracked",
+                ):
+                    setattr(made, part, getattr(layer, part))
+                made.train(layer.training)
+                setattr(parent, name, made)
+    return model
 
 
 class HvdStrategy(ParallelStrategy):
@@ -241,11 +200,10 @@ class HvdStrategy(ParallelStrategy):
         self._blocked = False
         self._weight = 1.0
         if exact:
-            silence_warnings()
+            warnings.filterwarnings("ignore", message=EVALUATING)
 
     @property
     def root_device(self) -> torch.device:
-        """The device of this rank."""
         devices: list[torch.device] = self.parallel_devices or [torch.device("cpu")]
         if devices[0].type != "cuda":
             return devices[0]
@@ -262,22 +220,18 @@ class HvdStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The arguments of a DistributedSampler."""
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     def set_world_ranks(self) -> None:
-        """Have only rank 0 print and log."""
         for module in (load_fabric("utilities.rank_zero"), PYTORCH.utilities.rank_zero):
             module.rank_zero_only.rank = hvd.rank()
 
     def setup_environment(self) -> None:
-        """Set the device and the seeds of this rank."""
         super().setup_environment()
         load_fabric("utilities.seed").reset_seed()
 
     @collective
     def setup(self, trainer: Any) -> None:
-        """Give all ranks the weights of rank 0, and wrap the optimizers (collective)."""
         if isinstance(self._layer_sync, PYTORCH.plugins.TorchSyncBatchNorm):
             self._layer_sync = HvdSyncBatchNorm()
         if self._layer_sync is not None and _fits(trainer):
@@ -288,20 +242,25 @@ class HvdStrategy(ParallelStrategy):
             broadcast_module(self.lightning_module)
 
     def model_to_device(self) -> None:
-        """Move the model to the device of this rank."""
         self.model.to(self.root_device)
 
     @collective
     def setup_optimizers(self, trainer: Any) -> None:
-        """Wrap the optimizers, which then have the weights and states of rank 0 (collective)."""
         super().setup_optimizers(trainer)
         broadcast_module(self.lightning_module)
-        self.optimizers = [
-            wrap(optimizer, self.lightning_module, self._options) for optimizer in self.optimizers
-        ]
-        self._reductions = {
-            id(optimizer): BackwardReduction(optimizer) for optimizer in self.optimizers
-        }
+        self.optimizers = list(map(self._wrap, self.optimizers))
+        self._reductions = {id(each): BackwardReduction(each) for each in self.optimizers}
+
+    @collective
+    def _wrap(self, optimizer: torch.optim.Optimizer) -> hvd.DistributedOptimizer:
+        """Return an optimizer that steps on the gradients of all ranks, with rank 0's state."""
+        hvd.broadcast_optimizer_state(optimizer)
+        if type(optimizer) is hvd.DistributedOptimizer:
+            return optimizer
+        named = list(self.lightning_module.named_parameters())
+        known = {id(parameter) for _, parameter in named}
+        names = named if all(id(p) in known for p in parameters_of(optimizer)) else None
+        return hvd.DistributedOptimizer(optimizer, named_parameters=names, **self._options)
 
     def setup_precision_plugin(self) -> None:
         """Connect the plugin, and tell its loss scaler to exchanges that keep gradients."""
@@ -319,7 +278,6 @@ class HvdStrategy(ParallelStrategy):
     def backward(
         self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        """Compute gradients and reduce them, unless they are only accumulated (collective)."""
         module, plugin, blocked = self.lightning_module, self.precision_plugin, self._blocked
         for reduction in self._reductions.values():
             reduction.begin(blocked)
@@ -337,7 +295,6 @@ class HvdStrategy(ParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Return a context in which gradients are accumulated, and not reduced."""
         before, self._blocked = self._blocked, True
         try:
             yield
@@ -348,7 +305,6 @@ class HvdStrategy(ParallelStrategy):
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Take a step on the reduced gradients (collective)."""
         reduction = self._reductions[id(optimizer)]
 
         def complete() -> Any:
@@ -365,7 +321,6 @@ class HvdStrategy(ParallelStrategy):
         return result
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Return a loader that gives each sample to one rank."""
         trainer = self.lightning_module.trainer
         if not self._exact:
             return dataloader
@@ -375,31 +330,37 @@ class HvdStrategy(ParallelStrategy):
         return dataloader
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Note the weight of this rank's part of a short last batch."""
         averages = not any(optimizer.exchanges_weights for optimizer in self.optimizers)
         self._weight = weight_of(batch_idx, self.lightning_module.trainer) if averages else 1.0
 
     @collective
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return a tensor reduced over all ranks, or anything else as it is (collective)."""
-        return reduce(tensor, group, reduce_op)
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        op = _operation(reduce_op)
+        if op is hvd.Average and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = tensor.double()
+        return hvd.allreduce(tensor, op=op, process_set=_members(group))
 
     @collective
     def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks (collective)."""
         hvd.barrier()
 
     @collective
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return the object of one rank on every rank (collective)."""
         return hvd.broadcast_object(obj, src)
 
     @collective
     def all_gather(
         self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False
     ) -> torch.Tensor:
-        """Return the tensors of all ranks, [size, ...] (collective)."""
-        return all_gather(tensor, group, sync_grads)
+        members = _members(group)
+        if not sync_grads or not tensor.requires_grad:
+            return hvd.allgather(tensor.detach()[None], process_set=members)
+        own = tensor[None]
+        # hvdtrain, as Horovod, averages them.
+        own.register_hook(lambda gradient: gradient * members.size())
+        return hvd.allgather(own, process_set=members)
 
     @collective
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -422,7 +383,6 @@ class HvdStrategy(ParallelStrategy):
 
     @collective
     def on_train_end(self) -> None:
-        """Exchange weights if that is due (collective)."""
         self._flush()
 
     def _flush(self) -> None:
@@ -446,7 +406,10 @@ class HvdStrategy(ParallelStrategy):
             self.model = self._layer_sync.revert(self.model)
 
     def _unwrap_optimizers(self) -> None:
-        self.optimizers = [unwrap(optimizer) for optimizer in self.optimizers]
+        self.optimizers = [
+            each._optimizer if type(each) is hvd.DistributedOptimizer else each
+            for each in self.optimizers
+        ]
         self._reductions.clear()
 
 

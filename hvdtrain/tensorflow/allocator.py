@@ -54,10 +54,7 @@ class TensorFlowLibrary(Library):
             raise AllocatorError("TensorFlow has made tensors before init()")
 
     def objection(self) -> str:
-        """Return why TensorFlow's memory does not come from arenas, or "".
-
-        TensorFlow's choice of an allocator is final then.
-        """
+        """Return why TensorFlow's memory does not come from arenas, or ""; its choice is final."""
         blocks = blocks_for([LEAST_BYTES])
         assert blocks is not None
         arena = GradientArena(self, np.frombuffer(mmap.mmap(-1, blocks.nbytes), np.uint8), blocks)
@@ -73,10 +70,7 @@ class TensorFlowLibrary(Library):
 
 
 def register_allocator() -> None:
-    """Let TensorFlow allocate gradients in memory of the node later, if there are ranks.
-
-    The allocator is compiled on the first call, in seconds.
-    """
+    """Let TensorFlow allocate gradients in memory of the node later; compiles, in seconds."""
     world = promised_world(os.environ)
     if world is None or world.size == 1:
         return

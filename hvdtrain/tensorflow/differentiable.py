@@ -7,8 +7,8 @@ averaged unless the operation itself says otherwise. Gradients can be differenti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -20,65 +20,78 @@ from hvdtrain.core.arguments import check_has_gradient
 from hvdtrain.core.arrays import collectives
 from hvdtrain.core.collectives.gathers import rows_of_rank
 from hvdtrain.core.process_set import ProcessSet, can_lose_ranks, require_process_set
-from hvdtrain.tensorflow.graph import automatic_name, call_on_arrays
+from hvdtrain.tensorflow.graph import NUMBER, ArrayFunction, automatic_name, call_on_arrays
 from hvdtrain.types import ReduceOp
 
+# Takes the gradients of an operation's outputs, its inputs that have gradients, and its outputs.
+_Backward: TypeAlias = (
+    "Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]], list[tf.Tensor]]"
+)
+
 
 @dataclass(frozen=True)
-class OperationName:
+class Options:
+    """What an operation is told beside its tensors."""
+
+    process_set: ProcessSet
     name: str | None = None
     ignore_name_scope: bool = False
-
-    def or_automatic(self, kind: str, tensors: Sequence[tf.Tensor]) -> OperationName:
-        """Return the name, or an automatic one if the user has given none."""
-        if self.name is not None:
-            return self
-        return OperationName(automatic_name(kind, tensors), self.ignore_name_scope)
-
-    def automatic(self) -> OperationName:
-        """Return an automatic name, for the gradient of the operation."""
-        return OperationName(None, self.ignore_name_scope)
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """A reduction: postscale * op over ranks of (prescale * tensor_r)."""
-
-    op: ReduceOp
-    process_set: ProcessSet
+    op: ReduceOp = ReduceOp.AVERAGE
     prescale: float = 1.0
     postscale: float = 1.0
 
     def __post_init__(self) -> None:
         require_process_set(self.process_set)
 
+    def back(self, op: ReduceOp | None = None) -> Options:
+        """Return the options of the operation that brings gradients back: averages, or `op`."""
+        return Options(
+            self.process_set,
+            ignore_name_scope=self.ignore_name_scope,
+            op=op or ReduceOp.AVERAGE,
+        )
+
 
 @collective
-def differentiable(
-    forward: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
-    backward: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor]], list[tf.Tensor]],
+def _run(
+    kind: str,
+    function: ArrayFunction,
     tensors: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor | tf.TensorSpec],
+    how: Options,
+    backward: _Backward,
 ) -> list[tf.Tensor]:
-    """Run an operation with a gradient (collective if the operation is).
+    """Run an operation with a gradient; the results have the shapes and dtypes of `results`.
 
     TensorFlow prunes what a gradient does not depend on, so `backward` must need the same
     operations on every rank.
     """
+    name = automatic_name(kind, tensors) if how.name is None else how.name
+
+    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return call_on_arrays(function, inputs, results, name, how.ignore_name_scope)
+
     indices = [i for i, t in enumerate(tensors) if t.dtype.is_floating or t.dtype.is_complex]
     if not indices:
         return forward(tensors)
 
     def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        outputs = forward(inputs)
+
         def gradient(*upstream: tf.Tensor) -> Any:
             given = [tf.convert_to_tensor(upstream[i]) for i in indices]
-            gradients = backward(given, [tensors[i] for i in indices])
-            results = dict(zip(indices, gradients, strict=True))
-            return [results.get(i) for i in range(len(inputs))] if len(inputs) > 1 else results[0]
+            own = backward(given, [tensors[i] for i in indices], outputs)
+            found = dict(zip(indices, own, strict=False))
+            return [found.get(i) for i in range(len(inputs))] if len(inputs) > 1 else found[0]
 
-        return forward(inputs), gradient
+        return outputs, gradient
 
     outputs: list[tf.Tensor] = tf.custom_gradient(operation)(*tensors)
     return outputs
+
+
+def _grouped(kind: str, tensors: Sequence[tf.Tensor]) -> str:
+    return kind if len(tensors) == 1 else f"Grouped{kind}"
 
 
 def size_as(dtype: tf.DType, process_set: ProcessSet) -> tf.Tensor:
@@ -90,63 +103,43 @@ def size_as(dtype: tf.DType, process_set: ProcessSet) -> tf.Tensor:
     def size(arrays: Sequence[HostArray], _: str | None) -> list[HostArray]:
         return [np.array(process_set.size(), np.int32)]
 
-    (ranks,) = call_on_arrays(size, [], [tf.int32], [[]], "size", collective=False)
-    return tf.cast(ranks, dtype)
+    return tf.cast(call_on_arrays(size, [], [NUMBER], "size", collective=False)[0], dtype)
 
 
 @collective
-def allreduce(
-    tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
-) -> list[tf.Tensor]:
-    """Reduce a group of tensors; gradients are reduced in the same way."""
-    how = reduction
-    kind = "Allreduce" if len(tensors) == 1 else "GroupedAllreduce"
-    full = name.or_automatic(kind, tensors)
+def allreduce(tensors: Sequence[tf.Tensor], how: Options) -> list[tf.Tensor]:
+    """Return postscale * op over ranks of (prescale * tensor_r); gradients are reduced so, too."""
 
     def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
         return collectives.allreduce(
             arrays, how.op, key, how.prescale, how.postscale, how.process_set
         )
 
-    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        dtypes, shapes = [t.dtype for t in inputs], [t.shape for t in inputs]
-        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
-
-    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def backward(upstream: Sequence[tf.Tensor], *_: object) -> list[tf.Tensor]:
         check_has_gradient("allreduce", how.op)
-        return allreduce(upstream, how, name.automatic())
+        return allreduce(upstream, replace(how, name=None))
 
-    return differentiable(forward, backward, tensors)
+    return _run(_grouped("Allreduce", tensors), function, tensors, tensors, how, backward)
 
 
 @collective
-def allgather(
-    tensors: Sequence[tf.Tensor],
-    process_set: ProcessSet,
-    name: OperationName,
-    back: ReduceOp = ReduceOp.AVERAGE,
-) -> list[tf.Tensor]:
+def allgather(tensors: Sequence[tf.Tensor], how: Options) -> list[tf.Tensor]:
     """Concatenate each tensor [rows, ...] of a group over the ranks.
 
-    The gradient of a rank's rows is the average, or the sum, of what ranks send `back` for them.
+    The gradient of a rank's rows is the average, or the sum if `op` says so, of what ranks send
+    back for them.
     """
-    require_process_set(process_set)
-    kind = "Allgather" if len(tensors) == 1 else "GroupedAllgather"
-    full = name.or_automatic(kind, tensors)
 
     def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-        return [gathered for gathered, _ in collectives.allgather(arrays, key, process_set)]
+        return [gathered for gathered, _ in collectives.allgather(arrays, key, how.process_set)]
 
-    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        shapes = [tf.TensorShape([None]).concatenate(t.shape[1:]) for t in inputs]
-        dtypes = [t.dtype for t in inputs]
-        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
-
-    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        reduced = allreduce(upstream, Reduction(back, process_set), name.automatic())
-        own = [_row_count(tensor) for tensor in inputs]
-        counts = allgather(own, process_set, name.automatic())
-        rank = process_set.rank() or 0
+    def backward(
+        upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], _: object
+    ) -> list[tf.Tensor]:
+        reduced = allreduce(upstream, how.back(how.op))
+        # A scalar counts as one row.
+        own = [tf.shape(t)[:1] if t.shape.rank else tf.ones([1], tf.int32) for t in inputs]
+        counts, rank = allgather(own, how.back()), how.process_set.rank() or 0
         gradients = []
         for gradient, rows, tensor in zip(reduced, counts, inputs, strict=True):
             start = tf.reduce_sum(rows[:rank])
@@ -154,80 +147,55 @@ def allgather(
             gradients.append(tf.reshape(own_rows, tf.shape(tensor)))
         return gradients
 
-    return differentiable(forward, backward, tensors)
+    results = [_any_rows(tensor) for tensor in tensors]
+    return _run(_grouped("Allgather", tensors), function, tensors, results, how, backward)
 
 
 @collective
-def broadcast(
-    tensor: tf.Tensor, root_rank: int, process_set: ProcessSet, name: OperationName
-) -> tf.Tensor:
+def broadcast(tensor: tf.Tensor, root_rank: int, how: Options) -> tf.Tensor:
     """Return one rank's tensor on every rank, whose gradient is the average, or zero elsewhere."""
-    require_process_set(process_set)
-    full = name.or_automatic("Broadcast", [tensor])
 
     def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-        return collectives.broadcast(arrays, root_rank, [key], process_set)
+        return collectives.broadcast(arrays, root_rank, [key], how.process_set)
 
-    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        (given,) = inputs
-        dtypes, shapes = [given.dtype], [given.shape]
-        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
-
-    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        average = Reduction(ReduceOp.AVERAGE, process_set)
-        averaged = allreduce(upstream, average, name.automatic())
+    def backward(upstream: Sequence[tf.Tensor], *_: object) -> list[tf.Tensor]:
+        averaged = allreduce(upstream, how.back())
         if context.current().topology.rank == root_rank:
             return averaged
         # Part of the graph, so that all ranks reduce when this is differentiated again.
         never = tf.zeros_like(averaged[0], tf.bool)
         return [tf.where(never, averaged[0], tf.zeros_like(averaged[0]))]
 
-    return differentiable(forward, backward, [tensor])[0]
+    return _run("Broadcast", function, [tensor], [tensor], how, backward)[0]
 
 
 @collective
-def alltoall(
-    tensor: tf.Tensor, splits: tf.Tensor | None, process_set: ProcessSet, name: OperationName
-) -> tuple[tf.Tensor, tf.Tensor]:
+def alltoall(tensor: tf.Tensor, splits: tf.Tensor | None, how: Options) -> list[tf.Tensor]:
     """Send rows to every rank; return those received, and their numbers by rank, int32 [size].
 
     Gradients go back to the ranks that the rows came from.
     """
-    require_process_set(process_set)
-    full = name.or_automatic("Alltoall", [tensor])
-    received: list[tf.Tensor] = []
 
     def function(arrays: Sequence[HostArray], key: str | None) -> tuple[HostArray, HostArray]:
-        counts = arrays[1] if len(arrays) > 1 else None
-        return collectives.alltoall(arrays[0], counts, key, process_set)
+        counts = None if splits is None else arrays[1]
+        return collectives.alltoall(arrays[0], counts, key, how.process_set)
 
-    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        (given,) = inputs
-        ranks = None if can_lose_ranks() else process_set.size()
-        shapes = [tf.TensorShape([None]).concatenate(given.shape[1:]), [ranks]]
-        arguments = [given] if splits is None else [given, splits]
-        dtypes = [given.dtype, tf.int32]
-        rows, counts = call_on_arrays(
-            function, arguments, dtypes, shapes, full.name, full.ignore_name_scope
-        )
-        received.append(counts)
-        return [rows, counts]
+    def backward(
+        upstream: Sequence[tf.Tensor], _: object, outputs: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        return alltoall(upstream[0], outputs[1], how.back())[:1]
 
-    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return [alltoall(upstream[0], received[-1], process_set, name.automatic())[0]]
-
-    rows, counts = differentiable(forward, backward, [tensor])
-    return rows, counts
+    counts = tf.TensorSpec([None if can_lose_ranks() else how.process_set.size()], tf.int32)
+    results = [_any_rows(tensor), counts]
+    tensors = [tensor] if splits is None else [tensor, splits]
+    if how.name is None:
+        how = replace(how, name=automatic_name("Alltoall", [tensor]))
+    return _run("Alltoall", function, tensors, results, how, backward)
 
 
 @collective
-def reducescatter(
-    tensors: Sequence[tf.Tensor], reduction: Reduction, name: OperationName
-) -> list[tf.Tensor]:
+def reducescatter(tensors: Sequence[tf.Tensor], how: Options) -> list[tf.Tensor]:
     """Reduce a group and return this rank's rows; gradients of all rows are gathered."""
-    how = reduction
-    kind = "Reducescatter" if len(tensors) == 1 else "GroupedReducescatter"
-    full = name.or_automatic(kind, tensors)
     size, rank = how.process_set.size() or 1, how.process_set.rank() or 0
 
     def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
@@ -235,33 +203,25 @@ def reducescatter(
             arrays, how.op, key, how.prescale, how.postscale, how.process_set
         )
 
-    def forward(inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        place = None if can_lose_ranks() else (rank, size)
-        shapes = [_shape_of_rows(t.shape, place) for t in inputs]
-        dtypes = [t.dtype for t in inputs]
-        return call_on_arrays(function, inputs, dtypes, shapes, full.name, full.ignore_name_scope)
+    def rows_of(tensor: tf.Tensor) -> tf.TensorSpec:
+        if tensor.shape.rank in (None, 0):  # a scalar is refused when the operation runs
+            return tf.TensorSpec(None, tensor.dtype)
+        known = tensor.shape[0] is not None and not can_lose_ranks()
+        rows = rows_of_rank(tensor.shape[0], rank, size) if known else None
+        return tf.TensorSpec([rows, *tensor.shape[1:]], tensor.dtype)
 
-    def backward(upstream: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def backward(upstream: Sequence[tf.Tensor], *_: object) -> list[tf.Tensor]:
         check_has_gradient("reducescatter", how.op)
         factor = how.prescale * how.postscale
         scaled = [gradient * tf.cast(factor, gradient.dtype) for gradient in upstream]
         if how.op is ReduceOp.SUM:
             scaled = [each * size_as(each.dtype, how.process_set) for each in scaled]
-        return allgather(scaled, how.process_set, name.automatic(), ReduceOp.SUM)
+        return allgather(scaled, how.back(ReduceOp.SUM))
 
-    return differentiable(forward, backward, tensors)
-
-
-def _shape_of_rows(shape: tf.TensorShape, place: tuple[int, int] | None) -> tf.TensorShape:
-    """Return the shape of a rank's rows of a tensor, as far as it is known."""
-    if shape.rank in (None, 0):  # a scalar is refused when the operation runs
-        return tf.TensorShape(None)
-    rows = None if place is None or shape[0] is None else rows_of_rank(shape[0], *place)
-    return tf.TensorShape([rows]).concatenate(shape[1:])
+    results = list(map(rows_of, tensors))
+    return _run(_grouped("Reducescatter", tensors), function, tensors, results, how, backward)
 
 
-def _row_count(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the number of rows of a tensor, int32 [1]; a scalar counts as one row."""
-    if tensor.shape.rank == 0:
-        return tf.ones([1], tf.int32)
-    return tf.shape(tensor)[:1]
+def _any_rows(tensor: tf.Tensor) -> tf.TensorSpec:
+    """Return what is known of rows like those of a tensor."""
+    return tf.TensorSpec(tf.TensorShape([None]).concatenate(tensor.shape[1:]), tensor.dtype)

@@ -56,11 +56,7 @@ def broadcast_variables(
     Raises:
         MismatchError: number, shapes or dtypes differ between ranks.
     """
-    variables = list(variables)
-    values = _received(variables, root_rank, None, process_set)
-    pairs = zip(variables, values, strict=True)
-    assigned = [variable.assign(value) for variable, value in pairs]
-    return None if tf.executing_eagerly() else tf.group(*assigned)
+    return _overwritten(list(variables), root_rank, None, process_set)[1]
 
 
 @do_not_convert
@@ -83,19 +79,16 @@ def broadcast_(
     Returns:
         The new values, with the shapes and dtypes of the variables.
     """
-    variables = list(variables)
-    values = _received(variables, root_rank, name, process_set)
-    pairs = zip(variables, values, strict=True)
-    assigned = [variable.assign(value) for variable, value in pairs]
-    with tf.control_dependencies([] if tf.executing_eagerly() else [tf.group(*assigned)]):
+    values, assigned = _overwritten(list(variables), root_rank, name, process_set)
+    with tf.control_dependencies([] if assigned is None else [assigned]):
         return [tf.identity(value) for value in values]
 
 
 @collective
-def _received(
+def _overwritten(
     variables: Sequence[Variable], root_rank: int, name: str | None, process_set: ProcessSet
-) -> list[tf.Tensor]:
-    """Return the root rank's values, with the shapes and dtypes of the variables."""
+) -> tuple[list[tf.Tensor], tf.Operation | None]:
+    """Overwrite variables; return the root rank's values, and in a graph the operation."""
     name = name or "broadcast_variables"
     names = [f"{name}.{number}" for number in range(len(variables))]
 
@@ -103,9 +96,10 @@ def _received(
         _require_equal(arrays, name, process_set)
         return collectives.broadcast(arrays, root_rank, names, process_set)
 
-    values = [tf.convert_to_tensor(variable) for variable in variables]
-    dtypes, shapes = [value.dtype for value in values], [value.shape for value in values]
-    return call_on_arrays(function, values, dtypes, shapes, name) if values else []
+    own = [tf.convert_to_tensor(variable) for variable in variables]
+    values = call_on_arrays(function, own, own, name) if own else []
+    assigned = [variable.assign(v) for variable, v in zip(variables, values, strict=True)]
+    return values, None if tf.executing_eagerly() else tf.group(*assigned)
 
 
 @collective

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,9 +17,18 @@ import tensorflow as tf
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.arguments import GradientSettings, Groups, choose_exchange
-from hvdtrain.core.arrays.fused import is_overwritten, reduce_fused
-from hvdtrain.core.arrays.layouts import DENSE, NONE, SPARSE, Layout, LayoutsDifferError
+from hvdtrain.core.arrays.fused import (
+    DENSE,
+    NONE,
+    SPARSE,
+    Layout,
+    LayoutsDifferError,
+    ReduceArrays,
+    exchange_fused,
+    is_overwritten,
+)
 from hvdtrain.core.compression import Compressor
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.core.process_set import ProcessSet, stays_alone
 from hvdtrain.errors import UnsupportedError
 from hvdtrain.tensorflow.allocator import find_library
@@ -29,13 +38,6 @@ from hvdtrain.tensorflow.graph import Gradient, Variable, call_on_arrays, weight
 from hvdtrain.tensorflow.operations import grouped_allreduce
 from hvdtrain.types import ReduceOp
 
-# Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.
-# Returns the reduced gradients, and the factor for this rank's slices.
-ReduceArrays: TypeAlias = (
-    "Callable[[Sequence[HostArray], Layout, str | None, float | None], "
-    "tuple[Sequence[HostArray], float]]"
-)
-
 
 def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
     """Return gradients of which none is sparse."""
@@ -43,15 +45,13 @@ def as_dense(gradients: Sequence[Gradient]) -> list[Gradient]:
 
 
 @dataclass(frozen=True)
-class LayoutReduction:
-    """Reduces gradients, whatever their layout is on other ranks."""
-
+class _LayoutReduction:
     variables: Sequence[Any]
-    name: str
     reduce: ReduceArrays
-    gather: Callable[[Sequence[tf.IndexedSlices]], Sequence[tf.IndexedSlices]]
-    weight: tf.Tensor | None = None
-    compressor: type[Compressor] = Compression.none
+    settings: GradientSettings
+    name: str
+    weight: tf.Tensor | None
+    compressor: type[Compressor]
 
     @collective
     def __call__(self, gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -105,7 +105,11 @@ class LayoutReduction:
                 tf.IndexedSlices(s.values * tf.cast(weight, s.dtype), s.indices, s.dense_shape)
                 for s in own
             ]
-            return [(each.values, each.indices) for each in self.gather(weighted)]
+            how = self.settings
+            summed = grouped_allreduce(
+                weighted, op=how.total, process_set=how.process_set, name=f"{self.name}_slices"
+            )
+            return [(each.values, each.indices) for each in summed]
 
         def rows() -> list[tuple[tf.Tensor, tf.Tensor]]:
             all_rows = [_all_rows(*each) for each in zip(tables, own, strict=True)]
@@ -135,11 +139,11 @@ class LayoutReduction:
             return self._answer(list(arrays[:count]), given, list(slices), layout, key, weight)
 
         def operation(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-            dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+            results = [*tensors]
             if slices:
-                dtypes += [tf.bool, tf.float64, *(each.dtype for each in slices.values())]
-                shapes += [[], [], *([None, *s.shape[1:]] for s in slices.values())]
-            outputs = call_on_arrays(function, list(inputs), dtypes, shapes, self.name)
+                results += [tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.float64)]
+                results += [tf.TensorSpec([None, *s.shape[1:]], s.dtype) for s in slices.values()]
+            outputs = call_on_arrays(function, inputs, results, self.name)
 
             def gradient(*upstream: tf.Tensor) -> Any:  # of a penalty on gradients, for example
                 given = [tf.convert_to_tensor(each) for each in upstream]
@@ -152,7 +156,7 @@ class LayoutReduction:
                 back += [None] * (len(inputs) - len(back))
                 return back if len(back) > 1 else back[0]
 
-            return outputs if dtypes else [], gradient
+            return outputs if results else [], gradient
 
         outputs = tf.custom_gradient(operation)(*inputs) if inputs else operation()[0]
         return outputs[:count], outputs[count:]
@@ -188,6 +192,21 @@ class LayoutReduction:
             return list(reduced)
         instead: list[HostArray] = [np.array(mixed), np.array(factor, np.float64), *tables]
         return [*reduced, *instead]
+
+
+@collective
+def reduce_layouts(
+    gradients: Sequence[Gradient],
+    variables: Sequence[Any],
+    reduce: ReduceArrays,
+    settings: GradientSettings,
+    name: str,
+    samples: Any = None,
+    compressor: type[Compressor] = Compression.none,
+) -> list[Gradient]:
+    """Reduce gradients, whatever their layout is on other ranks."""
+    weight = None if samples is None else tf.cast(samples, tf.float64)
+    return _LayoutReduction(variables, reduce, settings, name, weight, compressor)(gradients)
 
 
 def _kind(gradient: Gradient) -> str:
@@ -227,18 +246,123 @@ def _rows_if(mixed: tf.Tensor, table: tf.Tensor, own: tf.IndexedSlices) -> tf.Te
     return tf.cond(mixed, lambda: tf.gather(table, own.indices), lambda: tf.zeros_like(own.values))
 
 
-class LocalAggregation:
-    """Sums the gradients of several passes (TensorFlow 1: in local variables), then reduces."""
+_FUSED = (ReduceOp.AVERAGE, ReduceOp.SUM)
+
+
+class VariableReduction:
+    """Reduces the gradients of variables, except those that are kept local."""
 
     def __init__(
         self,
-        passes: int,
-        average: bool,
+        name: str,
+        op: ReduceOp,
+        process_set: ProcessSet,
+        compression: type[Compressor],
         sparse_as_dense: bool,
-        reduce: Callable[[Sequence[Gradient], Sequence[Variable]], list[Gradient]],
+        predivide: float,
+        groups: Groups,
+        scale_local: bool,
     ) -> None:
-        self._passes, self._average = passes, average
-        self._sparse_as_dense, self._reduce = sparse_as_dense, reduce
+        kind = Compression.name_of(compression) if op in _FUSED else "own"
+        exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
+        self.compressor = compression if kind == "own" else Compression.none
+        self.settings = GradientSettings(
+            op, process_set, predivide, groups, sparse_as_dense, exchange, find_library
+        )
+        self._name, self._scale_local = name, scale_local
+        self._local: dict[int, Variable] = {}
+
+    def add_local(self, variable: Variable) -> None:
+        """Do not reduce the gradient of a variable."""
+        self._local[id(variable)] = variable  # kept, so that no other object gets its id
+
+    def is_local(self, variable: Variable) -> bool:
+        return id(variable) in self._local
+
+    @collective
+    def __call__(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        """Reduce gradients over the ranks; None counts as zero if any has one."""
+        process_set, compressor = self.settings.process_set, self.compressor
+        if not process_set.included():
+            return list(gradients)
+        results, alone = list(gradients), stays_alone(process_set)
+        if not alone:
+            for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+                if self._scale_local and self.is_local(variable) and not is_overwritten(variable):
+                    results[index] = _divided(gradient, process_set)
+        shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
+        own, theirs = [results[i] for i in shared], [variables[i] for i in shared]
+        if self.settings.sparse_as_dense:
+            own = as_dense(own)
+        if alone:  # as a reduction over one rank gives them
+            own = [
+                compressor.decompress(*compressor.compress(g)) if _kind(g) == DENSE else g
+                for g in own
+            ]
+        elif self.settings.op not in _FUSED:
+            own = self._reduce_otherwise(own, theirs)
+        elif own:
+            reduce, settings = partial(self._reduce_fused, theirs), self.settings
+            own = reduce_layouts(own, theirs, reduce, settings, self._name, compressor=compressor)
+        for index, reduced in zip(shared, own, strict=True):
+            results[index] = reduced
+        return results
+
+    @collective
+    def _reduce_otherwise(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    ) -> list[Gradient]:
+        """Reduce gradients by Min, Max, Product or Adasum; all ranks have those of one layout."""
+        if any(map(is_overwritten, variables)):
+            raise UnsupportedError(
+                f"op={self.settings.op}: scales and histories of float8 overwrite their "
+                "variables, and are reduced with op=Average and op=Sum only"
+            )
+        present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        tensors = [gradients[i] for i in present]
+        if len(present) < len(gradients):  # ranks compare shapes: one of them says what is missing
+            digest = hashlib.blake2b(repr(present).encode(), digest_size=3).digest()
+            tensors.append(tf.zeros([0, int.from_bytes(digest)]))
+        reduced = grouped_allreduce(
+            tensors,
+            op=self.settings.op,
+            compression=self.compressor,
+            process_set=self.settings.process_set,
+            name=self._name,
+        )
+        results = dict(zip(present, reduced, strict=False))
+        return [results.get(index) for index in range(len(gradients))]
+
+    @collective
+    def _reduce_fused(
+        self,
+        variables: Sequence[Variable],
+        arrays: Sequence[HostArray],
+        layout: Layout,
+        key: str | None,
+        weight: float | None,
+    ) -> tuple[list[HostArray], float]:
+        """Reduce gradients by Average or Sum."""
+        owners, name = [variables[i] for i in layout.dense], key or self._name
+        sums, own = partial(weight_sums, owners), OwnStep()
+        return exchange_fused(arrays, owners, name, self.settings, own, layout, sums)[0], 1.0
+
+
+def _divided(gradient: Gradient, process_set: ProcessSet) -> Gradient:
+    """Return a gradient divided by the number of ranks."""
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values / size_as(gradient.dtype, process_set)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else gradient / size_as(gradient.dtype, process_set)
+
+
+class LocalAggregation:
+    """Sums the gradients of several passes (TensorFlow 1: in local variables), then reduces."""
+
+    def __init__(self, passes: int, average: bool, reduction: VariableReduction) -> None:
+        self._passes, self._average, self._reduction = passes, average, reduction
         self._counter: tf.Variable | None = None
         self._present: list[int] = []
         self._sums: list[tf.Variable] = []
@@ -285,14 +409,14 @@ class LocalAggregation:
         totals: list[tf.Tensor | None] = [None] * len(variables)
         for index, total in zip(self._present, self._sums, strict=True):
             totals[index] = tf.identity(total)
-        reduced = self._reduce(totals, variables)  # dense, as the sums are
+        reduced = self._reduction(totals, variables)  # dense, as the sums are
         divisor = self._passes if self._average else 1
         return [g if g is None else g / tf.cast(divisor, g.dtype) for g in reduced]
 
     def _dense(self, gradient: Gradient) -> tf.Tensor | None:
         if not isinstance(gradient, tf.IndexedSlices):
             return gradient
-        if not self._sparse_as_dense:
+        if not self._reduction.settings.sparse_as_dense:
             raise ValueError(
                 "tf.IndexedSlices cannot be combined with backward_passes_per_step > 1: use "
                 "sparse_as_dense=True"
@@ -308,149 +432,3 @@ def _zeros(shape: tf.TensorShape | list[int], dtype: tf.DType) -> tf.Variable:
     return tf.compat.v1.Variable(
         tf.zeros(shape, dtype), trainable=False, collections=collections, use_resource=True
     )
-
-
-_FUSED = (ReduceOp.AVERAGE, ReduceOp.SUM)
-
-
-@dataclass(frozen=True)
-class VariableSettings(GradientSettings):
-    """How gradients of TensorFlow variables are reduced."""
-
-    compressor: type[Compressor] = Compression.none
-
-    @classmethod
-    def of(
-        cls,
-        op: ReduceOp,
-        process_set: ProcessSet,
-        compression: type[Compressor],
-        sparse_as_dense: bool,
-        predivide: float,
-        groups: Groups,
-    ) -> VariableSettings:
-        """Return the settings for arguments of the user."""
-        kind = Compression.name_of(compression) if op in _FUSED else "own"
-        exchange = choose_exchange(None, op, predivide, kind) if op in _FUSED else None
-        compressor = compression if kind == "own" else Compression.none
-        return cls(
-            *(op, process_set, predivide, groups, sparse_as_dense, exchange),
-            find_library,
-            compressor,
-        )
-
-
-class LocalVariables:
-    """Variables whose gradients are not reduced."""
-
-    def __init__(self, scale: bool) -> None:
-        self._scale = scale
-        self._by_id: dict[int, Variable] = {}
-
-    def add(self, variable: Variable) -> None:
-        """Do not reduce the gradient of a variable."""
-        self._by_id[id(variable)] = variable  # kept, so that no other object gets its id
-
-    def __contains__(self, variable: object) -> bool:
-        return id(variable) in self._by_id
-
-    def scaled(self, gradient: Gradient, process_set: ProcessSet) -> Gradient:
-        """Return the gradient of a local variable, scaled if that was asked for."""
-        if gradient is None or not self._scale:
-            return gradient
-        if isinstance(gradient, tf.IndexedSlices):
-            values = gradient.values / size_as(gradient.dtype, process_set)
-            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        return gradient / size_as(gradient.dtype, process_set)
-
-
-@collective
-def reduce_gradients(
-    gradients: Sequence[Gradient],
-    variables: Sequence[Variable],
-    settings: VariableSettings,
-    local: LocalVariables,
-    name: str,
-) -> list[Gradient]:
-    """Reduce gradients over the ranks; None counts as zero if any has one."""
-    process_set = settings.process_set
-    if not process_set.included():
-        return list(gradients)
-    results, alone = list(gradients), stays_alone(process_set)
-    if not alone:
-        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if variable in local and not is_overwritten(variable):
-                results[index] = local.scaled(gradient, process_set)
-    shared = [i for i, variable in enumerate(variables) if variable not in local]
-    own, theirs = [results[i] for i in shared], [variables[i] for i in shared]
-    if settings.sparse_as_dense:
-        own = as_dense(own)
-    if alone:
-        own = [_as_sent(gradient, settings.compressor) for gradient in own]
-    elif settings.op not in _FUSED:
-        if any(map(is_overwritten, theirs)):
-            raise UnsupportedError(
-                f"op={settings.op}: scales and histories of float8 overwrite their variables, and "
-                "are reduced with op=Average and op=Sum only"
-            )
-        own = _reduce_otherwise(own, settings, name)
-    elif own:
-        own = _reduce_fused(own, theirs, settings, name)
-    for index, reduced in zip(shared, own, strict=True):
-        results[index] = reduced
-    return results
-
-
-def _as_sent(gradient: Gradient, compressor: type[Compressor]) -> Gradient:
-    """Return a gradient as a reduction over one rank gives it."""
-    if gradient is None or isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    return compressor.decompress(*compressor.compress(gradient))
-
-
-@collective
-def _reduce_otherwise(
-    gradients: Sequence[Gradient], settings: VariableSettings, name: str
-) -> list[Gradient]:
-    """Reduce gradients by Min, Max, Product or Adasum; all ranks have those of one layout."""
-    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    tensors = [gradients[i] for i in present]
-    if len(present) < len(gradients):  # ranks compare shapes: one of them says what is missing
-        digest = hashlib.blake2b(repr(present).encode(), digest_size=3).digest()
-        tensors.append(tf.zeros([0, int.from_bytes(digest)]))
-    reduced = grouped_allreduce(
-        tensors,
-        op=settings.op,
-        compression=settings.compressor,
-        process_set=settings.process_set,
-        name=name,
-    )
-    results = dict(zip(present, reduced, strict=False))
-    return [results.get(index) for index in range(len(gradients))]
-
-
-@collective
-def _reduce_fused(
-    gradients: Sequence[Gradient],
-    variables: Sequence[Variable],
-    settings: VariableSettings,
-    name: str,
-) -> list[Gradient]:
-    """Reduce gradients by Average or Sum."""
-
-    def reduce(
-        arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
-    ) -> tuple[list[HostArray], float]:
-        owners = [variables[i] for i in layout.dense]
-        weights = partial(weight_sums, owners)
-        reduced = reduce_fused(arrays, owners, key or name, settings, None, layout, weights)
-        return reduced, 1.0
-
-    def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-        process_set, slices_name = settings.process_set, f"{name}_slices"
-        return grouped_allreduce(
-            slices, op=settings.total, process_set=process_set, name=slices_name
-        )
-
-    reduction = LayoutReduction(variables, name, reduce, gather, compressor=settings.compressor)
-    return reduction(gradients)

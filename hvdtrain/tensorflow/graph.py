@@ -8,7 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -90,30 +90,9 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 # Anything that tf.convert_to_tensor takes: tensors, variables, arrays, lists and numbers.
 TensorLike: TypeAlias = "tf.types.experimental.TensorLike"
 
-
-class Variable(Protocol):
-    """A variable of TensorFlow, Keras 3 or tf_keras."""
-
-    @property
-    def dtype(self) -> tf.DType: ...
-
-    @property
-    def shape(self) -> tf.TensorShape: ...
-
-    def assign(self, value: TensorLike) -> tf.Tensor | None:
-        """Overwrite the variable; in a graph return the operation that does it."""
-
-
-class Model(Protocol):
-    """A model of Keras 3 or tf_keras."""
-
-    built: bool
-
-    @property
-    def variables(self) -> list[Variable]: ...
-
-    @property
-    def trainable_variables(self) -> list[Variable]: ...
+# Of TensorFlow, Keras 3 or tf_keras.
+Variable: TypeAlias = Any
+Model: TypeAlias = Any
 
 
 class FailedPreconditionError(MismatchError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
@@ -128,15 +107,6 @@ class InvalidArgumentError(ValueError, tf.errors.InvalidArgumentError):  # type:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
 
 
-def as_eager_error(error: Exception) -> Exception:
-    """Return the error that Horovod's operations raise in eager mode for an error of the core."""
-    if isinstance(error, MismatchError):
-        return FailedPreconditionError(str(error))
-    if isinstance(error, ValueError) and not isinstance(error, HvdtrainError):
-        return InvalidArgumentError(str(error))
-    return error
-
-
 _mutex_numbers = itertools.count()
 
 # A complete run is dropped when this many later runs of its operation have started.
@@ -144,7 +114,7 @@ _KEPT_RUNS = 1000
 
 
 def call_in_thread(
-    function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
+    function: Callable[..., list[HostArray]],
     tensors: Sequence[tf.Tensor],
     dtypes: Sequence[tf.DType],
     name: str,
@@ -165,20 +135,20 @@ def call_in_thread(
 class _Runs:
     """Runs of a function that were started, each in a thread of its own."""
 
-    def __init__(self, function: Callable[[Sequence[HostArray]], Sequence[HostArray]]) -> None:
+    def __init__(self, function: Callable[..., list[HostArray]]) -> None:
         self._function = function
         self._numbers = itertools.count()
-        self._pending: dict[int, Future[Sequence[HostArray]]] = {}
+        self._pending: dict[int, Future[list[HostArray]]] = {}
 
     def start(self, lock: tf.Tensor, *tensors: tf.Tensor) -> HostArray:
-        number, done = next(self._numbers), Future[Sequence[HostArray]]()
+        number, done = next(self._numbers), Future[list[HostArray]]()
         self._pending[number] = done
         self._drop_abandoned(number - _KEPT_RUNS)
         locks = [lock]
 
         def run() -> None:
             try:
-                done.set_result(self._function([as_array(tensor) for tensor in tensors]))
+                done.set_result(self._function(*map(as_array, tensors)))
             except BaseException as error:  # the session is to raise it
                 done.set_exception(error)
             finally:
@@ -196,11 +166,12 @@ class _Runs:
 
     def finish(self, number: np.integer[Any] | int) -> list[HostArray]:
         """Return the results of a complete run, or raise its error."""
-        return list(self._pending.pop(int(number)).result())
+        return self._pending.pop(int(number)).result()
 
 
 # Takes the inputs and the operation name, which is None where the core numbers the operation.
 ArrayFunction = Callable[[Sequence[HostArray], str | None], Sequence[HostArray]]
+NUMBER = tf.TensorSpec([], tf.int32)
 
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9_]")
 _NOT_IN_NODE_NAMES = re.compile(r"[^A-Za-z0-9_.\-/]")
@@ -221,13 +192,15 @@ def automatic_name(kind: str, tensors: Sequence[tf.Tensor]) -> str | None:
 def call_on_arrays(
     function: ArrayFunction,
     tensors: Sequence[tf.Tensor],
-    dtypes: Sequence[tf.DType],
-    shapes: Sequence[tf.TensorShape | Sequence[int | None]],
+    results: Sequence[tf.Tensor | tf.TensorSpec],
     name: str | None = None,
     ignore_name_scope: bool = False,
     collective: bool = True,
 ) -> list[tf.Tensor]:
-    """Call a function on tensors as arrays: at once in eager mode, else when the graph runs."""
+    """Call a function on tensors as arrays: at once in eager mode, else when the graph runs.
+
+    It returns arrays with the shapes and dtypes of `results`.
+    """
     if tf.executing_eagerly():
         return _call_now(function, tensors, name)
     graph = tf.compat.v1.get_default_graph()
@@ -242,28 +215,23 @@ def call_on_arrays(
         full = _naming_graph(graph).unique_name(node)
     key = full.rpartition("/")[2] if ignore_name_scope else full
 
-    def run(arrays: Sequence[HostArray]) -> Sequence[HostArray]:
-        return function(arrays, key)
+    def run(*arrays: HostArray) -> list[HostArray]:
+        # TensorFlow passes some scalars as numbers, not as arrays.
+        return list(function([np.asarray(array) for array in arrays], key))
 
+    inputs, dtypes = list(tensors), [result.dtype for result in results]
     if not collective:
-        outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+        outputs = tf.numpy_function(run, inputs, dtypes, name=node)
     elif ordered:
         with tf.control_dependencies([next_in_trace_order()]):
-            outputs = tf.numpy_function(_unpacked(run), list(tensors), list(dtypes), name=node)
+            outputs = tf.numpy_function(run, inputs, dtypes, name=node)
         with tf.control_dependencies(outputs if dtypes else [outputs]):
             next_in_trace_order()
     else:
-        outputs = call_in_thread(run, list(tensors), list(dtypes), full)
-    for output, shape in zip(outputs if dtypes else [], shapes, strict=True):
-        output.set_shape(shape)
+        outputs = call_in_thread(run, inputs, dtypes, full)
+    for output, result in zip(outputs if dtypes else [], results, strict=True):
+        output.set_shape(result.shape)
     return list(outputs) if dtypes else [outputs]
-
-
-def _unpacked(
-    run: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-) -> Callable[..., list[HostArray]]:
-    # TensorFlow passes some scalars as numbers, not as arrays.
-    return lambda *arrays: list(run([np.asarray(array) for array in arrays]))
 
 
 def _call_now(
@@ -271,11 +239,12 @@ def _call_now(
 ) -> list[tf.Tensor]:
     try:
         arrays = function([as_array(tensor) for tensor in tensors], name)
-    except Exception as error:
-        eager_error = as_eager_error(error)
-        if eager_error is error:
-            raise
-        raise eager_error from None
+    except MismatchError as error:
+        raise FailedPreconditionError(str(error)) from None
+    except HvdtrainError:
+        raise
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
     return [tf.convert_to_tensor(array) for array in arrays]
 
 

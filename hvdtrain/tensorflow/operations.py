@@ -17,6 +17,7 @@ when XLA is to compile it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, channel_of, global_process_set
 from hvdtrain.tensorflow import differentiable
 from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.differentiable import OperationName, Reduction, size_as
-from hvdtrain.tensorflow.graph import TensorLike, call_on_arrays, do_not_convert
+from hvdtrain.tensorflow.differentiable import Options, size_as
+from hvdtrain.tensorflow.graph import NUMBER, TensorLike, call_on_arrays, do_not_convert
 from hvdtrain.types import ReduceOp
 
 
@@ -77,7 +78,7 @@ def grouped_allgather(
     if not len(tensors):
         raise ValueError("a group needs at least one tensor")
     inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
-    return differentiable.allgather(inputs, process_set, OperationName(name, ignore_name_scope))
+    return differentiable.allgather(inputs, Options(process_set, name, ignore_name_scope))
 
 
 @do_not_convert
@@ -98,10 +99,8 @@ def broadcast(
         ignore_name_scope: leave the name scope out of the name.
         process_set: ranks that take part.
     """
-    given = tf.convert_to_tensor(tensor)
-    return differentiable.broadcast(
-        given, int(root_rank), process_set, OperationName(name, ignore_name_scope)
-    )
+    how = Options(process_set, name, ignore_name_scope)
+    return differentiable.broadcast(tf.convert_to_tensor(tensor), int(root_rank), how)
 
 
 @do_not_convert
@@ -128,8 +127,8 @@ def alltoall(
     """
     given = tf.convert_to_tensor(tensor)
     counts = None if splits is None else tf.convert_to_tensor(splits)
-    operation_name = OperationName(name, ignore_name_scope)
-    rows, received = differentiable.alltoall(given, counts, process_set, operation_name)
+    how = Options(process_set, name, ignore_name_scope)
+    rows, received = differentiable.alltoall(given, counts, how)
     return rows if splits is None else (rows, received)
 
 
@@ -151,7 +150,7 @@ def join() -> tf.Tensor:
     def function(arrays: Sequence[HostArray], name: str | None) -> list[HostArray]:
         return [np.array(operations.join(), np.int32)]
 
-    return call_on_arrays(function, [], [tf.int32], [[]], "join")[0]
+    return call_on_arrays(function, [], [NUMBER], "join")[0]
 
 
 @do_not_convert
@@ -192,9 +191,9 @@ def allreduce(
     Raises:
         NotImplementedError: tf.IndexedSlices with another op or with factors.
     """
-    op = choose_op(op, average)
-    reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce([tensor], compression, reduction, OperationName(name, ignore_name_scope))[0]
+    op, factors = choose_op(op, average), (float(prescale_factor), float(postscale_factor))
+    how = Options(process_set, name, ignore_name_scope, op, *factors)
+    return _reduce([tensor], compression, how)[0]
 
 
 @do_not_convert
@@ -226,50 +225,58 @@ def grouped_allreduce(
     """
     if not len(tensors):
         return list(tensors)
-    op = choose_op(op, average)
-    reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce(tensors, compression, reduction, OperationName(name, ignore_name_scope))
+    op, factors = choose_op(op, average), (float(prescale_factor), float(postscale_factor))
+    return _reduce(
+        tensors, compression, Options(process_set, name, ignore_name_scope, op, *factors)
+    )
 
 
 @collective
 def _reduce(
-    tensors: Sequence[TensorLike | tf.IndexedSlices],
-    compression: type[Compressor],
-    reduction: Reduction,
-    name: OperationName,
+    tensors: Sequence[TensorLike | tf.IndexedSlices], compression: type[Compressor], how: Options
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     results: dict[int, tf.Tensor | tf.IndexedSlices] = {}
     sparse = [i for i, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     if sparse:
-        gathered = _gather_slices([tensors[i] for i in sparse], reduction, name)
+        gathered = _gather_slices([tensors[i] for i in sparse], how)
         results |= zip(sparse, gathered, strict=True)
     dense = [i for i in range(len(tensors)) if i not in results]
     if dense:
-        pairs = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
-        reduced = differentiable.allreduce([tensor for tensor, _ in pairs], reduction, name)
-        for i, tensor, (_, ctx) in zip(dense, reduced, pairs, strict=True):
-            results[i] = compression.decompress(tensor, ctx)
+        reduce = differentiable.allreduce
+        reduced = _compressed(reduce, [tensors[i] for i in dense], compression, how)
+        results |= zip(dense, reduced, strict=True)
     return [results[i] for i in range(len(tensors))]
 
 
 @collective
-def _gather_slices(
-    slices: Sequence[tf.IndexedSlices], reduction: Reduction, name: OperationName
-) -> list[tf.IndexedSlices]:
-    if reduction.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+def _compressed(
+    reduce: Callable[[Sequence[tf.Tensor], Options], list[tf.Tensor]],
+    tensors: Sequence[TensorLike],
+    compression: type[Compressor],
+    how: Options,
+) -> list[tf.Tensor]:
+    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    reduced = reduce([tensor for tensor, _ in pairs], how)
+    return [
+        compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)
+    ]
+
+
+@collective
+def _gather_slices(slices: Sequence[tf.IndexedSlices], how: Options) -> list[tf.IndexedSlices]:
+    if how.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise NotImplementedError(
-            f"tf.IndexedSlices are reduced by Average or Sum, got {reduction.op.value}: make them "
+            f"tf.IndexedSlices are reduced by Average or Sum, got {how.op.value}: make them "
             "dense with tf.convert_to_tensor or sparse_as_dense=True"
         )
-    if (reduction.prescale, reduction.postscale) != (1.0, 1.0):
+    if (how.prescale, how.postscale) != (1.0, 1.0):
         raise NotImplementedError("factors cannot be applied to tf.IndexedSlices: make them dense")
     parts = [part for each in slices for part in (each.values, each.indices)]
-    own = name.name and f"{name.name}.slices"
-    full = OperationName(own, name.ignore_name_scope)
-    gathered = differentiable.allgather(parts, reduction.process_set, full, ReduceOp.SUM)
+    own = how.name and f"{how.name}.slices"
+    gathered = differentiable.allgather(parts, replace(how, name=own, op=ReduceOp.SUM))
     summed, all_indices = gathered[::2], gathered[1::2]
-    if reduction.op is ReduceOp.AVERAGE:
-        summed = [values / size_as(values.dtype, reduction.process_set) for values in summed]
+    if how.op is ReduceOp.AVERAGE:
+        summed = [values / size_as(values.dtype, how.process_set) for values in summed]
     return [
         tf.IndexedSlices(values, indices, each.dense_shape)
         for each, values, indices in zip(slices, summed, all_indices, strict=True)
@@ -304,10 +311,9 @@ def reducescatter(
         prescale_factor: factor before the reduction.
         postscale_factor: factor after the reduction.
     """
-    reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce_and_scatter(
-        [tensor], compression, reduction, OperationName(name, ignore_name_scope)
-    )[0]
+    factors = float(prescale_factor), float(postscale_factor)
+    how = Options(process_set, name, ignore_name_scope, op, *factors)
+    return _compressed(differentiable.reducescatter, [tensor], compression, how)[0]
 
 
 @do_not_convert
@@ -329,22 +335,9 @@ def grouped_reducescatter(
     """
     if not len(tensors):
         return list(tensors)
-    reduction = Reduction(op, process_set, float(prescale_factor), float(postscale_factor))
-    return _reduce_and_scatter(tensors, compression, reduction, OperationName())
-
-
-@collective
-def _reduce_and_scatter(
-    tensors: Sequence[TensorLike],
-    compression: type[Compressor],
-    reduction: Reduction,
-    name: OperationName,
-) -> list[tf.Tensor]:
-    pairs = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
-    reduced = differentiable.reducescatter([tensor for tensor, _ in pairs], reduction, name)
-    return [
-        compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)
-    ]
+    factors = float(prescale_factor), float(postscale_factor)
+    how = Options(process_set, None, False, op, *factors)
+    return _compressed(differentiable.reducescatter, tensors, compression, how)
 
 
 # Horovod's results in place of 0 or 1.
@@ -420,4 +413,4 @@ def _number_op(number: Callable[[], int], name: str) -> tf.Tensor:
     def function(arrays: Sequence[HostArray], _: str | None) -> list[HostArray]:
         return [np.array(number(), np.int32)]
 
-    return call_on_arrays(function, [], [tf.int32], [[]], name, collective=False)[0]
+    return call_on_arrays(function, [], [NUMBER], name, collective=False)[0]

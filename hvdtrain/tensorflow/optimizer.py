@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import tensorflow as tf
 
@@ -13,12 +13,7 @@ from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.gradients import (
-    LocalAggregation,
-    LocalVariables,
-    VariableSettings,
-    reduce_gradients,
-)
+from hvdtrain.tensorflow.gradients import LocalAggregation, VariableReduction
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
 from hvdtrain.tensorflow.operations import grouped_allreduce
 from hvdtrain.types import ReduceOp
@@ -36,29 +31,16 @@ def is_tf_keras(instance: object) -> bool:
 class ReducingMixin:
     """Base class of optimizers of Keras 3 and tf_keras that reduce gradients."""
 
-    _hvdtrain_settings: VariableSettings
-    _hvdtrain_local: LocalVariables
+    _hvdtrain_reduced: VariableReduction
     _hvdtrain_aggregation: LocalAggregation | None
     iterations: tf.Variable
 
     def register_local_var(self, var: Variable) -> None:
         """Do not reduce the gradient of a variable."""
-        self._hvdtrain_local.add(var)
+        self._hvdtrain_reduced.add_local(var)
 
     def _hvdtrain_count(self) -> None:
         self.iterations.assign_add(1)
-
-    @collective
-    def _hvdtrain_reduced(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Gradient]:
-        return reduce_gradients(
-            gradients,
-            variables,
-            self._hvdtrain_settings,
-            self._hvdtrain_local,
-            "DistributedOptimizer_gradients",
-        )
 
 
 class TfKerasOptimizerMixin(ReducingMixin):
@@ -115,25 +97,6 @@ class TfKerasOptimizerMixin(ReducingMixin):
                 self.build(variables)  # type: ignore[attr-defined]
 
 
-def tf_keras_class(optimizer: object) -> type:
-    """Return a subclass of an optimizer's class whose instances reduce gradients."""
-    kind = type(optimizer)
-    if hasattr(optimizer, "inner_optimizer"):
-        raise ValueError(
-            f"DistributedOptimizer does not take a {kind.__name__} of tf_keras: wrap the optimizer "
-            "in it, as in LossScaleOptimizer(hvd.DistributedOptimizer(optimizer))"
-        )
-    if not hasattr(kind, "aggregate_gradients") and not hasattr(kind, "_aggregate_gradients"):
-        raise ValueError(
-            f"DistributedOptimizer takes an optimizer of tf_keras.optimizers, got {kind.__name__}"
-        )
-    # Keras finds the class by this name, so that a saved model loads without hvdtrain.
-    legacy = ".legacy" if hasattr(kind, "_create_all_weights") else ""
-    of_keras = kind.__module__.startswith(f"{_PACKAGE}src.")
-    module = f"tf_keras.optimizers{legacy}" if of_keras else kind.__module__
-    return type(kind.__name__, (TfKerasOptimizerMixin, kind), {"__module__": module})
-
-
 Optimizer = TypeVar("Optimizer")
 
 
@@ -163,58 +126,53 @@ class _KerasOptimizerMixin(ReducingMixin):
         tf.cond(aggregation.complete(), lambda: update(reduced, variables), count)
 
 
-def distributed_keras_optimizer(
-    optimizer: Optimizer,
-    settings: VariableSettings,
-    local: LocalVariables,
-    passes: int = 1,
-    average: bool = False,
-) -> Optimizer:
-    """Return a new optimizer, with the configuration of another, that reduces gradients."""
-    if isinstance(optimizer, ReducingMixin):
-        raise ValueError("the optimizer is a DistributedOptimizer already")
-    kind: Any = (tf_keras_class if is_tf_keras(optimizer) else _keras_3_class)(optimizer)
-    if settings.op is ReduceOp.ADASUM:
-        raise ValueError("op=Adasum is not supported with Keras optimizers")
-    original: Any = optimizer
-    distributed = kind.from_config(original.get_config())
-    distributed._hvdtrain_settings, distributed._hvdtrain_local = settings, local
-    distributed._hvdtrain_aggregation = None
-    if passes > 1:
-        distributed._hvdtrain_aggregation = LocalAggregation(
-            passes, average, settings.sparse_as_dense, distributed._hvdtrain_reduced
-        )
-    result: Optimizer = distributed
-    return result
-
-
-def _keras_3_class(optimizer: object) -> type:
-    keras = sys.modules.get("keras")
-    if keras is None or not isinstance(optimizer, keras.optimizers.Optimizer):
+def _reducing_class(optimizer: object) -> Any:
+    """Return a subclass of an optimizer's class whose instances reduce gradients."""
+    kind, keras = type(optimizer), sys.modules.get("keras")
+    mixin: type = _KerasOptimizerMixin
+    package, public = "keras.src.optimizers.", "keras.optimizers"
+    if is_tf_keras(optimizer):
+        if hasattr(optimizer, "inner_optimizer"):
+            raise ValueError(
+                f"DistributedOptimizer does not take a {kind.__name__} of tf_keras: wrap the "
+                "optimizer in it, as in LossScaleOptimizer(hvd.DistributedOptimizer(optimizer))"
+            )
+        if not hasattr(kind, "aggregate_gradients") and not hasattr(kind, "_aggregate_gradients"):
+            raise ValueError(
+                "DistributedOptimizer takes an optimizer of tf_keras.optimizers, got "
+                f"{kind.__name__}"
+            )
+        legacy = ".legacy" if hasattr(kind, "_create_all_weights") else ""
+        mixin, package, public = TfKerasOptimizerMixin, "tf_keras.src.", f"tf_{public}{legacy}"
+    elif keras is None or not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             "DistributedOptimizer takes an optimizer of tf.keras, tf_keras or tf.compat.v1.train, "
-            f"got {type(optimizer).__name__}"
+            f"got {kind.__name__}"
         )
-    kind = type(optimizer)
     # Keras finds the class by this name, so that a saved model loads without hvdtrain.
-    module = kind.__module__
-    module = "keras.optimizers" if module.startswith("keras.src.optimizers.") else module
-    return type(kind.__name__, (_KerasOptimizerMixin, kind), {"__module__": module})
+    module = public if kind.__module__.startswith(package) else kind.__module__
+    return type(kind.__name__, (mixin, kind), {"__module__": module})
 
 
 class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """An optimizer of tf.compat.v1.train that delegates to another one."""
 
     def __init__(
-        self, optimizer: tf.compat.v1.train.Optimizer, name: str | None, use_locking: bool
+        self,
+        optimizer: tf.compat.v1.train.Optimizer,
+        name: str,
+        use_locking: bool,
+        reduction: VariableReduction,
+        aggregation: LocalAggregation | None,
     ) -> None:
-        name = name or f"Distributed{type(optimizer).__name__}"
         super().__init__(name=name, use_locking=use_locking)
-        self._optimizer = optimizer
+        self._optimizer, self._reduction, self._aggregation = optimizer, reduction, aggregation
+        self.get_slot, self.get_slot_names = optimizer.get_slot, optimizer.get_slot_names
+        self.variables = optimizer.variables
 
     @do_not_convert
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        pairs: list[tuple[Gradient, Variable]] = self._optimizer.compute_gradients(*args, **kwargs)
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
+        pairs: Pairs = self._optimizer.compute_gradients(*args, **kwargs)
         return pairs
 
     @do_not_convert
@@ -226,63 +184,21 @@ class GraphOptimizerWrapper(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     ) -> tf.Operation | None:
         return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
-    def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
-        names: list[str] = self._optimizer.get_slot_names(*args, **kwargs)
-        return names
-
-    def variables(self, *args: Any, **kwargs: Any) -> list[tf.Variable]:
-        variables: list[tf.Variable] = self._optimizer.variables(*args, **kwargs)
-        return variables
-
 
 class ReducingOptimizer(GraphOptimizerWrapper):
     """Reduces the gradients that the wrapped optimizer computes."""
 
-    def __init__(
-        self,
-        optimizer: tf.compat.v1.train.Optimizer,
-        name: str | None,
-        use_locking: bool,
-        settings: VariableSettings,
-        local: LocalVariables,
-        passes: int,
-        average: bool,
-    ) -> None:
-        super().__init__(optimizer, name, use_locking)
-        self._settings, self._local = settings, local
-        self._aggregation: LocalAggregation | None = None
-        if passes > 1:
-            if tf.executing_eagerly():
-                raise ValueError(
-                    "backward_passes_per_step > 1 with an optimizer of tf.compat.v1 needs a graph "
-                    "of TensorFlow 1: use an optimizer of tf.keras"
-                )
-            self._aggregation = LocalAggregation(
-                passes, average, settings.sparse_as_dense, self._reduced
-            )
-
     def register_local_var(self, var: Variable) -> None:
         """Do not reduce the gradient of a variable."""
-        self._local.add(var)
+        self._reduction.add_local(var)
 
     @do_not_convert
     @collective
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Gradient, Variable]]:
-        """Return pairs of reduced gradient and variable."""
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Pairs:
         pairs = super().compute_gradients(*args, **kwargs)
         gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        reduce = self._aggregation.add if self._aggregation else self._reduced
+        reduce = self._aggregation.add if self._aggregation else self._reduction
         return list(zip(reduce(gradients, variables), variables, strict=True))
-
-    @collective
-    def _reduced(
-        self, gradients: Sequence[Gradient], variables: Sequence[Variable]
-    ) -> list[Gradient]:
-        name = f"{self.get_name()}_gradients"
-        return reduce_gradients(gradients, variables, self._settings, self._local, name)
 
     @do_not_convert
     def apply_gradients(
@@ -309,16 +225,6 @@ class ReducingOptimizer(GraphOptimizerWrapper):
 class AdasumOptimizer(GraphOptimizerWrapper):
     """Combines the updates of all ranks: w = w + adasum_r(update_r(w) - w)."""
 
-    def __init__(
-        self,
-        optimizer: tf.compat.v1.train.Optimizer,
-        name: str | None,
-        use_locking: bool,
-        settings: VariableSettings,
-    ) -> None:
-        super().__init__(optimizer, name, use_locking)
-        self._settings = settings
-
     @do_not_convert
     @collective
     def apply_gradients(
@@ -336,13 +242,13 @@ class AdasumOptimizer(GraphOptimizerWrapper):
         with tf.control_dependencies([] if updated is None else [updated]):
             after = [variable.read_value() for variable in variables]
         updates = [new - old for new, old in zip(after, before, strict=True)]
-        settings = self._settings
-        if settings.process_set.included() and updates:
+        process_set = self._reduction.settings.process_set
+        if process_set.included() and updates:
             updates = grouped_allreduce(
                 updates,
                 op=ReduceOp.ADASUM,
-                compression=settings.compressor,
-                process_set=settings.process_set,
+                compression=self._reduction.compressor,
+                process_set=process_set,
                 name=f"{self.get_name()}_steps",
             )
         assigned = [
@@ -399,26 +305,43 @@ def DistributedOptimizer(
         ValueError: the optimizer is distributed already, or arguments are invalid or exclude each
             other.
     """
-    if isinstance(optimizer, GraphOptimizerWrapper):
+    if isinstance(optimizer, GraphOptimizerWrapper | ReducingMixin):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if backward_passes_per_step < 1:
         raise ValueError(
             f"backward_passes_per_step must be at least 1, got {backward_passes_per_step}"
         )
-    settings = VariableSettings.of(
+    of_graph = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+    name = name or f"Distributed{type(optimizer).__name__}"
+    reduction = VariableReduction(
+        f"{name}_gradients" if of_graph else "DistributedOptimizer_gradients",
         op,
         process_set,
         compression,
         sparse_as_dense,
         gradient_predivide_factor,
         choose_groups(num_groups, groups),
+        scale_local_gradients,
     )
-    passes = (backward_passes_per_step, average_aggregated_gradients)
-    local = LocalVariables(scale_local_gradients)
-    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        return distributed_keras_optimizer(optimizer, settings, local, *passes)
-    if op is not ReduceOp.ADASUM:
-        return ReducingOptimizer(optimizer, name, use_locking, settings, local, *passes)
-    if average_aggregated_gradients or backward_passes_per_step > 1:
+    aggregation: LocalAggregation | None = None
+    if backward_passes_per_step > 1:
+        aggregation = LocalAggregation(
+            backward_passes_per_step, average_aggregated_gradients, reduction
+        )
+    if not of_graph:
+        kind, original = _reducing_class(optimizer), cast(Any, optimizer)
+        if op is ReduceOp.ADASUM:
+            raise ValueError("op=Adasum is not supported with Keras optimizers")
+        distributed = kind.from_config(original.get_config())
+        distributed._hvdtrain_reduced = reduction
+        distributed._hvdtrain_aggregation = aggregation
+        return cast(Optimizer, distributed)
+    if op is ReduceOp.ADASUM and (average_aggregated_gradients or aggregation is not None):
         raise ValueError("Adasum needs backward_passes_per_step=1")
-    return AdasumOptimizer(optimizer, name, use_locking, settings)
+    if aggregation is not None and tf.executing_eagerly():
+        raise ValueError(
+            "backward_passes_per_step > 1 with an optimizer of tf.compat.v1 needs a graph of "
+            "TensorFlow 1: use an optimizer of tf.keras"
+        )
+    wrapper = AdasumOptimizer if op is ReduceOp.ADASUM else ReducingOptimizer
+    return wrapper(optimizer, name, use_locking, reduction, aggregation)

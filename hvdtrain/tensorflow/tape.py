@@ -13,11 +13,7 @@ from hvdtrain.core.arguments import Groups, choose_groups
 from hvdtrain.core.compression import Compressor
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.tensorflow.compression import Compression
-from hvdtrain.tensorflow.gradients import (
-    LocalVariables,
-    VariableSettings,
-    reduce_gradients,
-)
+from hvdtrain.tensorflow.gradients import VariableReduction
 from hvdtrain.tensorflow.graph import Gradient, Variable, do_not_convert
 from hvdtrain.types import ReduceOp
 
@@ -29,12 +25,11 @@ Gradients: TypeAlias = "Gradient | Sequence[Gradients] | Mapping[str, Gradients]
 class _TapeMixin:
     """Base class of distributed tapes, before the class of the tape."""
 
-    _settings: VariableSettings
-    _local: LocalVariables
+    _reduction: VariableReduction
 
     def register_local_source(self, source: Variable) -> None:
         """Do not reduce the gradient of a variable."""
-        self._local.add(source)
+        self._reduction.add_local(source)
 
     @do_not_convert
     @collective
@@ -48,10 +43,7 @@ class _TapeMixin:
     ) -> Gradients:
         """Return gradients reduced over the ranks; see tf.GradientTape.gradient."""
         own = super().gradient(target, sources, output_gradients, **kwargs)  # type: ignore[misc]
-        variables = _flat(sources)
-        reduced = reduce_gradients(
-            _flat(own), variables, self._settings, self._local, "DistributedGradientTape"
-        )
+        reduced = self._reduction(tf.nest.flatten(own), tf.nest.flatten(sources))
         if not isinstance(sources, list | tuple | dict):
             return reduced[0]
         packed: Gradients = tf.nest.pack_sequence_as(sources, reduced)
@@ -69,17 +61,8 @@ class _TapeMixin:
         """Return gradients of local variables and reduced gradients apart."""
         gradients: Any = self.gradient(target, sources, output_gradients, use_generic_names)
         pairs = list(zip(sources, gradients, strict=True))
-        local = [pair for pair in pairs if pair[0] in self._local]
-        return local, [pair for pair in pairs if pair[0] not in self._local]
-
-
-def _flat(structure: Any) -> list[Any]:
-    """Flatten lists, tuples and dictionaries; tf.IndexedSlices and variables are leaves."""
-    if isinstance(structure, dict):
-        return [part for key in sorted(structure) for part in _flat(structure[key])]
-    if isinstance(structure, list | tuple):
-        return [part for each in structure for part in _flat(each)]
-    return [structure]
+        local = [pair for pair in pairs if self._reduction.is_local(pair[0])]
+        return local, [pair for pair in pairs if not self._reduction.is_local(pair[0])]
 
 
 @functools.cache
@@ -131,15 +114,16 @@ def DistributedGradientTape(
     tape = kind.__new__(kind)  # without __init__, which would start a new recording
     tape.__dict__.update(gradtape.__dict__)
     tape._recording = False  # if it is wrapped inside its `with`, that ends the user's tape
-    tape._settings = VariableSettings.of(
+    tape._reduction = VariableReduction(
+        "DistributedGradientTape",
         op,
         process_set,
         compression,
         sparse_as_dense,
         gradient_predivide_factor,
         choose_groups(num_groups, groups),
+        scale_local_gradients,
     )
-    tape._local = LocalVariables(scale_local_gradients)
     return tape
 
 

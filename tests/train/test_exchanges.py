@@ -33,8 +33,9 @@ import numpy as np
 from ranks import report
 from hvdtrain.core import context
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.arrays.fused import reduce_fused
+from hvdtrain.core.arrays.fused import exchange_fused
 from hvdtrain.core.gradients.bucket_size import BucketSize
+from hvdtrain.core.gradients.step_info import OwnStep
 from hvdtrain.train.run import weights_digest
 digests, size = [], None
 for nbytes, restored in ((1_000_000, False), (50_000, False), (50_000, True)):
@@ -45,7 +46,7 @@ for nbytes, restored in ((1_000_000, False), (50_000, False), (50_000, True)):
         here.bucket_sizes[here.world] = BucketSize(size, "as in the checkpoint")
     generator = np.random.default_rng(here.topology.rank)
     arrays = [generator.standard_normal(n, np.float32) for n in (90_000, 20_000, 7_001)]
-    results = reduce_fused(arrays, arrays, "gradients", GradientSettings())
+    results, _ = exchange_fused(arrays, arrays, "gradients", GradientSettings(), OwnStep())
     size = size or here.bucket_sizes[here.world].nbytes
     digests.append(weights_digest({str(n): array for n, array in enumerate(results)}))
     context.shutdown()

@@ -39,8 +39,10 @@ from hvdtrain.core.places import GradientPlaces, LentBucket
 from hvdtrain.core.process_set import ProcessSet, channel_of, require_process_set
 from hvdtrain.types import DType, ReduceOp
 
-# Addresses at which kernels read fastest.
-_ALIGNMENT_BYTES = 64
+# TensorFlow makes a tensor of an array without a copy if its address is a multiple of this; kernels
+# read fastest there, too.
+ALIGNMENT_BYTES = 64
+_WIRE_TYPES = {"float16": np.float32, "bfloat16": np.float32, "bool": np.uint8}
 
 
 class Lending:
@@ -67,7 +69,7 @@ class Lending:
         if offset is None:
             self._arena.miss(address)
             return False
-        if offset % _ALIGNMENT_BYTES:
+        if offset % ALIGNMENT_BYTES:
             return False
         bucket.lend(index, address, offset)
         return True
@@ -84,12 +86,6 @@ def open_lending(
     blocks = blocks_for(sizes)
     opened = open_places(channel, memory, blocks, len(plan.specs), find, name)
     return None if opened is None else Lending(*opened, plan)
-
-
-# TensorFlow makes a tensor of an array without a copy if its address is a multiple of this.
-ALIGNMENT_BYTES = 64
-
-_WIRE_TYPES = {"float16": np.float32, "bfloat16": np.float32, "bool": np.uint8}
 
 
 def as_buffer(array: HostArray) -> Buffer:

@@ -1,4 +1,7 @@
-"""Fused reductions: the dense gradients of one step as one operation."""
+"""Fused reductions: the dense gradients of one step as one operation.
+
+A rank may have other gradients than the others, or sparse ones: ranks compare their layouts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,6 @@ from hvdtrain.core.arrays.collectives import (
     open_lending,
     wire_type,
 )
-from hvdtrain.core.arrays.layouts import Layout, LayoutsDifferError
 from hvdtrain.core.bucket_plans import agree_on_bucket_size
 from hvdtrain.core.collectives.gathers import allocate_if
 from hvdtrain.core.gradients.communicators import open_communicators
@@ -57,6 +59,75 @@ _LENDING_BLOCKS = 2
 _STRIDE = 4096
 # Returns what ranks compare of the weights to which gradients belong.
 Weights: TypeAlias = Callable[[], WeightSums | None]
+
+
+DENSE, SPARSE, NONE = "d", "s", "-"
+
+
+@dataclass(frozen=True)
+class Layout:
+    kinds: str
+    fixed: bool = False
+
+    @property
+    def variant(self) -> str:
+        """What ranks compare; "" if all gradients are dense."""
+        return f", gradients {self.kinds}" if self.kinds.strip(DENSE) else ""
+
+    @property
+    def dense(self) -> list[int]:
+        """The variables with a dense gradient."""
+        return [index for index, kind in enumerate(self.kinds) if kind == DENSE]
+
+
+# Takes the dense gradients of a layout, the operation's name in a graph, and this rank's weight.
+# Returns the reduced gradients, and the factor for this rank's slices.
+ReduceArrays: TypeAlias = Callable[
+    [Sequence[HostArray], Layout, str | None, float | None], tuple[Sequence[HostArray], float]
+]
+
+
+class LayoutsDifferError(Exception):
+    """Ranks have gradients of different layouts; raised on all of them."""
+
+    def __init__(self, ranks: Sequence[int], layouts: Sequence[Layout]) -> None:
+        super().__init__("gradients have different layouts on the ranks")
+        self._ranks, self._layouts = ranks, layouts
+
+    def agreed(self, names: Sequence[str], operation: str) -> Layout:
+        """Return the layout that all ranks use instead, with zeros where a rank has nothing.
+
+        A gradient is dense if it is on any rank, and None if it is on all. Once a function is
+        traced, its sparse gradients can become dense, but None cannot become a gradient.
+        """
+        fixed = any(layout.fixed for layout in self._layouts)
+        if len({len(layout.kinds) for layout in self._layouts}) > 1:
+            counts = [
+                f"{len(layout.kinds)} on rank {rank}"
+                for rank, layout in zip(self._ranks, self._layouts, strict=True)
+            ]
+            raise MismatchError(
+                f"{operation}: ranks reduce gradients of different numbers of variables: "
+                f"{', '.join(counts)}. Build the same model on every rank"
+            )
+        kinds, columns = "", zip(*(x.kinds for x in self._layouts), strict=True)
+        for name, column in zip(names, columns, strict=True):
+            present = set(column) - {NONE}
+            self._check_traced(name, column, operation)
+            mixed = DENSE in present or (fixed and present)
+            kinds += DENSE if mixed else SPARSE if present else NONE
+        return Layout(kinds, fixed)
+
+    def _check_traced(self, name: str, column: Sequence[str], operation: str) -> None:
+        triples = list(zip(self._ranks, column, self._layouts, strict=True))
+        having = [rank for rank, kind, _ in triples if kind != NONE]
+        lacking = [rank for rank, kind, layout in triples if kind == NONE and layout.fixed]
+        if having and lacking:
+            raise MismatchError(
+                f"{operation}: {name} has a gradient on rank {having[0]}, but none in the function "
+                f"that rank {lacking[0]} traced: make the loss depend on the variable on every "
+                "rank (add 0 times it), or run eagerly"
+            )
 
 
 @dataclass(frozen=True)
@@ -100,15 +171,14 @@ class FusedPlan:
         self._memory = known or _Memory(MemoryPool(empty([self._nbytes], np.uint8)))
 
     @collective
-    def use_engine_memory(
-        self, channel: Channel, wanted: Callable[[], bool], allocator: FindLibrary | None
-    ) -> bool:
+    def use_engine_memory(self, channel: Channel, allocator: FindLibrary | None) -> None:
         """Allocate the engine's fastest memory, once for all plans of these gradients."""
-        granted = []
+        granted, cache = [], _cache_of(channel)
 
         def allocate() -> _Memory | None:
             stride = -(-self._nbytes // _STRIDE) * _STRIDE
-            name, room, memory = f"for {self._memory_key}", wanted(), None
+            room = cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY
+            name, memory = f"for {self._memory_key}", None
             in_place = self._exchange.in_place and placing_slices(channel) is not None
             if allocator is not None and in_place:
                 lends, nbytes = room and allocator() is not None, _LENDING_BLOCKS * stride
@@ -126,7 +196,7 @@ class FusedPlan:
 
         memory = context.current().first_use.settle(channel, self._memory_key, allocate)
         self._memory = memory or self._memory
-        return any(granted)
+        cache.in_engine_memory += any(granted)
 
     @collective
     def reduce(
@@ -225,21 +295,6 @@ _NOTHING: HostArray = np.zeros(1, np.float32)
 
 
 @collective
-def reduce_fused(
-    arrays: Sequence[HostArray],
-    parameters: Sequence[object],
-    name: str,
-    settings: GradientSettings,
-    weight: float | None = None,
-    layout: Layout | None = None,
-    weights: Weights | None = None,
-) -> list[HostArray]:
-    """Reduce dense gradients as one operation."""
-    own = OwnStep(weight)
-    return exchange_fused(arrays, parameters, name, settings, own, layout, weights)[0]
-
-
-@collective
 def begin_fused(
     weights: Sequence[HostArray], parameters: Sequence[object], settings: GradientSettings
 ) -> None:
@@ -291,8 +346,31 @@ def exchange_fused(
     except MismatchError:
         _raise_difference(specs, layout, name, channel)  # if that is the reason
         raise
-    _use_engine_memory(plan, channel, settings.allocator)
+    with suppress(MismatchError):  # a rank has joined: ask again next time
+        plan.use_engine_memory(channel, settings.allocator)
     return results
+
+
+@collective
+def reduce_present(
+    gradients: Sequence[HostArray | None],
+    names: Sequence[str],
+    operation: str,
+    zeros: Callable[[int], HostArray],
+    reduce: Callable[[Sequence[HostArray], Layout], Sequence[HostArray]],
+    fixed: bool = False,
+) -> list[HostArray | None]:
+    """Reduce gradients where some ranks have only some of them."""
+    layout = Layout("".join(NONE if g is None else DENSE for g in gradients), fixed)
+    given = dict(enumerate(gradients))
+    try:
+        reduced = reduce([g for g in gradients if g is not None], layout)
+    except LayoutsDifferError as differ:
+        layout = differ.agreed(names, operation)
+        own = [(index, given[index]) for index in layout.dense]
+        reduced = reduce([zeros(i) if each is None else each for i, each in own], layout)
+    results = dict(zip(layout.dense, reduced, strict=True))
+    return [results.get(index) for index in range(len(gradients))]
 
 
 class _PlanCache:
@@ -345,25 +423,19 @@ def _settle(channel: Channel, exchange: Exchange) -> int | None:
 
     The step itself then says why, or a rank that has joined answers it, which it does only there.
     """
+    here, name = context.current(), "communicators"
     try:
         nbytes = agree_on_bucket_size(channel).nbytes
-        _open_communicators(channel, exchange)
+        if exchange.hierarchical:
+            opened = here.first_use.settle(
+                channel,
+                name,
+                lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
+            )
+            note_one_node(exchange, opened)
     except MismatchError:
         return None
     return nbytes
-
-
-@collective
-def _open_communicators(channel: Channel, exchange: Exchange) -> None:
-    """Open the communicators of an exchange, for all plans (collective on first use)."""
-    here, name = context.current(), "communicators"
-    if exchange.hierarchical:
-        opened = here.first_use.settle(
-            channel,
-            name,
-            lambda: open_communicators(channel, exchange.spec, here.topology.node, name),
-        )
-        note_one_node(exchange, opened)
 
 
 def _check_exchange(
@@ -383,17 +455,6 @@ def _check_exchange(
             "different ones now: use one exchange object per optimizer, with the same gradients in "
             "every step"
         )
-
-
-def _use_engine_memory(plan: FusedPlan, channel: Channel, allocator: FindLibrary | None) -> None:
-    cache = _cache_of(channel)
-
-    def wanted() -> bool:
-        return cache.in_engine_memory < _MOST_IN_ENGINE_MEMORY
-
-    with suppress(MismatchError):  # a rank has joined: ask again next time
-        if plan.use_engine_memory(channel, wanted, allocator):
-            cache.in_engine_memory += 1
 
 
 @collective

@@ -2,23 +2,261 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 import keras
 
+from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
+from hvdtrain.core import sample_weights
 from hvdtrain.core.arguments import GradientSettings
-from hvdtrain.core.exchanges.state import SavedExchange
+from hvdtrain.core.arrays.fused import Layout, exchange_fused, is_overwritten
+from hvdtrain.core.exchanges.state import SavedExchange, load_exchange, save_exchange
 from hvdtrain.core.gradients.exchange import Exchange, InnerState
-from hvdtrain.keras.backends.backend import current_backend
-from hvdtrain.keras.backends.reduction import GradientReduction, SampleWeight, scaled
-from hvdtrain.keras.backends.sharding import StateVariable, check_shared
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, to_array
+from hvdtrain.core.gradients.step_info import OwnStep, StepCounter
+from hvdtrain.core.process_set import stays_alone
+from hvdtrain.errors import UsageError
+from hvdtrain.keras.backends.backend import Backend
+from hvdtrain.keras.backends.sharding import KerasSharedUpdate, StateVariable, check_shared
+from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, to_array
+from hvdtrain.keras.backends.weights import WeightExchange
 
 # Takes the step of a rank's own optimizer on gradients.
-_Update: TypeAlias = Callable[[Sequence[BackendTensor | None]], None]
+Update: TypeAlias = Callable[[Sequence[BackendTensor | None]], None]
+# Returns the weight of this rank in a step.
+Weigh: TypeAlias = Callable[[], BackendTensor | float | None]
+# What a program sets as sample_weight; a function takes x, y and sample_weight of a batch.
+SampleWeight: TypeAlias = (
+    BackendTensor | float | Callable[[Any, Any, Any], BackendTensor | float] | None
+)
+
+_BACKENDS = ("tensorflow", "torch", "jax")
+
+
+@functools.cache  # also keeps AutoGraph from rewriting this function
+def current_backend() -> Backend:
+    name = keras.backend.backend()
+    require_backend(name)
+    # Imported here, because only the framework of this backend may be installed.
+    if name == "tensorflow":
+        from hvdtrain.keras.backends.tensorflow_backend import TensorFlowBackend
+
+        return TensorFlowBackend()
+    if name == "torch":
+        from hvdtrain.keras.backends.torch_backend import TorchBackend
+
+        return TorchBackend()
+    from hvdtrain.keras.backends.jax_backend import JaxBackend
+
+    return JaxBackend()
+
+
+def require_backend(name: str) -> None:
+    if name not in _BACKENDS:
+        raise UsageError(
+            f"hvdtrain.keras works with Keras's backends {', '.join(_BACKENDS)}, found {name!r}: "
+            "set KERAS_BACKEND to one of them"
+        )
+
+
+class GradientReduction:
+    """Reduces the gradients of an optimizer."""
+
+    def __init__(
+        self,
+        settings: GradientSettings,
+        name: str,
+        factor: float,
+        scale_local: bool,
+        sharded: bool,
+    ) -> None:
+        self.settings, self.name, self._backend = settings, name, current_backend()
+        self._factor, self._scale_local = factor, scale_local
+        self._local: dict[int, KerasVariable] = {}
+        self._weigh: Weigh | None = None
+        self.told: SampleWeight = None
+        self._told_in_trace = False
+        self.uneven = False
+        self.variables: Sequence[KerasVariable] = ()
+        sample_weights.register(self)
+        self.weights: WeightExchange | None = None
+        if settings.weights:
+            self.weights = WeightExchange(settings, name, self._backend, scale_local)
+        self._counter = StepCounter() if self.weights is None else self.weights.counter
+        self.sharded = sharded
+        shared = KerasSharedUpdate(settings, name, self._backend) if sharded else None
+        self.shared = shared if shared is not None and shared.active else None
+
+    @property
+    def steps(self) -> int:
+        return self._counter.steps
+
+    @property
+    def has_local(self) -> bool:
+        """Whether gradients of some variables are not reduced."""
+        return bool(self._local)
+
+    def shared_of(self, variables: Sequence[KerasVariable]) -> list[KerasVariable]:
+        """Return the variables that are not local."""
+        return [each for each in variables if id(each) not in self._local]
+
+    def add_local(self, variable: KerasVariable) -> None:
+        """Do not reduce the gradient of a variable."""
+        if self.shared is not None:
+            raise ValueError("sharded=True: all gradients are reduced, and none is local")
+        if self.weights is not None and self.weights.settles:
+            raise ValueError(
+                f"exchange {self.settings.make_exchange().spec!r} averages or resets the state of "
+                "all variables, and cannot leave one out: give state=keep"
+            )
+        self._local[id(variable)] = variable  # kept, so that no other object gets its id
+
+    def tell(self, weight: SampleWeight) -> None:
+        """Note what the program says of this rank's weight in the next steps."""
+        self.told, self._told_in_trace = weight, self._backend.is_tracing()
+
+    def has(self, parameters: Set[int]) -> bool | None:
+        """Return whether it reduces the gradient of one of these; see sample_weights."""
+        if callable(self.told):  # for its own fit only
+            return False
+        own = set(map(id, self.variables))
+        if not own or not parameters:  # it may learn them only when gradients are applied
+            return None if self._weigh is None else True
+        return not own.isdisjoint(parameters)
+
+    @property
+    def weight(self) -> BackendTensor | float | None:
+        """What this rank counts with in the step; None if ranks count alike."""
+        told = self.told
+        if not self.settings.make_exchange().takes_samples:
+            return None
+        if callable(told):
+            raise ValueError(
+                "optimizer.sample_weight is a function, which only fit and train_on_batch call: "
+                "in your own loop, set it to a number in each step"
+            )
+        fixed = told is not None and not hasattr(told, "assign")  # as a variable has
+        if fixed and not self._told_in_trace and self._backend.is_tracing():
+            raise ValueError(
+                f"optimizer.sample_weight was set to {told} outside of a function that is traced, "
+                "which would count with it in all later steps: set it in the function, to a tensor "
+                "or an argument"
+            )
+        return self._weigh() if told is None and self._weigh is not None else told
+
+    @contextmanager
+    def weighted(self, weigh: Weigh) -> Iterator[None]:
+        """Weight gradients reduced or traced in this block, unless it sets a weight."""
+        told, self._weigh = self.told, weigh
+        self.tell(None)
+        try:
+            yield
+        finally:
+            self.tell(told)
+            self._weigh = None
+
+    @collective
+    def __call__(
+        self, gradients: Sequence[BackendTensor | None], variables: Sequence[KerasVariable]
+    ) -> list[BackendTensor | None]:
+        """Reduce gradients over the ranks; None counts as zero if any has one."""
+        results, process_set = list(gradients), self.settings.process_set
+        size = process_set.size() if process_set.included() else 1
+        exchange = self.settings.make_exchange()
+        if size == 1 and process_set.included():
+            if not exchange.stateless or stays_alone(process_set):
+                exchange.note_alone()
+            else:
+                size = None  # a step that is traced now may run with more ranks
+        shared = [i for i, variable in enumerate(variables) if id(variable) not in self._local]
+        own = [results[i] for i in shared]
+        if process_set.included() and self._as_dense:
+            own = self._backend.as_dense(own)
+        if size != 1 and shared:
+            chosen = [variables[i] for i in shared]
+            reduce, name = partial(self._reduce_arrays, chosen), self.name
+            own = self._backend.reduce(own, chosen, reduce, self.settings, name, self.weight)
+        for i, gradient in zip(shared, own, strict=True):
+            results[i] = gradient
+        if self._scale_local and size != 1:
+            for i in set(range(len(results))) - set(shared):
+                gradient = results[i]
+                if gradient is not None and not is_overwritten(variables[i]):
+                    ranks = self._backend.size_like(gradient, process_set)
+                    results[i] = keras.ops.divide(gradient, ranks)
+        return scaled(results, variables, self._factor)
+
+    @property
+    def _as_dense(self) -> bool:
+        return self.settings.sparse_as_dense or self.sharded or self.uneven
+
+    @collective
+    def update(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        update: Update,
+        gradients: Sequence[BackendTensor | None],
+        variables: Sequence[KerasVariable],
+    ) -> None:
+        """Reduce gradients and update variables, or exchange their values if that is due."""
+        if self.shared is not None:
+            if not optimizer.built:
+                optimizer.build(variables)
+            self.shared(optimizer, gradients, variables, self.weight)
+        elif self.weights is not None:
+            own = self._backend.as_dense(gradients) if self._as_dense else gradients
+            own = scaled(own, variables, self._factor)
+            self.weights.update(update, own, variables, self._local, self.weight, optimizer)
+        else:
+            update(optimizer.hvdtrain_reduce(gradients, variables))
+
+    @collective
+    def _reduce_arrays(
+        self,
+        variables: Sequence[KerasVariable],
+        arrays: Sequence[HostArray],
+        layout: Layout,
+        name: str | None,
+        samples: float | None,
+    ) -> tuple[list[HostArray], float]:
+        own, owners = OwnStep(samples, self.steps), [variables[i] for i in layout.dense]
+        weights = partial(self._backend.weight_sums, owners)
+        results, info = exchange_fused(
+            arrays, owners, name or self.name, self.settings, own, layout, weights
+        )
+        self._counter.steps += 1
+        return results, info.weigh()
+
+    def exchange_state(self, optimizer: keras.optimizers.Optimizer) -> SavedExchange:
+        counts = {} if self.weights is None else self.weights.counts(optimizer)
+        ranks = self.settings.process_set.size() or 0
+        return save_exchange(self.settings.make_exchange(), self.steps, ranks, counts)
+
+    def load_exchange_state(self, state: SavedExchange) -> None:
+        members = self.settings.process_set
+        first = members.included() and members.rank() == 0
+        exchange = self.settings.make_exchange()
+        self._counter.steps, counts = load_exchange(exchange, state, members.size() or 0, first)
+        if self.weights is not None:
+            self.weights.begin_anew(counts)
+
+
+def scaled(
+    gradients: Sequence[BackendTensor | None],
+    variables: Sequence[KerasVariable],
+    factor: BackendTensor | float,
+) -> list[BackendTensor | None]:
+    """Return gradients times a factor, except for what overwrites a variable."""
+    if isinstance(factor, float) and factor == 1.0:
+        return list(gradients)
+    return [
+        g if g is None or is_overwritten(v) else keras.ops.multiply(g, factor)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
 
 
 class DistributedMixin:
@@ -59,7 +297,8 @@ class DistributedMixin:
 
         With post-local SGD that is so from its switch on.
         """
-        return self.hvdtrain_reduction.exchanges_weights
+        weights = self.hvdtrain_reduction.weights
+        return weights is not None and weights.exchanges_weights
 
     @property
     def sample_weight(self) -> SampleWeight:
@@ -73,14 +312,14 @@ class DistributedMixin:
         traced, set it there to a tensor: keras.ops.shape(batch)[0] on TensorFlow, and an argument
         of the function on JAX, which traces it again for each shape.
         """
-        return self.hvdtrain_reduction.sample_weight
+        return self.hvdtrain_reduction.told
 
     @sample_weight.setter
     def sample_weight(self, weight: SampleWeight) -> None:
         # A tensor may have no value yet.
         number = weight if weight is None or isinstance(weight, int | float) else 1.0
         self.hvdtrain_reduction.settings.check_sample_weight(number)
-        self.hvdtrain_reduction.sample_weight = weight
+        self.hvdtrain_reduction.tell(weight)
 
     @property
     def sharded(self) -> bool:
@@ -99,7 +338,10 @@ class DistributedMixin:
 
         Afterwards all ranks have the same bits. With an exchange of gradients it does nothing.
         """
-        self.hvdtrain_reduction.flush(self)
+        weights = self.hvdtrain_reduction.weights
+        if weights is not None:
+            shared = self.hvdtrain_reduction.shared_of(self._trainable_variables)
+            weights.flush(shared, self)
 
     @property
     def iterations(self) -> BackendTensor:
@@ -107,15 +349,14 @@ class DistributedMixin:
 
         Keras's own learning rate schedules count all steps.
         """
-        count: BackendTensor = super().iterations  # type: ignore[misc]
+        count = super().iterations  # type: ignore[misc]
         weights = self.hvdtrain_reduction.weights
-        forgotten = None if weights is None else weights.inner_state.forgotten
+        forgotten = None if weights is None else weights.forgotten
         if forgotten is None:
             return count
         passes = getattr(self, "gradient_accumulation_steps", None) or 1
         updates = keras.ops.cast(keras.ops.floor_divide(forgotten, passes), count.dtype)
-        since: BackendTensor = keras.ops.subtract(count, updates)
-        return since
+        return keras.ops.subtract(count, updates)
 
     def build(self, variables: Sequence[KerasVariable]) -> None:
         is_new, weights = not self.built, self.hvdtrain_reduction.weights
@@ -124,7 +365,7 @@ class DistributedMixin:
         if is_new and self.hvdtrain_reduction.shared is not None:
             self.hvdtrain_reduction.shared.build(self)
         if is_new and weights is not None:
-            weights.inner_state.note_built(self, is_new=True)
+            weights.note_built(self, is_new=True)
 
     def add_variable_from_reference(
         self, reference_variable: KerasVariable, name: str | None = None, initializer: str = "zeros"
@@ -132,8 +373,7 @@ class DistributedMixin:
         create = super().add_variable_from_reference  # type: ignore[misc]
         shared = self.hvdtrain_reduction.shared
         if shared is None:
-            variable: KerasVariable = create(reference_variable, name=name, initializer=initializer)
-            return variable
+            return create(reference_variable, name=name, initializer=initializer)
         own = f"{self.name}/{reference_variable.path.replace('/', '_')}_{name}"
         state = shared.keep(reference_variable, name or "var", own)
         self._track_variable(state)
@@ -148,20 +388,14 @@ class DistributedMixin:
         """Reduce gradients, outside of any condition, and update the variables."""
         given = None if trainable_variables is None else list(trainable_variables)
         variables = self._trainable_variables if given is None else given
-        update: _Update = partial(super().apply, trainable_variables=given)  # type: ignore[misc]
+        update: Update = partial(super().apply, trainable_variables=given)  # type: ignore[misc]
         if len(grads) != len(variables):  # Keras raises the error
             update(grads)
-        elif self.hvdtrain_reduction.shared is not None:
-            if not self.built:
-                self.build(variables)
-            self.hvdtrain_reduction.update_together(self, grads, variables)
-        elif self.hvdtrain_reduction.weights is not None:
-            self.hvdtrain_reduction.update_alone(update, grads, variables, self)
         else:
-            update(self._reduce(grads, variables))
+            self.hvdtrain_reduction.update(self, update, grads, variables)
 
     @collective
-    def _reduce(
+    def hvdtrain_reduce(
         self, grads: Sequence[BackendTensor | None], variables: Sequence[KerasVariable]
     ) -> list[BackendTensor | None]:
         """Reduce gradients over the ranks; None stays None."""
@@ -169,11 +403,7 @@ class DistributedMixin:
 
 
 class LossScaleMixin(DistributedMixin):
-    """Base class of distributed LossScaleOptimizers: whether gradients are finite is agreed on.
-
-    They reduce gradients before they look for values that are not finite. If ranks exchange
-    weights, each looks at its own gradients, and leaves out an update, but no exchange.
-    """
+    """Base class of distributed LossScaleOptimizers, which reduce before they look for infinity."""
 
     dynamic_scale: KerasVariable
     initial_scale: float
@@ -191,7 +421,7 @@ class LossScaleMixin(DistributedMixin):
         if reduction.weights is None:
             mapping = list(zip(self.variables, optimizer_variables, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
-                reduced = self._reduce(grads, own)
+                reduced = self.hvdtrain_reduce(grads, own)
             updated = super().stateless_apply(  # type: ignore[misc]
                 optimizer_variables, reduced, trainable_variables
             )
@@ -199,22 +429,22 @@ class LossScaleMixin(DistributedMixin):
         values = [*trainable_variables, *optimizer_variables]
         state = list(zip([*own, *self.variables], values, strict=True))
         with keras.StatelessScope(state_mapping=state) as scope:
-            reduction.update_alone(self._update_alone, grads, own, self)
+            reduction.update(self, self._update_alone, grads, own)
         results = [scope.get_current_value(variable) for variable, _ in state]
         return results[: len(own)], results[len(own) :]
 
-    def _reduce(
+    def hvdtrain_reduce(
         self, grads: Sequence[BackendTensor | None], variables: Sequence[KerasVariable]
     ) -> list[BackendTensor | None]:
         exchange = self.exchange
         if exchange is None or not exchange.uses_scale:
-            return super()._reduce(grads, variables)
+            return super().hvdtrain_reduce(grads, variables)
         # What the exchange keeps for later steps must not be in units of this step's scale.
         scale: BackendTensor | float = self.initial_scale
         if self.built:
             scale = keras.ops.convert_to_tensor(self.dynamic_scale)
         unscaled = scaled(grads, variables, keras.ops.divide(1.0, scale))
-        return scaled(super()._reduce(unscaled, variables), variables, scale)
+        return scaled(super().hvdtrain_reduce(unscaled, variables), variables, scale)
 
     def _update_alone(self, grads: Sequence[BackendTensor | None]) -> None:
         """Update the variables if the gradients of this rank are finite."""
@@ -287,7 +517,7 @@ def distribute(
         "hvdtrain_class": kind,
     }
     if optimizer.built and reduction.weights is not None:
-        reduction.weights.inner_state.note_built(optimizer, is_new=False)
+        reduction.weights.note_built(optimizer, is_new=False)
     distributed: DistributedMixin = _with_state_of(optimizer, type(name, (mixin, kind), members))
     distributed.hvdtrain_reduction = reduction
     reduction.variables = getattr(optimizer, "_trainable_variables", ())
@@ -323,7 +553,7 @@ def _with_state_of(optimizer: keras.optimizers.Optimizer, kind: Any) -> Any:
     return instance
 
 
-def distributed_optimizers(model: KerasModel) -> list[DistributedMixin]:
+def distributed_optimizers(model: keras.Model) -> list[DistributedMixin]:
     """Return the distributed optimizers of a model: its own and those in its attributes."""
     candidates = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
@@ -337,7 +567,7 @@ def distributed_optimizers(model: KerasModel) -> list[DistributedMixin]:
     return list(found.values())
 
 
-def training_state(model: KerasModel) -> list[KerasVariable]:
+def training_state(model: keras.Model) -> list[KerasVariable]:
     """Return the weights of a model and its optimizers' variables; builds its optimizer."""
     own = model.optimizer
     if own is not None and not own.built:

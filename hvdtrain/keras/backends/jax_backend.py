@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,12 +15,13 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arguments import check_has_gradient
+from hvdtrain.core.arguments import GradientSettings, check_has_gradient
 from hvdtrain.core.arrays import collectives
+from hvdtrain.core.arrays.fused import ReduceArrays
 from hvdtrain.core.process_set import ProcessSet, global_process_set
 from hvdtrain.core.tuning import keep_large_memory
 from hvdtrain.errors import UnsupportedError
-from hvdtrain.keras.backends.reduction import GradientReduction, ReductionBackend
+from hvdtrain.keras.backends.backend import Backend, HostFunction, HostQuestion, Tensors
 from hvdtrain.keras.backends.types import BackendTensor, KerasVariable, Value
 from hvdtrain.types import ReduceOp
 
@@ -30,84 +31,66 @@ _LARGE_BYTES = 32 << 20
 _TICKET = jax.ShapeDtypeStruct((), np.int32)
 
 
-class JaxBackend(ReductionBackend):
-    """JAX; see `ReductionBackend`."""
+class JaxBackend(Backend):
+    def to_array(self, tensor: jax.Array) -> HostArray:
+        return np.asarray(tensor)
+
+    def from_array(self, array: HostArray, like: jax.Array) -> jax.Array:
+        return jax.numpy.asarray(array)
+
+    def exchange_if(
+        self, due: HostQuestion, numbers: Tensors, exchange: HostFunction, values: Tensors
+    ) -> list[BackendTensor]:
+        def answer(given: Sequence[HostArray]) -> list[HostArray]:
+            return [np.asarray(due(given[1:]), np.int32), *given[1:]]
+
+        is_due = _call_on_host(answer, [jax.numpy.zeros([], np.int32), *numbers])[0]
+        if not isinstance(is_due, jax.core.Tracer):
+            return [*_call_on_host(exchange, values)] if is_due else list(values)
+        return list(jax.lax.cond(is_due, partial(_call_on_host, exchange), list, list(values)))
 
     def reduce(
         self,
         gradients: Sequence[BackendTensor | None],
         variables: Sequence[KerasVariable],
-        reduction: GradientReduction,
+        reduce: ReduceArrays,
+        settings: GradientSettings,
+        name: str,
         samples: BackendTensor | float | None,
     ) -> list[BackendTensor | None]:
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        arrays: list[jax.Array] = [gradients[i] for i in present]
+        arrays: list[Any] = [gradients[i] for i in present]
         count, weighted = len(arrays), isinstance(samples, jax.core.Tracer)
         if weighted:  # its value is known when the step runs
             arrays.append(jax.numpy.asarray(samples, "float32"))
+        if not any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return super().reduce(gradients, variables, reduce, settings, name, samples)
         known = None if samples is None or weighted else float(samples)
 
-        def zeros(index: int) -> HostArray:
-            return np.zeros(variables[index].shape, variables[index].dtype)
-
-        def reduced(given: list[HostArray], fixed: bool) -> list[HostArray | None]:
-            weight = float(given[count]) if weighted else known
+        def function(given: Sequence[HostArray]) -> list[HostArray]:
             own: list[HostArray | None] = [None] * len(gradients)
             for index, array in zip(present, given, strict=False):
                 own[index] = array
-            return reduction.reduce_arrays(own, variables, weight, zeros, fixed)
-
-        def function(given: list[HostArray]) -> list[HostArray]:
-            results = reduced(given, fixed=True)
+            weight = float(given[count]) if weighted else known
+            results = self.reduce_arrays(own, variables, reduce, name, weight, fixed=True)
             return [*(array for array in results if array is not None), *given[count:]]
 
-        if not any(isinstance(array, jax.core.Tracer) for array in arrays):
-            results = reduced([np.asarray(array) for array in arrays], fixed=False)
-            return [None if a is None else jax.numpy.asarray(a) for a in results]
         nbytes = sum(array.nbytes for array in arrays)
         if nbytes >= _LARGE_BYTES and jax.default_backend() == "cpu":
             keep_large_memory(2 * nbytes, os.environ)  # gradients, and copies that the step makes
         traced = dict(zip(present, _call_on_host(function, arrays), strict=False))
         return [traced.get(index) for index in range(len(gradients))]
 
-    def exchange_if(
-        self,
-        due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[BackendTensor],
-        exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[BackendTensor],
-    ) -> list[BackendTensor]:
-        def answer(given: list[HostArray]) -> list[HostArray]:
-            return [np.asarray(due(given[1:]), np.int32), *given[1:]]
-
-        values: list[jax.Array] = list(weights)
-        is_due = _call_on_host(answer, [jax.numpy.zeros([], np.int32), *numbers])[0]
-        if not isinstance(is_due, jax.core.Tracer):
-            return _call_on_host(exchange, values) if is_due else values
-        results: list[jax.Array] = jax.lax.cond(
-            is_due, partial(_call_on_host, exchange), list, values
-        )
-        return results
-
-    def map_arrays(
-        self,
-        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[BackendTensor],
-        results: Sequence[BackendTensor],
-        name: str,
-    ) -> list[BackendTensor]:
-        raise NotImplementedError(f"{name}: the backend jax has no shared steps: use sharded=False")
-
-    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> jax.Array:
-        def size(given: list[HostArray]) -> list[HostArray]:
+    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> BackendTensor:
+        def size(given: Sequence[HostArray]) -> list[HostArray]:
             return [np.full_like(given[0], process_set.size())]
 
-        array: Any = gradient
-        return _call_on_host(size, [array.reshape(-1)[:1].sum()])[0]
+        return _call_on_host(size, [gradient.reshape(-1)[:1].sum()])[0]
 
+    @collective
     def traced_allreduce(
         self, value: Value, op: ReduceOp, name: str | None, prescale: float, postscale: float
-    ) -> jax.Array | None:
+    ) -> BackendTensor | None:
         if not isinstance(value, jax.core.Tracer):
             return None
         return _allreduce(value, op, name, prescale, postscale)
@@ -120,43 +103,25 @@ class JaxBackend(ReductionBackend):
 
 
 @collective
-def _allreduce_traced(
+def _allreduce(
     value: jax.Array, op: ReduceOp, name: str | None, prescale: float, postscale: float
 ) -> jax.Array:
-    """Reduce a traced value; its gradient is reduced in the same way."""
+    """Reduce a value; its gradient is reduced in the same way."""
 
-    def function(given: list[HostArray]) -> list[HostArray]:
+    def function(given: Sequence[HostArray]) -> list[HostArray]:
         return collectives.allreduce(given, op, name, prescale, postscale, global_process_set)
 
-    return _call_on_host(function, [value])[0]
+    def backward(_: None, upstream: jax.Array) -> tuple[jax.Array]:
+        check_has_gradient("allreduce", op)
+        own = None if name is None else f"{name}.gradient"
+        return (_allreduce(upstream, op, own, prescale, postscale),)
+
+    reduced = jax.custom_vjp(lambda value: _call_on_host(function, [value])[0])
+    reduced.defvjp(lambda value: (reduced(value), None), backward)
+    return reduced(value)
 
 
-_allreduce = partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))(_allreduce_traced)
-
-
-def _forward(value: jax.Array, *options: Any) -> tuple[jax.Array, None]:
-    return _allreduce(value, *options), None
-
-
-def _backward(
-    op: ReduceOp,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    _: None,
-    upstream: jax.Array,
-) -> tuple[jax.Array]:
-    check_has_gradient("allreduce", op)
-    own = None if name is None else f"{name}.gradient"
-    return (_allreduce(upstream, op, own, prescale, postscale),)
-
-
-_allreduce.defvjp(_forward, _backward)
-
-
-def _call_on_host(
-    function: Callable[[list[HostArray]], Sequence[HostArray]], values: Sequence[jax.Array]
-) -> list[jax.Array]:
+def _call_on_host(function: HostFunction, values: Tensors) -> list[jax.Array]:
     """Call a function on arrays in the order of the program."""
     if not any(isinstance(value, jax.core.Tracer) for value in values):
         return [jax.numpy.asarray(a) for a in function([np.asarray(value) for value in values])]

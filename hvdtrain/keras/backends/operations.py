@@ -18,7 +18,7 @@ from hvdtrain.core.arrays import collectives
 from hvdtrain.core.compression import Compressions, Compressor
 from hvdtrain.core.process_set import global_process_set
 from hvdtrain.errors import MismatchError
-from hvdtrain.keras.backends.backend import current_backend
+from hvdtrain.keras.backends.distributed import current_backend
 from hvdtrain.keras.backends.types import KerasVariable, Value, to_array
 from hvdtrain.types import ReduceOp
 

@@ -2,97 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
-from hvdtrain.core.arrays.layouts import Layout
-from hvdtrain.core.gradients.weight_check import WeightSums
-from hvdtrain.core.process_set import ProcessSet
-from hvdtrain.keras.backends.reduction import F, GradientReduction, ReductionBackend
-from hvdtrain.keras.backends.types import BackendTensor, KerasModel, KerasVariable, Value
+from hvdtrain.keras.backends.backend import Backend, HostFunction, HostQuestion, Tensors
+from hvdtrain.keras.backends.types import BackendTensor, Value
 from hvdtrain.tensorflow import operations
 from hvdtrain.tensorflow.allocator import find_library
 from hvdtrain.tensorflow.differentiable import size_as
-from hvdtrain.tensorflow.gradients import LayoutReduction, as_dense
+from hvdtrain.tensorflow.gradients import as_dense, reduce_layouts
 from hvdtrain.tensorflow.graph import call_on_arrays, do_not_convert, weight_sums
 from hvdtrain.types import ReduceOp
 
+_FLAG = tf.TensorSpec([], tf.bool)
 
-class TensorFlowBackend(ReductionBackend):
-    """TensorFlow; see `ReductionBackend`."""
 
+class TensorFlowBackend(Backend):
     allocator = staticmethod(find_library)
-
-    def reduce(
-        self,
-        gradients: Sequence[BackendTensor | None],
-        variables: Sequence[KerasVariable],
-        reduction: GradientReduction,
-        samples: BackendTensor | float | None,
-    ) -> list[BackendTensor | None]:
-        settings = reduction.settings
-
-        def reduce(
-            arrays: Sequence[HostArray], layout: Layout, key: str | None, weight: float | None
-        ) -> tuple[list[HostArray], float]:
-            return reduction.reduce_layout(arrays, variables, layout, weight, key)
-
-        def gather(slices: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-            process_set, name = settings.process_set, f"{reduction.name}_slices"
-            return operations.grouped_allreduce(
-                slices, op=settings.total, process_set=process_set, name=name
-            )
-
-        weight = None if samples is None else tf.cast(samples, tf.float64)
-        return LayoutReduction(variables, reduction.name, reduce, gather, weight)(gradients)
-
-    def as_dense(self, gradients: Sequence[BackendTensor | None]) -> list[BackendTensor | None]:
-        return as_dense(gradients)
-
-    def exchange_if(
-        self,
-        due: Callable[[list[HostArray]], bool],
-        numbers: Sequence[BackendTensor],
-        exchange: Callable[[list[HostArray]], list[HostArray]],
-        weights: Sequence[BackendTensor],
-    ) -> list[BackendTensor]:
-        def answer(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-            return [np.asarray(due(list(arrays)))]
-
-        def function(arrays: Sequence[HostArray], key: str | None) -> list[HostArray]:
-            return exchange(list(arrays))
-
-        def exchanged() -> tuple[tf.Tensor, ...]:
-            dtypes, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
-            return tuple(call_on_arrays(function, tensors, dtypes, shapes, "exchange_of_weights"))
-
-        tensors = [tf.convert_to_tensor(each) for each in weights]
-        (is_due,) = call_on_arrays(answer, numbers, [tf.bool], [[]], "exchange_is_due")
-        results = tf.cond(is_due, exchanged, lambda: tuple(map(tf.identity, tensors)))
-        return list(results)
+    reduce = staticmethod(reduce_layouts)
+    as_dense = staticmethod(as_dense)
+    size_like = staticmethod(lambda gradient, process_set: size_as(gradient.dtype, process_set))
+    weight_sums = staticmethod(weight_sums)
+    do_not_compile = staticmethod(do_not_convert)
+    is_tracing = staticmethod(tf.inside_function)
+    outside_traces = staticmethod(tf.init_scope)
 
     def map_arrays(
-        self,
-        function: Callable[[Sequence[HostArray]], Sequence[HostArray]],
-        inputs: Sequence[BackendTensor],
-        results: Sequence[BackendTensor],
-        name: str,
+        self, function: HostFunction, inputs: Tensors, results: Tensors, name: str
     ) -> list[BackendTensor]:
         def call(arrays: Sequence[HostArray], key: str | None) -> Sequence[HostArray]:
             return function(arrays)
 
-        kinds: list[tf.Tensor] = list(results)
-        dtypes, shapes = [t.dtype for t in kinds], [t.shape for t in kinds]
         tensors = [tf.convert_to_tensor(each) for each in inputs]  # some are variables
-        return call_on_arrays(call, tensors, dtypes, shapes, name)
+        return call_on_arrays(call, tensors, results, name)
 
-    def size_like(self, gradient: BackendTensor, process_set: ProcessSet) -> tf.Tensor:
-        return size_as(gradient.dtype, process_set)
+    def exchange_if(
+        self, due: HostQuestion, numbers: Tensors, exchange: HostFunction, values: Tensors
+    ) -> list[BackendTensor]:
+        def answer(arrays: Sequence[HostArray]) -> list[HostArray]:
+            return [np.asarray(due(arrays))]
+
+        def exchanged() -> tuple[BackendTensor, ...]:
+            return tuple(self.map_arrays(exchange, tensors, tensors, "exchange_of_weights"))
+
+        tensors = [tf.convert_to_tensor(each) for each in values]
+        (is_due,) = self.map_arrays(answer, numbers, [_FLAG], "exchange_is_due")
+        return list(tf.cond(is_due, exchanged, lambda: tuple(map(tf.identity, tensors))))
 
     @collective
     def traced_allreduce(
@@ -100,24 +60,9 @@ class TensorFlowBackend(ReductionBackend):
     ) -> tf.Tensor | None:
         if not tf.is_symbolic_tensor(value):
             return None
-        reduced: tf.Tensor = operations.allreduce(
+        return operations.allreduce(
             value, op=op, name=name, prescale_factor=prescale, postscale_factor=postscale
         )
-        return reduced
 
-    def weight_sums(self, variables: Sequence[KerasVariable]) -> WeightSums | None:
-        return weight_sums(variables)
-
-    def is_tracing(self) -> bool:
-        inside: bool = tf.inside_function()
-        return inside
-
-    def retrace(self, model: KerasModel) -> None:
+    def retrace(self, model: keras.Model) -> None:
         model.make_train_function(force=True)
-
-    def outside_traces(self) -> AbstractContextManager[object]:
-        scope: AbstractContextManager[object] = tf.init_scope()
-        return scope
-
-    def do_not_compile(self, function: F) -> F:
-        return do_not_convert(function)

@@ -3,19 +3,26 @@
 import hashlib
 import importlib
 import itertools
+import re
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 from one_bit import OneBit
+from paths import ROOT
 from process_sets import assert_lists_are_refused
 from raising import raising
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.keras.backends.backend import require_backend
+from hvdtrain.keras.backends.distributed import require_backend
+from hvdtrain.types import DType
 
 Array = np.ndarray[Any, Any]
 Make = Callable[[], Any]
@@ -156,6 +163,38 @@ def sparse_gradients_of_some_ranks() -> None:
         data = tf.data.Dataset.from_tensors((np.array(rows[rank]), np.zeros(len(rows[rank]))))
         model.fit(data, verbose=0)
         np.testing.assert_allclose(model.table.numpy(), want, rtol=1e-6)
+
+
+def a_gradient_takes_the_walk_of_the_page() -> None:
+    if hvd.size() == 1:
+        return
+    variable, walked = keras.Variable([0.0]), set[str]()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD())
+    gradient = keras.ops.convert_to_tensor([1.0])
+    optimizer.apply([gradient], [variable])  # makes the plan
+
+    def note(given: object, *_: object, **how: object) -> object:
+        frame: FrameType | None = sys._getframe().f_back
+        # In the engine, that of the bucket: what ranks agree on is of other types.
+        of_bucket = getattr(given, "dtype", DType.FLOAT32) is DType.FLOAT32
+        while of_bucket and frame is not None and frame.f_globals["__name__"] != __name__:
+            walked.add(frame.f_globals["__name__"].replace(".", "/"))
+            frame = frame.f_back
+        return mock.DEFAULT
+
+    channel = hvd.global_process_set.channel()
+    with ExitStack() as spies:
+        for owner, name in ((channel.queue, "add"), (channel.communicator, "allreduce")):
+            own = getattr(owner, name)
+            spies.enter_context(mock.patch.object(owner, name, wraps=own, side_effect=note))
+        optimizer.apply([gradient], [variable])
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = page.partition("\n## A gradient\n")[2].partition("\nA `GradientStep`")[0]
+    described = set(re.findall(r"`(hvdtrain/[\w/]+)\.py`", section))
+    taken = {file for file in walked if file.startswith("hvdtrain/")}
+    files = {file for file in taken if "/engines/" not in file} - {"hvdtrain/arithmetic"}
+    assert files <= described, files - described
+    assert len(files) + len({file for file in described if "/engines/" in file}) <= 12
 
 
 def options_mean_the_same_on_one_rank() -> None:
