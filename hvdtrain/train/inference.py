@@ -15,10 +15,10 @@ import numpy.typing as npt
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
+from hvdtrain.train.config_file import resolve
 from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.parameter_server.protocol import ALLREDUCE
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import CONFIG

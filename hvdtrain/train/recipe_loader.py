@@ -16,9 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hvdtrain.advice import did_you_mean
 from hvdtrain.core.exits import own_frame
 from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
+from hvdtrain.train.config_file import shorten
+from hvdtrain.train.option import KINDS
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import shorten
-from hvdtrain.train.options.declare import KINDS
 from hvdtrain.train.recipe import MODULES, Recipe
 
 _NULLS = ("none", "null")

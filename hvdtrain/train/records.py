@@ -23,9 +23,9 @@ import numpy as np
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
 from hvdtrain.files import remove_leftovers, replacing, unfinished_file
+from hvdtrain.train.config_file import config_text
 from hvdtrain.train.metrics import Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import config_text
 from hvdtrain.train.tracking.tracker import masked
 
 

@@ -29,6 +29,7 @@ from hvdtrain.train.checkpoint.saver import (
     newest_good,
 )
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import (
     Array,
     ExchangeRecord,
@@ -38,7 +39,6 @@ from hvdtrain.train.loop.protocol import (
 )
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import RUNS, TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.records import (
     METRICS,
     SUMMARY,

@@ -16,14 +16,14 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.callbacks import Callbacks, CallbackState
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.gather import on_this_rank
 from hvdtrain.train.loop.heartbeat import Heartbeat, peak_memory
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
 from hvdtrain.train.loop.snapshots import EVALUATE, SAVE, SNAPSHOT, Snapshots, Triggers
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
+from hvdtrain.train.option import Interval
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
-from hvdtrain.train.options.declare import Interval
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.records import MetricsRecord, Seconds, Summary
 from hvdtrain.train.resume import BestEvaluation, Progress, RunState

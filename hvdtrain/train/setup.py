@@ -18,12 +18,12 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.dataset import is_stream, selected
 from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.gather import call_everywhere, require_same_options
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import require_known
 from hvdtrain.train.options import BACKENDS, TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.resume import RunState, StateLoader

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hvdtrain import __version__
 from hvdtrain.topology import format_by_rank, format_ranks
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.metrics import Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.records import MetricsRecord, RanksJoined, RanksLost, Summary
 from hvdtrain.train.resume import Progress
 from hvdtrain.train.setup import TrainingSetup

@@ -20,10 +20,10 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.callbacks import Callback
 from hvdtrain.train.checkpoint.saver import Checkpointable
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipe import Recipe
 

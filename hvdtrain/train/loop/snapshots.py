@@ -15,10 +15,10 @@ from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
 from hvdtrain.core.objects import allgather_object
 from hvdtrain.topology import Topology
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import TrainingLoop
+from hvdtrain.train.option import Interval
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
-from hvdtrain.train.options.declare import Interval
 
 # Names of the timers that run on rank 0's clock.
 EVALUATE, SAVE = "evaluate", "save"

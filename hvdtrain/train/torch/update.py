@@ -18,9 +18,9 @@ from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.topology import format_ranks
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.torch.sharding.fused_update import shares_exactly
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.optimizers.layerwise import torch_optimizer
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.evaluation import Precision
 

@@ -12,8 +12,8 @@ import pytest
 
 import hvdtrain
 from hvdtrain.train import records
+from hvdtrain.train.config_file import resolve
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.records import CONFIG, ENVIRONMENT, git_state, write_environment
 
 WHO = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]

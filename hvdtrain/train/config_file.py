@@ -9,8 +9,8 @@ from typing import Any
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import OPTIONS, Option, TrainOptions, key_of_name_elsewhere
-from hvdtrain.train.options.declare import KINDS
+from hvdtrain.train.option import KINDS, Option
+from hvdtrain.train.options import OPTIONS, TrainOptions, key_of_name_elsewhere
 
 _LONGEST_SHOWN = 60
 
