@@ -13,10 +13,9 @@ import numpy as np
 import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
 from hvdtrain.core.gradients.exchange import Kind
-from hvdtrain.data.dataset import Samples, is_stream
+from hvdtrain.data.dataset import Samples, augmented, is_stream
 from hvdtrain.data.sampling import (
     Indices,
-    sample_generator,
     sample_seed,
     seed_generators,
     step_seed,
@@ -197,13 +196,10 @@ class SampleReader:
         return self._cast(inputs), self._cast(targets)
 
     def _sample(self, index: int, epoch: int) -> tuple[Any, Any]:
-        if isinstance(self._data, Samples):
-            inputs, targets = self._data.inputs[index], self._data.labels[index]
-        else:
+        if not isinstance(self._data, Samples):
             seed_generators(sample_seed(self._seed, epoch, index))
-            inputs, targets = self._data[index]
-        if self._augment is not None:
-            inputs = self._augment(inputs, sample_generator(self._seed, epoch, index))
+        sample = self._data[index]
+        inputs, targets = augmented(sample, self._augment, self._seed, epoch, index)
         return np.asarray(inputs), np.asarray(targets)
 
     def _cast(self, array: Any) -> Any:

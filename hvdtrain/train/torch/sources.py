@@ -16,15 +16,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from hvdtrain.data.dataset import Samples, is_stream
-from hvdtrain.data.sampling import sample_generator, sample_seed, seed_generators
+from hvdtrain.data.dataset import Augment, Samples, augmented, is_stream
+from hvdtrain.data.sampling import sample_seed, seed_generators
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.recipe import MODULES
 
 Move = Callable[[Any], Any]
 _NONE = np.empty(0, np.int64)
-Augment = Callable[[Any, np.random.Generator], Any]
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,7 @@ class SeededRows:
     def __getitem__(self, index: int) -> Any:
         """Return a sample, with the generators of Python, numpy and torch seeded for it."""
         seed_generators(sample_seed(self._seed, self._epoch, index))
-        sample = self._dataset[index]
-        if self._augment is None:
-            return sample
-        inputs, targets = sample
-        return self._augment(inputs, sample_generator(self._seed, self._epoch, index)), targets
+        return augmented(self._dataset[index], self._augment, self._seed, self._epoch, index)
 
 
 @dataclass(frozen=True)
@@ -193,15 +188,12 @@ class StreamSource:
     def _batch(self, microbatch: Microbatch, items: list[Any], first: int, epoch: int) -> Batch:
         if not len(microbatch.samples):
             return Batch(microbatch, None, None)
-        chosen = [self._augmented(items[i - first], i, epoch) for i in microbatch.samples.tolist()]
+        chosen = [
+            augmented(items[index - first], self.augment, self.seed, epoch, index)
+            for index in microbatch.samples.tolist()
+        ]
         inputs, targets = self.collate(chosen)
         return Batch(microbatch, self.move(inputs), self.move(targets))
-
-    def _augmented(self, sample: Any, index: int, epoch: int) -> Any:
-        if self.augment is None:
-            return sample
-        inputs, targets = sample
-        return self.augment(inputs, sample_generator(self.seed, epoch, index)), targets
 
 
 def make_source(
@@ -216,20 +208,10 @@ def make_source(
     if isinstance(data, Samples) and augment is None:
         inputs, targets = (torch.from_numpy(array) for array in (data.inputs, data.labels))
         return ArraySource(move(inputs), move(targets))
-    if isinstance(data, Samples):
-        return LoaderSource(_Rows(data), augment, collate, workers, seed, move)
     if is_stream(data):
         collate = collate or torch.utils.data.default_collate
         return StreamSource(data, augment, collate, seed, move)
     return LoaderSource(data, augment, collate, workers, seed, move)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    samples: Samples
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.samples.inputs[index], self.samples.labels[index]
 
 
 @contextmanager
