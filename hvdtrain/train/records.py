@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +25,7 @@ from hvdtrain.files import remove_leftovers, replacing, unfinished_file
 from hvdtrain.train.config_file import config_text
 from hvdtrain.train.metrics import Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.tracking.tracker import masked
+from hvdtrain.train.tracking.tracker import AppendFile, masked
 
 
 def prepare_directory(directory: Path) -> None:
@@ -185,16 +184,8 @@ def append_lines(
 ) -> None:
     """Append lines to a JSON lines file, all or none."""
     data = "".join(json_text(line) + "\n" for line in lines).encode()
-    with open(directory / name, "ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if sync:
-                os.fsync(file.fileno())
-        except OSError:
-            file.truncate(before)
-            raise
+    with closing(AppendFile(directory / name)) as file:
+        file.write(data, sync)
 
 
 def drop_lines_after(directory: Path, step: int) -> None:

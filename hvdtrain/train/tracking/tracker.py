@@ -25,12 +25,13 @@ class AppendFile:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self._bytes = os.fstat(self._file.fileno()).st_size
 
-    def write(self, record: bytes) -> None:
-        """Append a record."""
+    def write(self, record: bytes, sync: bool = False) -> None:
         try:
             written = self._file.write(record)
             while written < len(record):  # a partial write
                 written += self._file.write(record[written:])
+            if sync:
+                os.fsync(self._file.fileno())
         except OSError:
             os.ftruncate(self._file.fileno(), self._bytes)
             raise
