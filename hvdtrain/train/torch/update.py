@@ -268,15 +268,6 @@ ADVICE = (
 Loss = Callable[[], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class NonFiniteValue:
-    """The first value that is not finite on one rank."""
-
-    what: str = ""
-    name: str = ""
-    value: float = 0.0
-
-
 @collective
 def non_finite_cause(step: int, model: torch.nn.Module, losses: Iterable[Loss]) -> str:
     """Describe which ranks and parameters made this step's gradient not finite.
@@ -284,16 +275,11 @@ def non_finite_cause(step: int, model: torch.nn.Module, losses: Iterable[Loss]) 
     The gradients are computed again, each rank's own, before they are reduced. They are discarded,
     and buffers are left unchanged.
     """
-    return non_finite_text(step, allgather_object(_find(model, losses), "not finite"))
-
-
-def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
-    """Return the message about the values that are not finite."""
     ranks: dict[str, list[int]] = {}
-    for rank, finding in enumerate(findings):
-        if finding.what:
-            ranks.setdefault(_description(finding), []).append(rank)
-    parts = [f"{description} on {format_ranks(where)}" for description, where in ranks.items()]
+    for rank, found in enumerate(allgather_object(_find(model, losses), "not finite")):
+        if found:
+            ranks.setdefault(found, []).append(rank)
+    parts = [f"{found} on {format_ranks(where)}" for found, where in ranks.items()]
     if not parts:
         parts = [
             "the gradient over all ranks is not finite, though each rank's own is: its sum or its "
@@ -302,31 +288,14 @@ def non_finite_text(step: int, findings: Sequence[NonFiniteValue]) -> str:
     return f"step {step}: {'; '.join(parts)}"
 
 
-def left_out_text(step: int, counts: Sequence[int]) -> str:
-    """Return the message about updates that ranks have left out; "" if there are none."""
-    ranks = [rank for rank, count in enumerate(counts) if count]
-    if not ranks:
-        return ""
-    return (
-        f"until step {step}: {counted(sum(counts), 'update')} left out on {format_ranks(ranks)}, "
-        "where the gradient of the rank was not finite"
-    )
-
-
-def _description(finding: NonFiniteValue) -> str:
-    if finding.what == "loss":
-        return f"the loss is {finding.value}"
-    return f"the {finding.what} of {finding.name!r} is not finite"
-
-
-def _find(model: torch.nn.Module, losses: Iterable[Loss]) -> NonFiniteValue:
-    """Return the first value that is not finite: a weight, or a microbatch's loss or gradient.
+def _find(model: torch.nn.Module, losses: Iterable[Loss]) -> str:
+    """Describe the first value that is not finite: a weight, or a microbatch's loss or gradient.
 
     All losses are computed in any case: models may communicate in both passes.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     name = _first_non_finite(named)
-    findings = [NonFiniteValue("weight", name)] if name else []
+    findings = [f"the weight of {name!r} is not finite"] if name else []
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         for loss_of in losses:
@@ -334,13 +303,13 @@ def _find(model: torch.nn.Module, losses: Iterable[Loss]) -> NonFiniteValue:
             gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
             name = _first_non_finite(dict(zip(named, gradients, strict=True)))
             if not loss.isfinite().all():
-                findings.append(NonFiniteValue("loss", value=loss.item()))
+                findings.append(f"the loss is {loss.item()}")
             elif name:
-                findings.append(NonFiniteValue("gradient", name))
+                findings.append(f"the gradient of {name!r} is not finite")
     finally:
         for buffer, before in buffers:
             buffer.copy_(before)
-    return findings[0] if findings else NonFiniteValue()
+    return findings[0] if findings else ""
 
 
 def _first_non_finite(tensors: Mapping[str, torch.Tensor | None]) -> str:
@@ -369,10 +338,14 @@ class NonFinitePolicy:
     @collective
     def report_left_out(self, step: int) -> None:
         """Report the updates that ranks have left out since the last call."""
-        text = left_out_text(step, allgather_object(self._left_out, name="skips"))
-        self._left_out = 0
-        if text:
-            self._stop_or_warn(text, "")
+        counts, self._left_out = allgather_object(self._left_out, name="skips"), 0
+        ranks = [rank for rank, count in enumerate(counts) if count]
+        if ranks:
+            self._stop_or_warn(
+                f"until step {step}: {counted(sum(counts), 'update')} left out on "
+                f"{format_ranks(ranks)}, where the gradient of the rank was not finite",
+                "",
+            )
 
     def _stop_or_warn(self, text: str, consequence: str) -> None:
         if self._stops:

@@ -16,6 +16,7 @@ import urllib.request
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -146,50 +147,6 @@ def _set(variables: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-Job = Callable[[], None]
-
-_MOST_JOBS = 10_000
-
-
-class BackgroundWorker:
-    """Runs jobs in order on a thread of its own; only close() blocks.
-
-    A job that fails does not prevent the next from running. The thread does not prevent the process
-    from exiting.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.Queue[Job | None] = queue.Queue(_MOST_JOBS)
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"hvdtrain-{name}", daemon=True)
-        self._thread.start()
-
-    def put(self, job: Job) -> None:
-        """Queue a job, which runs when those before it have run."""
-        self._jobs.put_nowait(job)
-
-    def take_error(self) -> Exception | None:
-        """Return the newest error since the last call, or None."""
-        error, self._error = self._error, None
-        return error
-
-    def close(self, timeout_seconds: float) -> bool:
-        """Wait for the jobs and end the thread; return whether all have run in that time."""
-        try:
-            self._jobs.put(None, timeout=timeout_seconds)
-        except queue.Full:
-            return False
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception as error:
-                self._error = error
-
-
 KEPT = "mlflow.json"
 _EXPERIMENT = "hvdtrain"
 _STATUS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -200,13 +157,14 @@ _LONGEST_VALUE = 6000
 _MOST_PARAMETERS = 100
 _MOST_METRICS = 1000
 
+_MOST_JOBS = 10_000
 _MOST_WAITING_METRICS = 100_000
 _PATIENCE_SECONDS = 300.0
 _SHORT_PATIENCE_SECONDS = 10.0
 
 
 class Mlflow:
-    """Tracker that writes to an MLflow run, on a thread of its own.
+    """Tracker that writes to an MLflow run, on a thread that the process does not wait for.
 
     The run is a child of the active run of this process, or else of the one that MLFLOW_RUN_ID
     names. Its id is saved in the directory, where a resume finds it. Values that a server rejects
@@ -232,35 +190,48 @@ class Mlflow:
             raise
         self._waiting: deque[Metric] = deque(maxlen=_MOST_WAITING_METRICS)
         self._rejection: Exception | None = None  # of the waiting values
-        self._sender = BackgroundWorker("mlflow")
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_JOBS)
+        self._error: Exception | None = None  # the newest that is not raised yet
+        self._thread = threading.Thread(target=self._run, name="hvdtrain-mlflow", daemon=True)
+        self._thread.start()
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         """Send values, with the time of this call; see Tracker.log."""
         now = int(time.time() * 1000)
         self._waiting.extend(Metric(_name(key), value, now, step) for key, value in values.items())
-        self._sender.put(self._send_metrics)
+        self._jobs.put_nowait(self._send_metrics)
         self._raise_error()
 
     def artifact(self, path: Path) -> None:
-        self._sender.put(
-            partial(self._store.client.log_artifact, self._run_id, str(path.absolute()))
-        )
+        client, file = self._store.client, str(path.absolute())
+        self._jobs.put_nowait(partial(client.log_artifact, self._run_id, file))
         self._raise_error()
 
     def end(self, status: Status) -> None:
         """Wait until everything is sent: minutes after a finished run, else seconds."""
         client = self._store.client
-        self._sender.put(self._send_metrics)
-        self._sender.put(partial(client.set_terminated, self._run_id, _STATUS[status]))
+        self._jobs.put_nowait(self._send_metrics)
+        self._jobs.put_nowait(partial(client.set_terminated, self._run_id, _STATUS[status]))
         patient = status == "finished" and self._store.answers()
-        done = self._sender.close(_PATIENCE_SECONDS if patient else _SHORT_PATIENCE_SECONDS)
+        patience = _PATIENCE_SECONDS if patient else _SHORT_PATIENCE_SECONDS
+        with suppress(queue.Full):
+            self._jobs.put(None, timeout=patience)
+            self._thread.join(patience)
         self._store.close()
-        if self._waiting or not done:
+        if self._waiting or self._thread.is_alive():
             raise RuntimeError(
                 f"{len(self._waiting)} values, files or the end of the run were not taken by "
                 f"{self._store.uri} in time"
             )
         self._raise_error()
+
+    def _run(self) -> None:
+        """Run jobs in order; one that fails does not prevent the next."""
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                self._error = error
 
     def _send_metrics(self) -> None:
         while self._waiting:
@@ -275,7 +246,7 @@ class Mlflow:
         self._rejection = None
 
     def _raise_error(self) -> None:
-        error = self._sender.take_error() or self._rejection
+        error, self._error = self._error or self._rejection, None
         if error is not None:
             raise error
 
