@@ -32,7 +32,6 @@ from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import (
     Array,
-    ExchangeRecord,
     Framework,
     TrainingLoop,
     TrainingState,
@@ -340,7 +339,7 @@ class StateLoader:
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
         self.found = LoadedCheckpoint()
-        self._exchange: ExchangeRecord | None = None
+        self._exchange: dict[str, Any] | None = None
 
     def find(self, library: TensorLibrary) -> WorldSettings:
         """Find the state, before the model is built; warn about damaged files (rank 0 only)."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from hvdtrain.train.checkpoint.saver import Saver, best_file
 from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
-from hvdtrain.train.loop.protocol import ExchangeRecord
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import (
     CONFIG,
@@ -75,20 +74,20 @@ class RunLog:
         for line in lines:
             self._trackers.log(metric_values(line.line()), line.step, line.seconds)
 
-    def save(self, progress: Progress, exchange: ExchangeRecord | None, best: bool) -> None:
+    def save(self, progress: Progress, exchange: dict[str, Any] | None, best: bool) -> None:
         """Start writing a checkpoint, and report what went wrong with earlier ones."""
         about, state = self._about(progress, exchange), self._setup.loop.state
         self._saver.save(progress.epoch, progress.done, state, about, best)
         for problem in self._saver.problems():
             print(f"hvdtrain: {problem}; training continues", file=sys.stderr, flush=True)
 
-    def content(self, progress: Progress, exchange: ExchangeRecord | None) -> dict[str, Any]:
+    def content(self, progress: Progress, exchange: dict[str, Any] | None) -> dict[str, Any]:
         """Return what save() would write; it lasts until the next snapshot of the state."""
         self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
         about = self._about(progress, exchange)
         return {**about, **self._setup.loop.state.snapshot().content()}
 
-    def _about(self, progress: Progress, exchange: ExchangeRecord | None) -> dict[str, Any]:
+    def _about(self, progress: Progress, exchange: dict[str, Any] | None) -> dict[str, Any]:
         setup = self._setup
         about = checkpoint_content(progress, self._options, setup.step_plan.samples)
         about["world"] = world_settings(setup.world, setup.loop, setup.threads)

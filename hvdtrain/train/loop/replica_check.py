@@ -67,7 +67,7 @@ def words_checksum(words: Any, factors: Any, rows: int) -> Any:
         sums.append(mixed.sum(1))
     if not sums:
         return words.sum()  # 0
-    joined = concatenate(sums)
+    joined: Any = concatenate(sums)
     return joined[0] if len(joined) == 1 else words_checksum(joined, factors, rows)
 
 
