@@ -76,52 +76,31 @@ def _refusal(option: str, text: str) -> UsageError:
 Check = Callable[[str, Any], object]
 
 
-def at_least(least: int) -> Check:
-    """Return a check for integers of at least `least`."""
+def requires(holds: Callable[[Any], bool], words: str) -> Check:
+    """Return a check for values of which something holds, in the words of its error."""
 
-    def check(label: str, value: int) -> None:
-        if value < least:
-            raise UsageError(f"{label} must be at least {least}, got {value}")
+    def check(label: str, value: Any) -> None:
+        if not holds(value):
+            raise UsageError(f"{label} must {words}, got {value!r}")
 
     return check
+
+
+def at_least(least: int) -> Check:
+    return requires(lambda value: value >= least, f"be at least {least}")
 
 
 def one_of(choices: Sequence[str]) -> Check:
-    """Return a check for names from a list."""
-
-    def check(label: str, value: str) -> None:
-        if value not in choices:
-            raise UsageError(f"{label} must be one of {', '.join(choices)}, got {value!r}")
-
-    return check
+    return requires(lambda value: value in choices, f"be one of {', '.join(choices)}")
 
 
-def positive(label: str, value: float) -> None:
-    """Require a finite number above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{label} must be a positive number, got {value}")
-
-
-def not_negative(label: str, value: float) -> None:
-    """Require a finite number of at least 0."""
-    if not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{label} must be 0 or more, got {value}")
-
-
-def between_0_and_1(label: str, value: float) -> None:
-    """Require a number from 0 to below 1."""
-    if not 0 <= value < 1:
-        raise UsageError(f"{label} must be 0 or more and less than 1, got {value}")
-
-
-def not_empty(label: str, value: str) -> None:
-    """Require text that is not empty."""
-    if not value.strip():
-        raise UsageError(f"{label} must not be empty, got {value!r}")
+positive = requires(lambda value: 0 < value < math.inf, "be a positive number")
+not_negative = requires(lambda value: 0 <= value < math.inf, "be 0 or more")
+between_0_and_1 = requires(lambda value: 0 <= value < 1, "be 0 or more and less than 1")
+not_empty = requires(lambda value: bool(value.strip()), "not be empty")
 
 
 def every(label: str, value: str) -> None:
-    """Require an interval; see Interval.parse."""
     Interval.parse(value, label)
 
 

@@ -30,6 +30,7 @@ from hvdtrain.train.option import (
     one_of,
     option,
     positive,
+    requires,
 )
 from hvdtrain.train.parameter_server.protocol import ALLREDUCE, ParameterServer, parse_strategy
 from hvdtrain.train.tracking.trackers import TRACKERS, tracker_names
@@ -53,11 +54,6 @@ def _check_framework(label: str, value: str) -> None:
             "keras --backend tensorflow (in a file: framework: keras, backend: tensorflow)"
         )
     one_of(FRAMEWORKS)(label, value)
-
-
-def _check_seed(label: str, value: int) -> None:
-    if not 0 <= value < 1 << 63:
-        raise UsageError(f"{label} must be between 0 and 2^63 - 1, got {value}")
 
 
 def _check_exchange(label: str, value: str) -> None:
@@ -161,7 +157,7 @@ class TrainOptions:
     seed: int = option(
         0,
         "Seed of the initial weights, the order of samples and all other randomness.",
-        check=_check_seed,
+        check=requires(lambda value: 0 <= value < 1 << 63, "be between 0 and 2^63 - 1"),
     )
 
     optimizer: str = option(

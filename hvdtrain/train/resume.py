@@ -39,6 +39,7 @@ from hvdtrain.train.loop.protocol import (
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import RUNS, TrainOptions
 from hvdtrain.train.records import (
+    MARKER,
     METRICS,
     SUMMARY,
     RanksJoined,
@@ -46,7 +47,6 @@ from hvdtrain.train.records import (
     drop_lines_after,
     new_directory,
     prepare_directory,
-    remove_marker,
     usage_errors,
 )
 from hvdtrain.world import promised_world
@@ -385,7 +385,7 @@ class StateLoader:
                 directory = new_directory(RUNS, Path(options.recipe.partition(":")[0]).stem)
             else:
                 prepare_directory(directory)
-                remove_marker(directory)
+                (directory / MARKER).unlink(missing_ok=True)  # of an earlier start
                 drop_lines_after(directory, progress.step)
                 _mark_if_best(directory, path, progress)
         return RunState(directory, progress, origin, path is not None)
