@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,13 +14,6 @@ from hvdtrain.core.gradients.exchange import Exchange, Kind
 from hvdtrain.devices import DeviceWish, parse_gpu_map
 from hvdtrain.engines import registry
 from hvdtrain.errors import UsageError
-from hvdtrain.train.optimizers.schedule import (
-    OPTIMIZERS,
-    SCALINGS,
-    SCHEDULES,
-    parse_milestones,
-    scaled_lr,
-)
 from hvdtrain.train.option import (
     at_least,
     between_0_and_1,
@@ -61,6 +55,20 @@ def _check_exchange(label: str, value: str) -> None:
         make_exchange(value)
     except ValueError as error:
         raise UsageError(f"{label} {str(error).removeprefix('exchange ')}") from None
+
+
+def parse_milestones(text: str) -> tuple[float, ...]:
+    """Return the epochs in a text such as "30,60,80"; none for an empty text."""
+    try:
+        milestones = tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        milestones = (math.nan,)
+    ascending = all(a < b for a, b in zip((0.0, *milestones), milestones, strict=False))
+    if not ascending or not all(map(math.isfinite, milestones)):
+        raise UsageError(
+            f"--milestones must be ascending epochs with commas, such as 30,60,80, got {text!r}"
+        )
+    return milestones
 
 
 _FILE = re.compile(r"(?P<path>.+\.py)(:(?P<function>[^:/]*))?", re.DOTALL)
@@ -161,7 +169,10 @@ class TrainOptions:
     )
 
     optimizer: str = option(
-        "sgd", "Optimizer that updates the weights.", group="Optimization", choices=OPTIMIZERS
+        "sgd",
+        "Optimizer that updates the weights.",
+        group="Optimization",
+        choices=tuple(DEFAULT_LR),
     )
     lr: float | None = option(
         None,
@@ -209,12 +220,16 @@ class TrainOptions:
         "linear",
         "How the learning rate grows with the ranks.",
         group="Learning rate over time",
-        choices=SCALINGS,
+        choices=("linear", "sqrt", "none"),
     )
     warmup_epochs: float = option(
         5.0, "Epochs in which it rises from the rate for one rank.", check=not_negative
     )
-    schedule: str = option("constant", "How it decays after the warm-up.", choices=SCHEDULES)
+    schedule: str = option(
+        "constant",
+        "How it decays after the warm-up.",
+        choices=("constant", "step", "cosine", "polynomial"),
+    )
     milestones: str = option(
         "", "For step: the epochs after which it decays, such as 30,60,80.", metavar="E,F,..."
     )
@@ -416,13 +431,26 @@ class TrainOptions:
     def scaled_lr(self, size: int) -> float:
         """Return the learning rate for `size` ranks, reached after the warm-up.
 
+        For N ranks that compute gradients, linear is base * N, for SGD while N steps of base are
+        close to one step of N * base; sqrt is base * sqrt(N), which keeps the covariance of the
+        update, usual for Adam.
+
         With virtual shards it is that of one rank, whatever the size; also with an asynchronous
         parameter server, where each update is a step on the samples of one rank.
         """
         server = self.parameter_server
         if self.virtual_shards is not None or (server is not None and server.is_async):
             return self.base_lr
-        return scaled_lr(self.base_lr, self.worker_count(size), self.lr_scaling)
+        workers = self.worker_count(size)
+        factors = {"linear": float(workers), "sqrt": math.sqrt(workers), "none": 1.0}
+        return self.base_lr * factors[self.lr_scaling]
+
+    @property
+    def used_weight_decay(self) -> float:
+        """The weight decay; by default 0.01 for adamw, else 0."""
+        if self.weight_decay is not None:
+            return self.weight_decay
+        return 0.01 if self.optimizer == "adamw" else 0.0
 
     def epochs_with(self, size: int) -> int:
         """Return the number of epochs that `size` ranks train."""

@@ -26,7 +26,6 @@ from hvdtrain.train.callbacks import Callback, CallbackState
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Counts, Totals
-from hvdtrain.train.optimizers.schedule import OptimizerOptions, weight_decay_of
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 
@@ -140,14 +139,16 @@ def _flat(variables: Any) -> Any:
 _NOT_DECAYED = ["bias", "beta", "gamma"]
 
 
-def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
-    """Return the optimizer that the options name.
+def plain_optimizer(recipe: Recipe, options: TrainOptions, lr: Any) -> Any:
+    """Return the optimizer of a recipe or of the options.
 
-    All of them clip the gradient by its global norm and, as Keras does, subtract the weight decay
-    times the learning rate from the weights before the step. LAMB's decay is outside its ratio, and
-    excludes biases and normalization.
+    Those of the options clip the gradient by its global norm and, as Keras does, subtract the
+    weight decay times the learning rate from the weights before the step. LAMB's decay is outside
+    its ratio, and excludes biases and normalization.
     """
-    optimizers, decay = keras.optimizers, weight_decay_of(options)
+    if recipe.optimizer is not None:
+        return recipe.optimizer(lr)
+    optimizers, decay = keras.optimizers, options.used_weight_decay
     common = {
         "learning_rate": lr,
         # None saves a pass over the weights; but AdamW does not accept None.
@@ -156,8 +157,6 @@ def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
         "name": "optimizer",
     }
     match options.optimizer:
-        case "sgd":
-            return optimizers.SGD(momentum=options.momentum, **common)
         case "adam":
             return optimizers.Adam(epsilon=1e-8, **common)
         case "adamw":
@@ -166,10 +165,7 @@ def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
             optimizer = optimizers.Lamb(epsilon=1e-6, **common)
             optimizer.exclude_from_weight_decay(var_names=_NOT_DECAYED)
             return optimizer
-    raise UsageError(
-        f"--optimizer {options.optimizer} goes with --framework torch only: Keras has sgd, adam, "
-        "adamw and lamb"
-    )
+    return optimizers.SGD(momentum=options.momentum, **common)
 
 
 class SampleReader:
@@ -336,8 +332,7 @@ class StepPlanSchedule(
 
     def __init__(self, step_plan: StepPlan) -> None:
         self.ahead: int | None = None
-        steps = step_plan.schedule.steps
-        rates = [step_plan.lr(step) for step in range(steps)]
+        rates = [step_plan.lr(step) for step in range(step_plan.steps)]
         self._rates = np.array(rates, keras.config.floatx())
 
     def __call__(self, step: Any) -> Any:
@@ -345,15 +340,6 @@ class StepPlanSchedule(
         index = keras.ops.cast(step, "int32") + (self.ahead or 0)
         index = keras.ops.clip(index, 0, len(self._rates) - 1)
         return keras.ops.take(keras.ops.convert_to_tensor(self._rates), index)
-
-
-def plain_optimizer(
-    recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
-) -> Any:
-    """Return the optimizer of a recipe or of the options."""
-    if recipe.optimizer is None:
-        return keras_optimizer(options, schedule)
-    return recipe.optimizer(schedule)
 
 
 def distributed_optimizer(
