@@ -42,7 +42,6 @@ def resolve(given: Mapping[str, Any], config: Path | None) -> TrainOptions:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the options in a file by name."""
     values: dict[str, Any] = {}
     for name, where, node in _entries(_root(path), str(path)):
         option = _BY_NAME.get(name)
@@ -144,7 +143,6 @@ def _is_null(node: Any) -> bool:
 
 
 def _described(node: Any) -> str:
-    """Describe a value for an error message."""
     if node.tag not in _TAGS:
         return f"the tag {shorten(node.tag)}"
     if node.id != "scalar":

@@ -30,7 +30,6 @@ class _ReadOnlyLoader(StateLoader):
     """Loads a checkpoint and leaves the directory of its run unchanged."""
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
-        """Load the checkpoint that was found, whatever data the recipe has now (rank 0 only)."""
         path, samples = self.found.path, self.found.content.get("epoch_samples", epoch_samples)
         assert path is not None
         # Not resumed: no step is taken, and no state of an exchange is needed.
@@ -116,7 +115,6 @@ def prediction_lines(predictions: Predictions, classes: Sequence[str] | None) ->
 
 
 def write_outputs(path: Path, predictions: Predictions) -> None:
-    """Write the outputs of all samples as one array in numpy's .npy format."""
     try:
         np.save(path, predictions.outputs, allow_pickle=False)
     except OSError as error:
@@ -124,7 +122,6 @@ def write_outputs(path: Path, predictions: Predictions) -> None:
 
 
 def _read(recipe: Recipe, path: Path) -> Array:
-    """Return the samples in a file, [samples, ...]."""
     try:
         if recipe.read is not None:
             array = np.asarray(recipe.read(path))

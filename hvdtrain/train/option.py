@@ -27,11 +27,7 @@ _TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of a run.
-
-    Attributes:
-        unit: "steps" (of the optimizer), "epochs" or "seconds".
-    """
+    """An interval of a run, in steps of the optimizer, epochs or seconds."""
 
     amount: float
     unit: Unit
@@ -196,7 +192,6 @@ class Option:
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
     def require(self, value: Any, label: str = "") -> None:
-        """Check a value by itself."""
         label = label or self.label
         if value is None and self.may_be_unset:
             return
@@ -224,9 +219,7 @@ def option(
 ) -> T:
     """Return the field of an option.
 
-    Args:
-        group: title of the topic that begins with this option.
-        unset: what applies where the option is None.
+    `group` is the title of the topic that begins with it; `unset` is what applies where it is None.
     """
     if choices:
         metavar, check = f"[{'|'.join(choices)}]", check or one_of(choices)

@@ -374,7 +374,6 @@ class TrainOptions:
 
     @property
     def recipe_location(self) -> RecipeLocation:
-        """Where the function of the recipe is."""
         found = _FILE.fullmatch(self.recipe)
         if found is None:
             return RecipeLocation(None, "recipe")
@@ -595,7 +594,6 @@ def _require_consistent(options: TrainOptions) -> None:
 
 
 def _check_task(options: TrainOptions) -> None:
-    """Check the recipe and its framework."""
     recipe, location = options.recipe, options.recipe_location
     if options.backend is not None and options.framework != "keras":
         raise UsageError(f"--backend {options.backend} goes with --framework keras only")
@@ -618,7 +616,6 @@ def _check_task(options: TrainOptions) -> None:
 
 
 def _check_data(options: TrainOptions) -> None:
-    """Check the numbers of samples."""
     if options.batch_size is not None and options.global_batch_size is not None:
         raise UsageError("--batch-size and --global-batch-size exclude each other: give one")
     if options.virtual_shards is None:

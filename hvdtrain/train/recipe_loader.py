@@ -26,7 +26,6 @@ _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Return a value converted to an annotation."""
     if hint is Any:
         return value
     if hint in (*KINDS, NoneType):
@@ -42,7 +41,6 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def describe_hint(hint: Any) -> str:
-    """Describe the values that an annotation accepts."""
     if hint in KINDS:
         return KINDS[hint].words
     if hint is NoneType:
@@ -128,7 +126,6 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def recipe_arguments(
     function: Callable[..., Any], title: str, values: Mapping[str, Any], data_dir: Path | None
 ) -> dict[str, Any]:
-    """Return the arguments to call a recipe's function with."""
     parameters = inspect.signature(function).parameters
     known = {name: one for name, one in parameters.items() if one.kind in _BY_NAME}
     hints = _hints(function, known)

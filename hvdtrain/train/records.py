@@ -125,7 +125,6 @@ class MetricsRecord:
     seconds: float
 
     def line(self) -> dict[str, Any]:
-        """Return the line as a dictionary for JSON."""
         epoch = int(self.epoch) if self.epoch == int(self.epoch) else round(self.epoch, 6)
         return {
             "epoch": epoch,

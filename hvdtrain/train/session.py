@@ -140,7 +140,6 @@ class _Session:
 
     @collective
     def train(self) -> Summary | None:
-        """Train until the end of the run."""
         goes_on = False
         while True:
             try:
@@ -339,18 +338,19 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
 
 
 class MemoryLoader(StateLoader):
-    """Goes on with the state of one of the ranks that are left; see _agree()."""
+    """Goes on with the state of one of the ranks that are left; see _agree().
+
+    The settings of a checkpoint are for other ranks, and lines about steps taken again are removed.
+    """
 
     def __init__(self, options: TrainOptions, agreed: RunState, content: Mapping[str, Any]) -> None:
         super().__init__(options)
         self._agreed, self._content = agreed, content
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Return no settings: there are other ranks than before (rank 0 only)."""
         return WorldSettings()
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
-        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
         state.load(self._content)
         self._content = {}  # as large as the model
         # Lines of the last step are written again where what follows it is done again.
@@ -369,7 +369,6 @@ class SnapshotLoader(StateLoader):
         self._before, self._snapshots = before, snapshots
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find what to go back to, and return no settings: there are other ranks (rank 0 only)."""
         assert self._before is not None
         directory, resumed = self._before.directory, self._options.resume
         snapshot = self._snapshots.content()
@@ -389,7 +388,6 @@ class SnapshotLoader(StateLoader):
         return WorldSettings()
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
-        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
         assert self._before is not None
         path, directory, times = self.found.path, self._before.directory, self._before.progress
         progress = self._restore(epoch_samples, state)

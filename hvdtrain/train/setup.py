@@ -46,7 +46,6 @@ class TrainingSetup:
 
     @property
     def test_samples(self) -> int:
-        """The number of test samples."""
         return 0 if self.recipe.test is None else len(self.recipe.test)
 
 
@@ -111,7 +110,6 @@ def _prepare(
 
 
 def _plan_steps(options: TrainOptions, recipe: Recipe, world: Context) -> StepPlan:
-    """Return the steps of a run."""
     size, stream, test = world.topology.size, is_stream(recipe.train), recipe.test
     if test is not None and (is_stream(test) or not hasattr(test, "__len__") or not len(test)):
         raise UsageError(

@@ -130,7 +130,6 @@ def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
 
 
 def lost_line(failure: RanksLost) -> str:
-    """Return the line about ranks that ended while the others continued."""
     step = f"step {failure.step + failure.again}"
     what = f"left after {step} (SIGUSR2)" if failure.left else f"ended after {step}"
     back = f" from step {failure.step}" if failure.again else ""
@@ -138,7 +137,6 @@ def lost_line(failure: RanksLost) -> str:
 
 
 def joined_line(join: RanksJoined) -> str:
-    """Return the line about ranks that joined the others."""
     return f"{format_ranks(join.joined)} joined after step {join.step}: {_continues(join)}"
 
 
@@ -218,7 +216,6 @@ def dry_run_line(seconds: float, memory: Sequence[str]) -> str:
 
 
 def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:
-    """Describe the gradients that a parameter server has received."""
     if counts is None:
         return []
     shards = f" of {counts['servers']} shards" if counts["servers"] > 1 else ""
@@ -247,7 +244,6 @@ class Terminal:
             self._bar.stop()
 
     def print(self, lines: Iterable[str]) -> None:
-        """Print lines above the bar."""
         for line in lines if self._prints else ():
             if self._bar is None:
                 builtins.print(line, flush=True)
@@ -266,7 +262,6 @@ class Terminal:
         self.print(lines)
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Start the bar of an epoch."""
         if self._bar is None:
             return
         fields: dict[str, Any] = {"learned": "", "slowest": "", "speed": None}
@@ -276,19 +271,16 @@ class Terminal:
         self._bar.add_task(title, total=steps, completed=done, **{**fields, "later": later})
 
     def advance(self) -> None:
-        """Count one step."""
         if self._bar is not None and self._bar.task_ids:
             self._bar.advance(self._bar.task_ids[-1])
 
     def show_training(self, line: MetricsRecord) -> None:
-        """Show the values of a line of steps.jsonl."""
         text = (
             f"{line.samples_per_second:.0f} samples/s  lr {line.lr:.4g}  {values_text(line.values)}"
         )
         self._show(learned=text)
 
     def show_slowest(self, rank: int, share: float) -> None:
-        """Show the rank that the others wait for."""
         self._show(slowest=f"slowest: rank {rank}, computing {share:.0%}")
 
     def _show(self, **fields: Any) -> None:

@@ -80,7 +80,6 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
         self._sums = self.add_weight(shape=(2,), initializer="zeros", name="sums")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch."""
         ops = keras.ops
         # At least float32, so that sums of half types keep their precision.
         counted = ops.cast(ops.reshape(sample_weight, [-1]) > 0, self._sums.dtype)
@@ -94,14 +93,12 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
         return self._sums[1]
 
     def reset_state(self) -> None:
-        """Reset all sums to zero."""
         self._sums.assign(keras.ops.zeros(self._sums.shape, self._sums.dtype))
         for metric in self._inner:
             metric.reset_state()
 
     @collective
     def reduce(self) -> Totals:
-        """Return the sums over all ranks."""
         arrays = [_flat([self._sums]), *(_flat(metric.variables) for metric in self._inner)]
         sums = hvd.allreduce(np.concatenate(arrays), name="score", op=hvd.Sum)
         (loss, samples), *counts = np.split(sums, np.cumsum([len(a) for a in arrays])[:-1])
@@ -336,7 +333,6 @@ class StepPlanSchedule(
         self._rates = np.array(rates, keras.config.floatx())
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of a step, a tensor of the backend."""
         index = keras.ops.cast(step, "int32") + (self.ahead or 0)
         index = keras.ops.clip(index, 0, len(self._rates) - 1)
         return keras.ops.take(keras.ops.convert_to_tensor(self._rates), index)
@@ -375,7 +371,6 @@ def sample_scale(optimizer: Any, size: int) -> float | None:
 
 
 def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:
-    """Compile the model of a run."""
     model.compile(optimizer, loss, weighted_metrics=[sums])
     exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
     if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:

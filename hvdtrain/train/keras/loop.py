@@ -71,7 +71,6 @@ class KerasTrainingState:
         """Do nothing: Keras returns new arrays for each snapshot."""
 
     def snapshot(self) -> KerasSnapshot:
-        """Return the current state."""
         arrays = {"model": self.weights(), "optimizer": self.optimizer_state()}
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
         return KerasSnapshot({**own, "counters": self.counters()})
@@ -124,11 +123,9 @@ class KerasTrainingState:
         self._set_counters(counters)
 
     def optimizer_state(self) -> dict[str, Array]:
-        """Return the variables of the optimizer by their paths."""
         return _arrays(self._optimizer.variables)
 
     def load_optimizer(self, saved: Mapping[str, Array]) -> None:
-        """Restore the variables of the optimizer."""
         for variable in self._optimizer.variables:
             variable.assign(saved[variable.path])
 
@@ -190,7 +187,6 @@ class KerasLoop(TrainingLoop):
         return distributed_optimizer(self._recipe, self._step_plan.options, self._schedule)
 
     def _compile(self, loss: Any) -> float | None:
-        """Compile the model."""
         compile_model(self._model, self._optimizer, loss, self._sums)
         return sample_scale(self._optimizer, self._step_plan.topology.size)
 

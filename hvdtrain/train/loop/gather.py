@@ -67,7 +67,6 @@ def on_this_rank() -> Iterator[None]:
 
 @collective
 def require_same_options(options: TrainOptions) -> None:
-    """Check that all ranks were given the same options."""
     gathered: list[TrainOptions | str] = allgather_object(options, _OPTIONS)
     options_by_rank: list[TrainOptions] = []
     for rank, options_or_error in enumerate(gathered):
@@ -97,16 +96,9 @@ Array = npt.NDArray[Any]
 
 @collective
 def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
-    """Return the rows of all ranks, in the order of the samples.
+    """Return the rows of all ranks, [all rows, ...], in the order of their samples, `indices`.
 
     The same rows give the same bits on every rank and on any number of ranks.
-
-    Args:
-        indices: int64 numbers of the samples that this rank's rows belong to, [rows]; may be empty.
-        arrays: arrays of [rows, ...], as many on every rank, with rows of one shape and type.
-
-    Returns:
-        For each of `arrays` the rows of all ranks, [all rows, ...].
     """
     parts = allgather_object((indices, list(arrays)), "rows")
     numbers = np.concatenate([theirs for theirs, _ in parts])
@@ -150,7 +142,6 @@ def predict_on_all_ranks(
 
 
 def split_samples(samples: Indices, size: int) -> list[Indices]:
-    """Split samples into chunks."""
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 

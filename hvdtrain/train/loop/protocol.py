@@ -215,11 +215,7 @@ class TrainingLoop(ABC):
     @collective
     @abstractmethod
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs of the model, the same on every rank.
-
-        Args:
-            inputs: samples, [n, ...].
-        """
+        """Return the outputs of the model for samples [n, ...], the same on every rank."""
 
     @abstractmethod
     def checksums(self) -> Mapping[str, int]:

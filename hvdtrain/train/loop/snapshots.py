@@ -39,7 +39,6 @@ class Triggers:
 
     @classmethod
     def of(cls, options: TrainOptions) -> Triggers:
-        """Return the triggers that the options ask for."""
         pausing_is_free = options.framework == "torch"
         log = _LOG_STEPS if pausing_is_free else 0
         watch = _WATCH_STEPS if pausing_is_free else 0
@@ -105,7 +104,6 @@ class Snapshots:
 
     @classmethod
     def of(cls, options: TrainOptions) -> Snapshots:
-        """Return the snapshots that the options ask for."""
         text = options.elastic_snapshot
         return cls(None if text is None else Interval.parse(text, "--elastic-snapshot"))
 
@@ -134,7 +132,6 @@ class Snapshots:
     def take(
         self, step: int, content: Callable[[], Mapping[str, Any]], leaving: Collection[int] = ()
     ) -> None:
-        """Take a snapshot."""
         topology = context.current().topology
         self._waits = False
         payload = np.empty(0, np.uint8)

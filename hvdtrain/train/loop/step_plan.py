@@ -177,13 +177,7 @@ class StepPlan:
 
 
 def padded(own: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
-    """Return a rank's samples padded to one length, and which of them count.
-
-    Padding lets a framework that compiles a step for the shape of its batch compile it once.
-
-    Returns:
-        Numbers of samples, int64 [rows], and whether each counts, bool [rows].
-    """
+    """Return a rank's samples padded to [rows], as a compiled step needs, and which of them count."""
     filled = np.zeros(rows, np.int64)
     filled[: len(own)] = own
     return filled, np.arange(rows) < len(own)

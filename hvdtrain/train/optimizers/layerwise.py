@@ -60,13 +60,7 @@ def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 def trust_ratios(
     weights: torch.Tensor, others: torch.Tensor, ratios: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return the factor of each layer's step: 1 if one of its norms is 0.
-
-    Args:
-        weights: norms of the layers' weights, [layers].
-        others: norms of their gradients or steps, [layers].
-        ratios: factors if both norms are positive, [layers].
-    """
+    """Return the factor of each layer's step: 1 if the norm of its weights or the other is 0."""
     usable = (weights > 0) & (others > 0)
     return torch.where(usable, ratios, torch.ones_like(ratios)).unbind()
 

@@ -40,7 +40,6 @@ class TorchMetricSums:
         self._seen = 0, 0.0
 
     def add(self, outputs: Any, targets: Any, mean_loss: torch.Tensor, samples: int) -> None:
-        """Add a batch."""
         self._samples += samples
         self._loss.add_(mean_loss.detach(), alpha=samples)
         for name, metric in self._metrics.items():
@@ -97,7 +96,6 @@ def call_model(model: Any, inputs: Any) -> Any:
 
 
 def chunk_count(samples: int) -> int:
-    """Return the number of chunks that samples are cut into."""
     return -(-samples // _CHUNK)
 
 

@@ -132,11 +132,9 @@ class TorchLoop(TrainingLoop):
 
     @collective
     def gather_state(self) -> None:
-        """Bring the optimizer's state to rank 0 where ranks share the work on it."""
         self._optimizer.consolidate_state_dict()
 
     def bucket_plan(self) -> Any:
-        """Return how gradients are cut into buckets; None before that is known."""
         return self._optimizer.bucket_plan()
 
     @collective
@@ -194,7 +192,6 @@ class TorchLoop(TrainingLoop):
 
     @collective
     def _step(self, step: Step, batches: list[Batch]) -> None:
-        """Take one optimizer step."""
         if self._step_plan.options.virtual_shards is None:
             self._backward(step, batches)
         else:

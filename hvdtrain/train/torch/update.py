@@ -158,7 +158,6 @@ class Updater:
         self._samples = 0
 
     def begin(self, sizes: Sequence[int]) -> None:
-        """Begin a step."""
         self._optimizer.zero_grad()
         self._samples = sum(sizes)
         exchange = self._optimizer.exchange
@@ -349,7 +348,6 @@ class NonFinitePolicy:
 
     @collective
     def handle(self, step: int, model: torch.nn.Module, losses: Iterable[Loss]) -> None:
-        """Find what is not finite, and raise an error or warn."""
         self._stop_or_warn(non_finite_cause(step, model, losses), "; the step is left out")
 
     def count_left_out(self, skipped: bool) -> None:

@@ -196,7 +196,6 @@ class Mlflow:
         self._thread.start()
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Send values, with the time of this call; see Tracker.log."""
         now = int(time.time() * 1000)
         self._waiting.extend(Metric(_name(key), value, now, step) for key, value in values.items())
         self._jobs.put_nowait(self._send_metrics)

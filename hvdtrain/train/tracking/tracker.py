@@ -43,7 +43,6 @@ class AppendFile:
 
 
 def save_json(path: Path, content: dict[str, str]) -> None:
-    """Write a small JSON file, replacing an older one."""
     with replacing(path) as file:
         file.write((json.dumps(content, indent=2) + "\n").encode())
 

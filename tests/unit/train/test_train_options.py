@@ -1,5 +1,6 @@
 """Options that make no sense are refused by name, before anything starts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,11 @@ def test_what_goes_with_torch_only(asked: dict[str, Any]) -> None:
 
 def test_every_built_in_recipe_is_named() -> None:
     folder = Path(recipes.__path__[0])
-    found = {path.stem for path in folder.glob("*.py") if "\ndef recipe(" in path.read_text()}
+    found = {
+        path.stem
+        for path in folder.glob("*.py")
+        if re.search(r"^(def )?recipe\b", path.read_text(), re.MULTILINE)
+    }
     of_keras = {name for name in found if name.endswith("_keras")}
     assert found - of_keras == set(RECIPES)
     for name in RECIPES:
