@@ -12,7 +12,6 @@ import numpy as np
 
 import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
-from hvdtrain.core.gradients.exchange import Kind
 from hvdtrain.data.dataset import Samples, augmented, is_stream
 from hvdtrain.data.sampling import (
     Indices,
@@ -21,7 +20,6 @@ from hvdtrain.data.sampling import (
     step_seed,
 )
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.callbacks import Callback, CallbackState
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
@@ -242,12 +240,6 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
 
 
-def counted_samples(x: BackendTensor, y: BackendTensor, weights: BackendTensor) -> BackendTensor:
-    """Return the number of samples of a batch of BatchDataset that are not padding."""
-    counted: BackendTensor = keras.ops.sum(keras.ops.cast(keras.ops.greater(weights, 0), "float32"))
-    return counted
-
-
 class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Seeds the random generators before each step, and asks after it whether to continue."""
 
@@ -359,19 +351,3 @@ def distributed_optimizer(
         weights.flush_in_fit = False  # a run calls `fit` for a part of an epoch, and flushes itself
     optimizer.build(recipe.model.trainable_variables)
     return optimizer
-
-
-def sample_scale(optimizer: Any, size: int) -> float | None:
-    """Return the factor of sample weights that BatchDataset takes.
-
-    The average over ranks is the gradient of the mean, to which every rank adds the same gradient
-    of the regularizers. An exchange of weights takes the gradient of a rank's own mean.
-    """
-    return None if optimizer.hvdtrain_reduction.settings.weights else float(size)
-
-
-def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:
-    model.compile(optimizer, loss, weighted_metrics=[sums])
-    exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
-    if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:
-        optimizer.sample_weight = counted_samples

@@ -177,7 +177,7 @@ class StepPlan:
 
 
 def padded(own: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
-    """Return a rank's samples padded to [rows], as a compiled step needs, and which of them count."""
+    """Return a rank's samples padded to [rows], for a compiled step, and which of them count."""
     filled = np.zeros(rows, np.int64)
     filled[: len(own)] = own
     return filled, np.arange(rows) < len(own)
