@@ -233,15 +233,11 @@ def _load(path: Path, verbose: bool) -> ModuleType:
     except ValueError as error:  # null bytes, in Python 3.11.3 and before
         raise UsageError(f"recipe {path} is no Python: {error}") from error
     sys.modules[module.__name__] = module
-    with _importing_beside(path):
+    with _code_of_user(path, f"{path} cannot be loaded", verbose):
         try:
             exec(code, module.__dict__)
-        except HvdtrainError:
-            raise
         except SyntaxError as error:  # in a module that it imports
             raise _syntax_error(error, path) from error
-        except Exception as error:
-            raise _failed(f"{path} cannot be loaded", error, verbose) from error
     return module
 
 
@@ -273,13 +269,8 @@ def _make(
     if path is None:
         made = function(**arguments)
     else:
-        with _importing_beside(path):
-            try:
-                made = function(**arguments)
-            except HvdtrainError:
-                raise
-            except Exception as error:
-                raise _failed(f"{title} failed", error, verbose) from error
+        with _code_of_user(path, f"{title} failed", verbose):
+            made = function(**arguments)
     if not isinstance(made, Recipe):
         what = "None" if made is None else f"a {type(made).__name__}"
         raise UsageError(f"{title} returned {what}, expected a hvdtrain.train.Recipe")
@@ -287,21 +278,24 @@ def _make(
 
 
 @contextmanager
-def _importing_beside(path: Path) -> Iterator[None]:
-    """Allow imports of modules beside a file, as in a script; installed packages come first."""
+def _code_of_user(path: Path, failed: str, verbose: bool) -> Iterator[None]:
+    """Run code of a user's file: what it raises is a RecipeError, and it imports as a script does.
+
+    Modules are found beside the file, too; installed packages come first.
+    """
     folder = str(path.absolute().parent)
     added = folder not in sys.path
     if added:
         sys.path.append(folder)
     try:
         yield
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"{failed}: {own_frame(error, verbose)}") from error
     finally:
         if added and folder in sys.path:
             sys.path.remove(folder)
-
-
-def _failed(what: str, error: Exception, verbose: bool) -> RecipeError:
-    return RecipeError(f"{what}: {own_frame(error, verbose)}")
 
 
 def _syntax_error(error: SyntaxError, path: Path) -> UsageError:
