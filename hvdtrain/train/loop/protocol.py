@@ -174,12 +174,12 @@ class TrainingLoop(ABC):
             )
         if told is None:
             return ""
-        _, steps, shared, size, held = told
+        made_by, steps, shared, size, held = told
         mine: dict[str, Any] = {"own": {}, "optimizer": {}}
         if size == topology.size:
             mine = scatter_object(ranks or None, name="exchange")
         own = {name: np.asarray(array) for name, array in mine["own"].items()}
-        saved = SavedExchange(spec=before, steps=steps, ranks=size, shared=shared, own=own)
+        saved = SavedExchange(spec=made_by, steps=steps, ranks=size, shared=shared, own=own)
         self._optimizer.load_exchange_state(saved)
         if mine["optimizer"]:
             self.state.load_optimizer(mine["optimizer"])

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core import context, operations
-from hvdtrain.core.objects import allgather_object
+from hvdtrain.core import context
+from hvdtrain.core.objects import Bytes, allgather_object, send_bytes
 from hvdtrain.topology import Topology
 from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import TrainingLoop
@@ -81,8 +79,6 @@ SNAPSHOT = "snapshot"
 # A snapshot takes at most the hundredth part of the time until the next one. Keras starts another
 # `fit` after each, in some 50 ms.
 _SHARE, _LEAST_SECONDS = 0.01, 5.0
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def needs_snapshots(options: TrainOptions, loop: TrainingLoop) -> bool:
@@ -165,8 +161,7 @@ class Snapshots:
         if newest >= 0:
             payload = self._payload if topology.rank == source else np.empty(0, np.uint8)
             for receiver in (0, second_holder(topology, ())):
-                if receiver != source:
-                    self._send(payload, source, receiver, newest)
+                self._send(payload, source, receiver, newest)
         return int(furthest)
 
     def content(self) -> dict[str, Any]:
@@ -177,15 +172,9 @@ class Snapshots:
     @collective
     def _send(self, payload: Bytes, source: int, receiver: int, step: int) -> None:
         """Send a snapshot from one rank to another, which holds it then."""
-        here = context.current()
-        rank, size = here.topology.rank, here.topology.size
-        if source == receiver:
-            return
-        splits = [len(payload) if member == receiver else 0 for member in range(size)]
-        send = Buffer.from_array(payload)
-        received, _ = operations.alltoall(here.world, send, payload.shape, splits, "snapshot").run()
-        if rank == receiver:
-            self._step, self._payload = step, np.array(received.array())
+        received = None if source == receiver else send_bytes(payload, receiver, "snapshot")
+        if received is not None:
+            self._step, self._payload = step, received
 
 
 def second_holder(topology: Topology, leaving: Collection[int]) -> int:
