@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,20 +72,12 @@ def _checkpoint(run: Path, wanted: str) -> Path:
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Outputs of a model for the samples in files.
-
-    Attributes:
-        outputs: outputs of all samples, [samples, ...].
-    """
-
-    outputs: Array
-    counts: list[tuple[Path, int]]
+# Each file with the number of its samples.
+Counts = list[tuple[Path, int]]
 
 
 @collective
-def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
+def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> tuple[Array, Counts]:
     """Compute the outputs for all samples in files, each on one rank."""
     inputs = [call_everywhere(partial(_read, setup.recipe, path)) for path in files]
     shapes = {array.shape[1:]: path for array, path in zip(inputs, files, strict=True)}
@@ -94,29 +86,29 @@ def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
         raise UsageError(f"the samples of all files must have one shape, got {found}")
     outputs = setup.loop.predict(np.concatenate(inputs))
     counts = [(path, len(array)) for path, array in zip(files, inputs, strict=True)]
-    return Predictions(outputs, counts)
+    return outputs, counts
 
 
-def prediction_lines(predictions: Predictions, classes: Sequence[str] | None) -> Iterator[str]:
+def prediction_lines(
+    outputs: Array, counts: Counts, classes: Sequence[str] | None
+) -> Iterator[str]:
     """Yield a JSON object for each sample."""
-    row = 0
-    for path, count in predictions.counts:
-        for number in range(count):
-            line: dict[str, Any] = {"file": str(path), "row": number}
-            outputs = predictions.outputs[row]
-            if classes is not None and outputs.shape == (len(classes),):
-                best = int(outputs.argmax())
-                line["class"] = classes[best]
-                line["probability"] = float(_softmax(outputs)[best])
-            else:
-                line["output"] = outputs.tolist()
-            yield json.dumps(line)
-            row += 1
+    places = ((path, number) for path, count in counts for number in range(count))
+    for (path, number), output in zip(places, outputs, strict=True):
+        line: dict[str, Any] = {"file": str(path), "row": number}
+        if classes is not None and output.shape == (len(classes),):
+            best = int(output.argmax())
+            powers = np.exp(output.astype(np.float64) - float(output.max()))
+            line["class"] = classes[best]
+            line["probability"] = float(powers[best] / powers.sum())
+        else:
+            line["output"] = output.tolist()
+        yield json.dumps(line)
 
 
-def write_outputs(path: Path, predictions: Predictions) -> None:
+def write_outputs(path: Path, outputs: Array) -> None:
     try:
-        np.save(path, predictions.outputs, allow_pickle=False)
+        np.save(path, outputs, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"--out {path} cannot be written: {error.strerror}") from error
 
@@ -137,9 +129,3 @@ def _read(recipe: Recipe, path: Path) -> Array:
     if array.ndim == 0 or not len(array):
         raise UsageError(f"{path} must hold an array [samples, ...] of at least one sample")
     return array
-
-
-def _softmax(scores: Array) -> Array:
-    powers = np.exp(scores.astype(np.float64) - float(scores.max()))
-    probabilities: Array = powers / powers.sum()
-    return probabilities

@@ -31,7 +31,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     world, samples = setup.world, setup.step_plan.samples
     size, hosts = world.topology.size, world.topology.hosts
     library = "" if world.library == "none" else f", {world.library}"
-    batch = options.samples_per_step(size)
+    batch, epochs = options.samples_per_step(size), setup.step_plan.epochs
     whole = f": all {samples} training samples in one step" if batch > samples else ""
     per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
     lines = {
@@ -41,7 +41,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "device": device_text(setup.devices),
         "data": f"{samples} training and {setup.test_samples} test samples",
         "batch": f"{counted(batch, 'sample')} of all ranks{per_rank}{whole}",
-        "epochs": _epochs_text(options, setup.step_plan.epochs),
+        "epochs": f"{epochs} ({options.epochs} divided by the ranks)" * options.divide_epochs,
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 and options.verbose else "",
@@ -71,10 +71,6 @@ def exchange_text(options: TrainOptions, hosts: int) -> str:
     if hosts == 1 and exchange.on_one_node:  # which the exchange itself says when it begins
         return options.exchange
     return f"{options.exchange}. {exchange.exactness}"
-
-
-def _epochs_text(options: TrainOptions, epochs: int) -> str:
-    return f"{epochs} ({options.epochs} divided by the ranks)" if options.divide_epochs else ""
 
 
 def _lr_text(options: TrainOptions, size: int, setup: TrainingSetup) -> str:

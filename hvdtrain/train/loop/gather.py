@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -134,7 +133,15 @@ def predict_on_all_ranks(
     chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]
 ) -> Array:
     """Return the outputs for all samples, in order, on every rank."""
-    parts = call_everywhere(partial(_compute, chunks, outputs_of))
+
+    def compute() -> list[Array]:
+        try:
+            return [outputs_of(chunk) for chunk in chunks]
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UsageError(f"the model does not take these inputs: {reason}") from error
+
+    parts = call_everywhere(compute)
     indices = np.concatenate([np.zeros(0, np.int64), *chunks])
     rows = np.concatenate(parts) if parts else np.zeros((0,), np.float32)
     (outputs,) = gather_rows(indices, [rows])
@@ -143,11 +150,3 @@ def predict_on_all_ranks(
 
 def split_samples(samples: Indices, size: int) -> list[Indices]:
     return [samples[start : start + size] for start in range(0, len(samples), size)]
-
-
-def _compute(chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]) -> list[Array]:
-    try:
-        return [outputs_of(chunk) for chunk in chunks]
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"the model does not take these inputs: {reason}") from error

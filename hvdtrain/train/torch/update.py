@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -178,41 +179,31 @@ class Updater:
         """Reduce what is left, then step unless the gradient is not finite."""
         if self._optimizer.exchanges_weights:
             return self._local_step()
-        scaler = self.precision.scaler
-        if self._optimizer.sharded and scaler is None:
-            return self._shared_step()
-        self._optimizer.synchronize()
-        if scaler is not None:
-            scaler.unscale_(self._optimizer)
-        norm = self._clip()
+        optimizer, scaler, largest = self._optimizer, self.precision.scaler, self._clip_norm
+        shared = optimizer.sharded and scaler is None  # of gradients this rank has its slices
+        if shared:
+            norm = optimizer.clip_grad_norm_(math.inf).item()
+            if largest is not None and largest < norm < math.inf:
+                optimizer.scale_gradients(largest / norm)
+        else:
+            optimizer.synchronize()
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            norm = self._clip()
         finite = math.isfinite(norm)
         if finite:
-            with self._optimizer.skip_synchronize():
+            with nullcontext() if shared else optimizer.skip_synchronize():
                 if scaler is None:
-                    self._optimizer.step()
+                    optimizer.step()
                 else:
-                    scaler.step(self._optimizer)
+                    scaler.step(optimizer)
             if self.averaged is not None:
                 self.averaged.update_parameters(self._model)
         if scaler is not None:
             scaler.update()
-        update = StepResult(norm) if finite else StepResult(norm, True, self._is_real_overflow())
+        fault = not finite and self._is_real_overflow()
         self.precision.losses.clear()
-        return update
-
-    @collective
-    def _shared_step(self) -> StepResult:
-        """Step on gradients of which this rank has the slices that it owns."""
-        norm, largest = self._optimizer.clip_grad_norm_(math.inf).item(), self._clip_norm
-        finite = math.isfinite(norm)
-        if finite:
-            if largest is not None and norm > largest:
-                self._optimizer.scale_gradients(largest / norm)
-            self._optimizer.step()
-            if self.averaged is not None:
-                self.averaged.update_parameters(self._model)
-        self.precision.losses.clear()
-        return StepResult(norm, skipped=not finite, fault=not finite)
+        return StepResult(norm, skipped=not finite, fault=fault)
 
     def _local_step(self) -> StepResult:
         """Step on the gradient of this rank, and exchange weights if that is due."""
