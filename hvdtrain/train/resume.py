@@ -226,6 +226,7 @@ class RunState:
         taken: steps since `progress`.
         pause_due: whether a pause follows the steps taken.
         trained: the weights and everything else that checkpoints hold.
+        epoch_samples: samples of an epoch, after stop().
         failures, joins: ranks that were lost and that have joined before this start.
     """
 
@@ -237,6 +238,7 @@ class RunState:
     taken: int = 0
     pause_due: bool = False
     trained: Any = None
+    epoch_samples: int = 0
     failures: Sequence[RanksLost] = ()
     joins: Sequence[RanksJoined] = ()
 
@@ -258,7 +260,7 @@ class RunState:
 
     def stop(self, global_batch_size: int, epoch_samples: int) -> None:
         """Note how far this rank has got when others ended."""
-        last = self.progress
+        last, self.epoch_samples = self.progress, epoch_samples
         if self.pausing is not None:
             self.pausing = self.timed(self.pausing)
         if self.taken:
