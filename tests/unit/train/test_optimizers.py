@@ -196,7 +196,7 @@ def test_decays_are_those_of_torch() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "more"), [("cosine", {}), ("polynomial", {"power": 0.9})])
-def test_the_decay_begins_where_the_warmup_ends(schedule: str, more: dict[str, float]) -> None:
+def test_the_decay_begins_where_the_warmup_ends(schedule: str, more: dict[str, Any]) -> None:
     got = rates(schedule=schedule, warmup_epochs=1.5, final_lr=0.02, **more)
     assert got[:15] == rates(warmup_epochs=1.5)[:15]
     assert got[14] == 0.4
@@ -210,7 +210,7 @@ def test_the_decay_begins_where_the_warmup_ends(schedule: str, more: dict[str, f
 
 def test_a_run_that_is_all_warmup_does_not_decay() -> None:
     for schedule, milestones in (("step", "3"), ("cosine", ""), ("polynomial", "")):
-        decays = {"schedule": schedule, "milestones": milestones}
+        decays: dict[str, Any] = {"schedule": schedule, "milestones": milestones}
         assert rates(warmup_epochs=5.0, **decays) == rates(warmup_epochs=5.0)
         assert rates(1, epochs=1, **decays) == [0.4]
 
