@@ -36,15 +36,15 @@ class Interval:
     def parse(cls, text: str, option: str = "an interval") -> Self:
         """Return the interval that a text such as "5 steps" or "1.5 hours" names."""
         match = _TEXT.fullmatch(text.strip().lower())
-        word = match[2].removesuffix("s") if match else ""
-        if match is None or word not in _UNITS:
-            raise _refusal(option, text)
-        unit, factor = _UNITS[word]
-        amount = float(match[1]) * factor
-        if not (math.isfinite(amount) and amount > 0):
-            raise _refusal(option, text)
-        if unit != "seconds" and not amount.is_integer():
-            raise _refusal(option, text)
+        number, word = (match[1], match[2].removesuffix("s")) if match else ("0", "")
+        unit, factor = _UNITS.get(word, (None, 0))
+        amount = float(number) * factor
+        is_whole = unit == "seconds" or amount.is_integer()
+        if unit is None or not (0 < amount < math.inf and is_whole):
+            raise UsageError(
+                f"{option} must be a positive number and a unit, such as '5 steps', '1 epoch', "
+                f"'30 seconds', '10 minutes' or '2 hours' (whole steps and epochs), got {text!r}"
+            )
         return cls(amount, unit)
 
     def after_step(self, step: int) -> bool:
@@ -59,13 +59,6 @@ class Interval:
     def seconds(self) -> float | None:
         """The length in seconds; None if the unit is steps or epochs."""
         return self.amount if self.unit == "seconds" else None
-
-
-def _refusal(option: str, text: str) -> UsageError:
-    return UsageError(
-        f"{option} must be a positive number and a unit, such as '5 steps', '1 epoch', "
-        f"'30 seconds', '10 minutes' or '2 hours' (whole steps and epochs), got {text!r}"
-    )
 
 
 # Called with the label of the option and its value; raises UsageError.
