@@ -24,7 +24,7 @@ from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.protocol import TrainingState
-from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
+from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots, timers_of
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import (
@@ -285,7 +285,7 @@ class _Session:
             terminal.print(lines)
             run_log = _open_run_log(options, setup)
             timers = {} if self._snapshots is None else self._snapshots.timers
-            heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
+            heartbeat = Heartbeat(world, self._signals, {**timers_of(options), **timers})
             try:
                 given = setup.recipe.callbacks, self._callbacks
                 found = call_everywhere(lambda: setup.loop.callbacks(*given))

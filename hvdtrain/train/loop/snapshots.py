@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,63 +17,33 @@ from hvdtrain.train.loop.protocol import TrainingLoop
 from hvdtrain.train.option import Interval
 from hvdtrain.train.options import TrainOptions
 
-# Names of the timers that run on rank 0's clock.
-EVALUATE, SAVE = "evaluate", "save"
-
-# Defaults if pausing costs nothing; Keras starts another `fit` after each pause.
-_LOG_STEPS, _WATCH_STEPS = 50, 100
+# What a run does between steps, and the names of the timers that run on rank 0's clock.
+LOG, WATCH, EVALUATE, SAVE, SNAPSHOT = "log", "watch", "evaluate", "save", "snapshot"
 
 
-@dataclass(frozen=True)
-class Triggers:
-    """When a run pauses to log, compare the ranks, evaluate or save."""
-
-    log_steps: int
-    watch_steps: int
-    watch_epochs: bool
-    evaluate: Interval
-    save: Interval
-
-    @classmethod
-    def of(cls, options: TrainOptions) -> Triggers:
-        pausing_is_free = options.framework == "torch"
-        log = _LOG_STEPS if pausing_is_free else 0
-        watch = _WATCH_STEPS if pausing_is_free else 0
-        return cls(
-            log if options.log_every is None else options.log_every,
-            watch if options.watch_every is None else options.watch_every,
-            options.watch_every is None and not pausing_is_free,
-            Interval.parse(options.evaluate_every, "--evaluate-every"),
-            Interval.parse(options.checkpoint_every, "--checkpoint-every"),
-        )
-
-    @property
-    def timers(self) -> dict[str, float]:
-        """The actions that go by the clock: seconds by name of the timer."""
-        everies = {EVALUATE: self.evaluate, SAVE: self.save}
-        return {name: e.seconds for name, e in everies.items() if e.seconds is not None}
-
-    def pauses(self, step: int) -> bool:
-        """Return whether anything is due after this many steps."""
-        return (
-            self.logs(step)
-            or self.watches(step, False)
-            or self.evaluate.after_step(step)
-            or self.save.after_step(step)
-        )
-
-    def logs(self, step: int) -> bool:
-        """Return whether a line of steps.jsonl is due after this many steps."""
-        return self.log_steps > 0 and step % self.log_steps == 0
-
-    def watches(self, step: int, whole: bool) -> bool:
-        """Return whether the ranks' weights are to be compared."""
-        every = self.watch_steps
-        return (every > 0 and step % every == 0) or (whole and self.watch_epochs)
+def intervals_of(options: TrainOptions) -> dict[str, Interval]:
+    """Return how often a run logs, compares the ranks, evaluates and saves, without what never."""
+    intervals = {
+        EVALUATE: Interval.parse(options.evaluate_every, "--evaluate-every"),
+        SAVE: Interval.parse(options.checkpoint_every, "--checkpoint-every"),
+    }
+    if options.framework == "torch":
+        intervals |= {LOG: Interval(50, "steps"), WATCH: Interval(100, "steps")}
+    else:  # Keras starts another `fit` after each pause
+        intervals[WATCH] = Interval(1, "epochs")
+    for name, steps in ((LOG, options.log_every), (WATCH, options.watch_every)):
+        if steps:
+            intervals[name] = Interval(steps, "steps")
+        elif steps == 0:
+            del intervals[name]
+    return intervals
 
 
-# Name of the timer that runs on rank 0's clock.
-SNAPSHOT = "snapshot"
+def timers_of(options: TrainOptions) -> dict[str, float]:
+    """Return the seconds between actions that go by the clock, by name."""
+    found = intervals_of(options).items()
+    return {name: every.seconds for name, every in found if every.seconds is not None}
+
 
 # A snapshot takes at most the hundredth part of the time until the next one. Keras starts another
 # `fit` after each, in some 50 ms.
