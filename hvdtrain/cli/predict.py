@@ -40,11 +40,11 @@ def command(
     built = open_run(options_of_run(run, checkpoint, changes))
     if out is not None and out.suffix != ".npy":
         raise click.UsageError(f"--out {out}: its name must end with .npy")
-    predicted = predict_files(built, files)
+    outputs, counts = predict_files(built, files)
     if built.world.topology.rank:
         return
     if out is not None:
-        write_outputs(out, predicted)
+        write_outputs(out, outputs)
         return
-    for line in prediction_lines(predicted, built.recipe.classes):
+    for line in prediction_lines(outputs, counts, built.recipe.classes):
         click.echo(line)

@@ -12,14 +12,9 @@ from typing import Any, TypeVar
 import click
 
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import (
-    OPTIONS,
-    RECIPES,
-    Option,
-    TrainOptions,
-    key_of_name_elsewhere,
-)
-from hvdtrain.train.options.config_file import config_text, resolve
+from hvdtrain.train.config_file import config_text, resolve
+from hvdtrain.train.option import Option
+from hvdtrain.train.options import OPTIONS, RECIPES, TrainOptions, key_of_name_elsewhere
 from hvdtrain.world import promised_world
 
 F = TypeVar("F", bound=Callable[..., object])

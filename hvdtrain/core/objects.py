@@ -28,6 +28,7 @@ from hvdtrain.polling import poll_until
 from hvdtrain.types import ReduceOp
 
 T = TypeVar("T")
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 # How adapters pickle their types, by type, where these cannot do that themselves.
 reducers: dict[type, Any] = {}
@@ -168,15 +169,21 @@ def scatter_object(objects: Sequence[object] | None, name: str) -> Any:
 
 
 @collective
-def _send(payload: _Bytes, receiver: int, label: str) -> Any:
-    """Send the payload of one rank, while those of others are empty; return its object there."""
+def send_bytes(payload: Bytes, receiver: int, label: str) -> Bytes | None:
+    """Send the payload of one rank, while those of others are empty; return it on the receiver."""
     here = context.current()
     splits = [payload.size if member == receiver else 0 for member in range(here.topology.size)]
     send = Buffer.from_array(payload)
     received, _ = operations.alltoall(here.world, send, payload.shape, splits, label).run()
     if here.topology.rank != receiver:
         return None
-    return pickle.loads(received.array().tobytes())
+    return np.array(received.array())
+
+
+@collective
+def _send(payload: Bytes, receiver: int, label: str) -> Any:
+    received = send_bytes(payload, receiver, label)
+    return None if received is None else pickle.loads(received.data)
 
 
 @collective
@@ -194,10 +201,7 @@ def call_on_root(function: Callable[[], T]) -> T:
     return cast("T", result)
 
 
-_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
-
-def _packed(obj: object) -> tuple[_Bytes, TypeError | None]:
+def _packed(obj: object) -> tuple[Bytes, TypeError | None]:
     """Return an object's pickle, or that of the reason why it has none and the error."""
     try:
         return pickled(obj), None
@@ -205,14 +209,14 @@ def _packed(obj: object) -> tuple[_Bytes, TypeError | None]:
         return pickled(_Refusal(str(error))), error
 
 
-def _loaded(payload: _Bytes) -> Any:
+def _loaded(payload: Bytes) -> Any:
     obj = pickle.loads(payload.tobytes())
     if isinstance(obj, _Refusal):
         raise TypeError(obj.reason)
     return obj
 
 
-def pickled(obj: object) -> _Bytes:
+def pickled(obj: object) -> Bytes:
     stream = io.BytesIO()
     try:
         _Pickler(stream).dump(obj)

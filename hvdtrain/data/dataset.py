@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.data.sampling import Indices
+from hvdtrain.data.sampling import Indices, sample_generator
 from hvdtrain.errors import UsageError
 
 __all__ = ["Dataset", "Samples", "is_stream"]
@@ -31,6 +31,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.inputs[index], self.labels[index]
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -50,10 +53,19 @@ def is_stream(data: object) -> bool:
 
     torch's IterableDataset, and classes of the same name, have an [index] that only raises.
     """
-    if isinstance(data, Samples):
-        return False
     named = {kind.__name__ for kind in type(data).__mro__}
     return "IterableDataset" in named or not hasattr(data, "__getitem__")
+
+
+Augment = Callable[[Any, np.random.Generator], Any]
+
+
+def augmented(sample: Any, augment: Augment | None, seed: int, epoch: int, index: int) -> Any:
+    """Return (input, target) with the input as a recipe's `augment` changes it in an epoch."""
+    if augment is None:
+        return sample
+    inputs, targets = sample
+    return augment(inputs, sample_generator(seed, epoch, index)), targets
 
 
 class _Selected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import numpy.typing as npt
 from hvdtrain.collective import collective
 from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.saver import best_file, checkpoint_files
+from hvdtrain.train.config_file import resolve
 from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.protocol import TrainingState
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import resolve
 from hvdtrain.train.parameter_server.protocol import ALLREDUCE
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import CONFIG
@@ -30,7 +30,6 @@ class _ReadOnlyLoader(StateLoader):
     """Loads a checkpoint and leaves the directory of its run unchanged."""
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
-        """Load the checkpoint that was found, whatever data the recipe has now (rank 0 only)."""
         path, samples = self.found.path, self.found.content.get("epoch_samples", epoch_samples)
         assert path is not None
         # Not resumed: no step is taken, and no state of an exchange is needed.
@@ -73,20 +72,12 @@ def _checkpoint(run: Path, wanted: str) -> Path:
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Outputs of a model for the samples in files.
-
-    Attributes:
-        outputs: outputs of all samples, [samples, ...].
-    """
-
-    outputs: Array
-    counts: list[tuple[Path, int]]
+# Each file with the number of its samples.
+Counts = list[tuple[Path, int]]
 
 
 @collective
-def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
+def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> tuple[Array, Counts]:
     """Compute the outputs for all samples in files, each on one rank."""
     inputs = [call_everywhere(partial(_read, setup.recipe, path)) for path in files]
     shapes = {array.shape[1:]: path for array, path in zip(inputs, files, strict=True)}
@@ -95,36 +86,34 @@ def predict_files(setup: TrainingSetup, files: Sequence[Path]) -> Predictions:
         raise UsageError(f"the samples of all files must have one shape, got {found}")
     outputs = setup.loop.predict(np.concatenate(inputs))
     counts = [(path, len(array)) for path, array in zip(files, inputs, strict=True)]
-    return Predictions(outputs, counts)
+    return outputs, counts
 
 
-def prediction_lines(predictions: Predictions, classes: Sequence[str] | None) -> Iterator[str]:
+def prediction_lines(
+    outputs: Array, counts: Counts, classes: Sequence[str] | None
+) -> Iterator[str]:
     """Yield a JSON object for each sample."""
-    row = 0
-    for path, count in predictions.counts:
-        for number in range(count):
-            line: dict[str, Any] = {"file": str(path), "row": number}
-            outputs = predictions.outputs[row]
-            if classes is not None and outputs.shape == (len(classes),):
-                best = int(outputs.argmax())
-                line["class"] = classes[best]
-                line["probability"] = float(_softmax(outputs)[best])
-            else:
-                line["output"] = outputs.tolist()
-            yield json.dumps(line)
-            row += 1
+    places = ((path, number) for path, count in counts for number in range(count))
+    for (path, number), output in zip(places, outputs, strict=True):
+        line: dict[str, Any] = {"file": str(path), "row": number}
+        if classes is not None and output.shape == (len(classes),):
+            best = int(output.argmax())
+            powers = np.exp(output.astype(np.float64) - float(output.max()))
+            line["class"] = classes[best]
+            line["probability"] = float(powers[best] / powers.sum())
+        else:
+            line["output"] = output.tolist()
+        yield json.dumps(line)
 
 
-def write_outputs(path: Path, predictions: Predictions) -> None:
-    """Write the outputs of all samples as one array in numpy's .npy format."""
+def write_outputs(path: Path, outputs: Array) -> None:
     try:
-        np.save(path, predictions.outputs, allow_pickle=False)
+        np.save(path, outputs, allow_pickle=False)
     except OSError as error:
         raise UsageError(f"--out {path} cannot be written: {error.strerror}") from error
 
 
 def _read(recipe: Recipe, path: Path) -> Array:
-    """Return the samples in a file, [samples, ...]."""
     try:
         if recipe.read is not None:
             array = np.asarray(recipe.read(path))
@@ -140,9 +129,3 @@ def _read(recipe: Recipe, path: Path) -> Array:
     if array.ndim == 0 or not len(array):
         raise UsageError(f"{path} must hold an array [samples, ...] of at least one sample")
     return array
-
-
-def _softmax(scores: Array) -> Array:
-    powers = np.exp(scores.astype(np.float64) - float(scores.max()))
-    probabilities: Array = powers / powers.sum()
-    return probabilities

@@ -246,11 +246,7 @@ class SummedMetric(RatedMetric, Protocol):
     """A metric computed from sums over samples and ranks."""
 
     def value(self, counts: Counts) -> MetricValue:
-        """Return the value for the sums.
-
-        Args:
-            counts: float64 sums over all samples, [n].
-        """
+        """Return the value for sums over all samples, float64 [n]."""
 
 
 @dataclass(frozen=True)

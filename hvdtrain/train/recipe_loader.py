@@ -16,9 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hvdtrain.advice import did_you_mean
 from hvdtrain.core.exits import own_frame
 from hvdtrain.errors import HvdtrainError, RecipeError, UsageError
+from hvdtrain.train.config_file import shorten
+from hvdtrain.train.option import KINDS
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import shorten
-from hvdtrain.train.options.declare import KINDS
 from hvdtrain.train.recipe import MODULES, Recipe
 
 _NULLS = ("none", "null")
@@ -26,7 +26,6 @@ _SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
 
 
 def convert(value: Any, hint: Any) -> Any:
-    """Return a value converted to an annotation."""
     if hint is Any:
         return value
     if hint in (*KINDS, NoneType):
@@ -42,7 +41,6 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def describe_hint(hint: Any) -> str:
-    """Describe the values that an annotation accepts."""
     if hint in KINDS:
         return KINDS[hint].words
     if hint is NoneType:
@@ -128,7 +126,6 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def recipe_arguments(
     function: Callable[..., Any], title: str, values: Mapping[str, Any], data_dir: Path | None
 ) -> dict[str, Any]:
-    """Return the arguments to call a recipe's function with."""
     parameters = inspect.signature(function).parameters
     known = {name: one for name, one in parameters.items() if one.kind in _BY_NAME}
     hints = _hints(function, known)
@@ -236,15 +233,11 @@ def _load(path: Path, verbose: bool) -> ModuleType:
     except ValueError as error:  # null bytes, in Python 3.11.3 and before
         raise UsageError(f"recipe {path} is no Python: {error}") from error
     sys.modules[module.__name__] = module
-    with _importing_beside(path):
+    with _code_of_user(path, f"{path} cannot be loaded", verbose):
         try:
             exec(code, module.__dict__)
-        except HvdtrainError:
-            raise
         except SyntaxError as error:  # in a module that it imports
             raise _syntax_error(error, path) from error
-        except Exception as error:
-            raise _failed(f"{path} cannot be loaded", error, verbose) from error
     return module
 
 
@@ -276,13 +269,8 @@ def _make(
     if path is None:
         made = function(**arguments)
     else:
-        with _importing_beside(path):
-            try:
-                made = function(**arguments)
-            except HvdtrainError:
-                raise
-            except Exception as error:
-                raise _failed(f"{title} failed", error, verbose) from error
+        with _code_of_user(path, f"{title} failed", verbose):
+            made = function(**arguments)
     if not isinstance(made, Recipe):
         what = "None" if made is None else f"a {type(made).__name__}"
         raise UsageError(f"{title} returned {what}, expected a hvdtrain.train.Recipe")
@@ -290,21 +278,24 @@ def _make(
 
 
 @contextmanager
-def _importing_beside(path: Path) -> Iterator[None]:
-    """Allow imports of modules beside a file, as in a script; installed packages come first."""
+def _code_of_user(path: Path, failed: str, verbose: bool) -> Iterator[None]:
+    """Run code of a user's file: what it raises is a RecipeError, and it imports as a script does.
+
+    Modules are found beside the file, too; installed packages come first.
+    """
     folder = str(path.absolute().parent)
     added = folder not in sys.path
     if added:
         sys.path.append(folder)
     try:
         yield
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"{failed}: {own_frame(error, verbose)}") from error
     finally:
         if added and folder in sys.path:
             sys.path.remove(folder)
-
-
-def _failed(what: str, error: Exception, verbose: bool) -> RecipeError:
-    return RecipeError(f"{what}: {own_frame(error, verbose)}")
 
 
 def _syntax_error(error: SyntaxError, path: Path) -> UsageError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -12,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ import numpy as np
 from hvdtrain import __version__
 from hvdtrain.errors import UsageError
 from hvdtrain.files import remove_leftovers, replacing, unfinished_file
+from hvdtrain.train.config_file import config_text
 from hvdtrain.train.metrics import Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import config_text
-from hvdtrain.train.tracking.tracker import masked
+from hvdtrain.train.tracking.tracker import AppendFile, masked
 
 
 def prepare_directory(directory: Path) -> None:
@@ -126,7 +125,6 @@ class MetricsRecord:
     seconds: float
 
     def line(self) -> dict[str, Any]:
-        """Return the line as a dictionary for JSON."""
         epoch = int(self.epoch) if self.epoch == int(self.epoch) else round(self.epoch, 6)
         return {
             "epoch": epoch,
@@ -185,16 +183,8 @@ def append_lines(
 ) -> None:
     """Append lines to a JSON lines file, all or none."""
     data = "".join(json_text(line) + "\n" for line in lines).encode()
-    with open(directory / name, "ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if sync:
-                os.fsync(file.fileno())
-        except OSError:
-            file.truncate(before)
-            raise
+    with closing(AppendFile(directory / name)) as file:
+        file.write(data, sync)
 
 
 def drop_lines_after(directory: Path, step: int) -> None:
@@ -207,12 +197,6 @@ def drop_lines_after(directory: Path, step: int) -> None:
         kept = [line for line in lines if _step_of(line) <= step]
         with replacing(path) as file:
             file.writelines(f"{line}\n".encode() for line in kept)
-
-
-def write_summary(directory: Path, summary: Summary) -> None:
-    """Write summary.json, replacing an older one."""
-    with replacing(directory / SUMMARY) as file:
-        file.write((json_text(asdict(summary), indent=2) + "\n").encode())
 
 
 def _step_of(line: str) -> float:
@@ -239,32 +223,22 @@ def _finite(value: Any) -> Any:
     return value
 
 
+# Left by a run that is to be resumed, after its checkpoint.
 MARKER = "requeue"
-
-
-def leave_marker(directory: Path, text: str) -> None:
-    """Write the `requeue` file, after the checkpoint that it promises (rank 0 only)."""
-    (directory / MARKER).write_text(f"{text}\n", encoding="utf-8")
-
-
-def remove_marker(directory: Path) -> None:
-    """Remove the `requeue` file of an earlier start (rank 0 only)."""
-    (directory / MARKER).unlink(missing_ok=True)
-
-
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 
 _FRAMEWORKS = ("torch", "tensorflow", "keras", "jax")
 
 
-def describe_environment(options: TrainOptions, hosts: Sequence[str]) -> dict[str, Any]:
-    """Return the environment of this process, for JSON (local; takes at most half a minute).
+def write_environment(directory: Path, options: TrainOptions, hosts: Sequence[str]) -> None:
+    """Write all options, without passwords, and the environment of this process (rank 0 only).
 
-    Versions of frameworks and of the MPI library are included if they are loaded.
+    config.yaml is in the format that --config reads. Versions of frameworks and of the MPI library
+    are included if they are loaded. It takes at most half a minute.
     """
     recipe = options.recipe_location.path
-    return {
+    facts = {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(map(masked, sys.orig_argv)),
         "hosts": list(hosts),
@@ -274,16 +248,12 @@ def describe_environment(options: TrainOptions, hosts: Sequence[str]) -> dict[st
             "working_directory": git_state(Path.cwd()),
         },
     }
-
-
-def write_environment(directory: Path, options: TrainOptions, hosts: Sequence[str]) -> None:
-    """Write all options, without passwords, and the environment (rank 0 only).
-
-    config.yaml is in the format that --config reads.
-    """
-    facts = describe_environment(options, hosts)
-    _write(directory / CONFIG, masked(config_text(options)))
-    _write(directory / ENVIRONMENT, json.dumps(facts, indent=2) + "\n")
+    for name, text in (
+        (CONFIG, masked(config_text(options))),
+        (ENVIRONMENT, json.dumps(facts, indent=2) + "\n"),
+    ):
+        with replacing(directory / name) as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
 
 
 def _versions() -> dict[str, str | None]:
@@ -298,11 +268,6 @@ def _versions() -> dict[str, str | None]:
         **loaded,
         "mpi": library,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
 
 
 _TIMEOUT_SECONDS = 5.0

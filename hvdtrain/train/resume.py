@@ -29,17 +29,17 @@ from hvdtrain.train.checkpoint.saver import (
     newest_good,
 )
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import (
     Array,
-    ExchangeRecord,
     Framework,
     TrainingLoop,
     TrainingState,
 )
 from hvdtrain.train.metrics import Totals
 from hvdtrain.train.options import RUNS, TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.records import (
+    MARKER,
     METRICS,
     SUMMARY,
     RanksJoined,
@@ -47,7 +47,6 @@ from hvdtrain.train.records import (
     drop_lines_after,
     new_directory,
     prepare_directory,
-    remove_marker,
     usage_errors,
 )
 from hvdtrain.world import promised_world
@@ -227,6 +226,7 @@ class RunState:
         taken: steps since `progress`.
         pause_due: whether a pause follows the steps taken.
         trained: the weights and everything else that checkpoints hold.
+        epoch_samples: samples of an epoch, after stop().
         failures, joins: ranks that were lost and that have joined before this start.
     """
 
@@ -238,6 +238,7 @@ class RunState:
     taken: int = 0
     pause_due: bool = False
     trained: Any = None
+    epoch_samples: int = 0
     failures: Sequence[RanksLost] = ()
     joins: Sequence[RanksJoined] = ()
 
@@ -259,7 +260,7 @@ class RunState:
 
     def stop(self, global_batch_size: int, epoch_samples: int) -> None:
         """Note how far this rank has got when others ended."""
-        last = self.progress
+        last, self.epoch_samples = self.progress, epoch_samples
         if self.pausing is not None:
             self.pausing = self.timed(self.pausing)
         if self.taken:
@@ -340,7 +341,7 @@ class StateLoader:
     def __init__(self, options: TrainOptions) -> None:
         self._options = options
         self.found = LoadedCheckpoint()
-        self._exchange: ExchangeRecord | None = None
+        self._exchange: dict[str, Any] | None = None
 
     def find(self, library: TensorLibrary) -> WorldSettings:
         """Find the state, before the model is built; warn about damaged files (rank 0 only)."""
@@ -386,7 +387,7 @@ class StateLoader:
                 directory = new_directory(RUNS, Path(options.recipe.partition(":")[0]).stem)
             else:
                 prepare_directory(directory)
-                remove_marker(directory)
+                (directory / MARKER).unlink(missing_ok=True)  # of an earlier start
                 drop_lines_after(directory, progress.step)
                 _mark_if_best(directory, path, progress)
         return RunState(directory, progress, origin, path is not None)

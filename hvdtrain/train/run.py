@@ -16,14 +16,21 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.errors import HostsUpdatedInterrupt, RanksLostError, TooFewRanksError, TrainingError
 from hvdtrain.topology import format_ranks
 from hvdtrain.train.callbacks import Callbacks, CallbackState
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.gather import on_this_rank
 from hvdtrain.train.loop.heartbeat import Heartbeat, peak_memory
 from hvdtrain.train.loop.replica_check import replica_difference, require_finite
-from hvdtrain.train.loop.snapshots import EVALUATE, SAVE, SNAPSHOT, Snapshots, Triggers
+from hvdtrain.train.loop.snapshots import (
+    EVALUATE,
+    LOG,
+    SAVE,
+    SNAPSHOT,
+    WATCH,
+    Snapshots,
+    intervals_of,
+)
 from hvdtrain.train.metrics import Totals, Values, improved, require_number
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
-from hvdtrain.train.options.declare import Interval
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.records import MetricsRecord, Seconds, Summary
 from hvdtrain.train.resume import BestEvaluation, Progress, RunState
@@ -72,7 +79,7 @@ class Run:
         self._state.start_clock(setup.world)
         self._state.trained = setup.loop.state
         self._heartbeat, self._run_log = heartbeat, run_log
-        self._triggers = Triggers.of(options)
+        self._intervals = intervals_of(options)
         self._reserved, self._watch_due = False, False
         self._unlogged, self._unlogged_seconds = Totals(), 0.0
         self._evaluated: MetricsRecord | None = None
@@ -237,7 +244,9 @@ class Run:
         due = heartbeat.interrupts or bool(heartbeat.due - {SNAPSHOT})
         due |= self._callbacks.stop_rank is not None
         self._state.pause_due = (
-            due or self._triggers.pauses(step) or self._snapshot_is_due(step, None)
+            due
+            or any(every.after_step(step) for every in self._intervals.values())
+            or self._snapshot_is_due(step, None)
         )
         return not self._state.pause_due
 
@@ -272,7 +281,7 @@ class Run:
     def _pause(self, whole: bool, speed: float) -> None:
         """Do what is due between two steps."""
         progress, step = self._progress, self._progress.step
-        if self._triggers.logs(step):
+        if self._is_due(LOG, whole):
             self._log()
         lines: list[MetricsRecord] = []
         values = Values()
@@ -282,7 +291,7 @@ class Run:
                 lines.append(self._metrics("train", values, speed))
             self._state.progress = progress.next_epoch()
         better = False
-        if self._is_due(EVALUATE, self._triggers.evaluate, whole):
+        if self._is_due(EVALUATE, whole):
             better = self._evaluate(lines)
         if whole:
             self._call("on_epoch_end", lambda: values)
@@ -290,22 +299,25 @@ class Run:
             self._terminal.print(epoch_lines(lines, self._step_plan.epochs))
             if self._run_log is not None:
                 self._run_log.write(lines)
-        self._watch_due |= self._triggers.watches(step, whole)
+        self._watch_due |= self._is_due(WATCH, whole)
         # A check must not change the weights, so it waits until they are equal anyway.
         if self._watch_due and self._loop.synchronized:
             self._compare_ranks()
         stops = self._heartbeat.stop_rank is not None
-        if better or stops or self._is_due(SAVE, self._triggers.save, whole):
+        if better or stops or self._is_due(SAVE, whole):
             self._save(better)
         if self._snapshot_is_due(step, self._progress.epoch if whole else None):
             self._take_snapshot()
 
-    def _is_due(self, timer: str, every: Interval, whole: bool) -> bool:
-        """Return whether to evaluate or to save after a step, which may end an epoch."""
-        return (
-            timer in self._heartbeat.due
-            or every.after_step(self._progress.step)
-            or (whole and every.after_epoch(self._progress.epoch))
+    def _is_due(self, what: str, whole: bool) -> bool:
+        """Return whether something is due after a step, which may end an epoch."""
+        every = self._intervals.get(what)
+        return what in self._heartbeat.due or (
+            every is not None
+            and (
+                every.after_step(self._progress.step)
+                or (whole and every.after_epoch(self._progress.epoch))
+            )
         )
 
     def _log(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from hvdtrain.files import replacing
 from hvdtrain.train.checkpoint.saver import Saver, best_file
 from hvdtrain.train.loop.heartbeat import HeartbeatReport, RankStatistics
-from hvdtrain.train.loop.protocol import ExchangeRecord
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.records import (
     CONFIG,
+    MARKER,
     METRICS,
     RANKS,
     STEPS,
@@ -19,9 +21,8 @@ from hvdtrain.train.records import (
     MetricsRecord,
     Summary,
     append_lines,
-    leave_marker,
+    json_text,
     usage_errors,
-    write_summary,
 )
 from hvdtrain.train.resume import Progress, checkpoint_content, world_settings
 from hvdtrain.train.setup import TrainingSetup
@@ -75,20 +76,20 @@ class RunLog:
         for line in lines:
             self._trackers.log(metric_values(line.line()), line.step, line.seconds)
 
-    def save(self, progress: Progress, exchange: ExchangeRecord | None, best: bool) -> None:
+    def save(self, progress: Progress, exchange: dict[str, Any] | None, best: bool) -> None:
         """Start writing a checkpoint, and report what went wrong with earlier ones."""
         about, state = self._about(progress, exchange), self._setup.loop.state
         self._saver.save(progress.epoch, progress.done, state, about, best)
         for problem in self._saver.problems():
             print(f"hvdtrain: {problem}; training continues", file=sys.stderr, flush=True)
 
-    def content(self, progress: Progress, exchange: ExchangeRecord | None) -> dict[str, Any]:
+    def content(self, progress: Progress, exchange: dict[str, Any] | None) -> dict[str, Any]:
         """Return what save() would write; it lasts until the next snapshot of the state."""
         self._saver.wait()  # for a checkpoint that is being written: snapshots share memory
         about = self._about(progress, exchange)
         return {**about, **self._setup.loop.state.snapshot().content()}
 
-    def _about(self, progress: Progress, exchange: ExchangeRecord | None) -> dict[str, Any]:
+    def _about(self, progress: Progress, exchange: dict[str, Any] | None) -> dict[str, Any]:
         setup = self._setup
         about = checkpoint_content(progress, self._options, setup.step_plan.samples)
         about["world"] = world_settings(setup.world, setup.loop, setup.threads)
@@ -105,7 +106,7 @@ class RunLog:
         """Write the `requeue` file of a run that is to be resumed, after its checkpoint."""
         self._saver.finish()
         with usage_errors(self._directory):
-            leave_marker(self._directory, text)
+            (self._directory / MARKER).write_text(f"{text}\n", encoding="utf-8")
         self._trackers.end("stopped")
 
     def ended(self, summary: Summary) -> list[str]:
@@ -114,8 +115,8 @@ class RunLog:
         line = self.statistics.line(summary.steps, summary.seconds.total, at_once=True)
         if line is not None:
             self._append(RANKS, [line], sync=False)
-        with usage_errors(self._directory):
-            write_summary(self._directory, summary)
+        with usage_errors(self._directory), replacing(self._directory / SUMMARY) as file:
+            file.write((json_text(asdict(summary), indent=2) + "\n").encode())
         best = best_file(self._directory)
         for path in (self._directory / CONFIG, self._directory / SUMMARY, best or newest):
             if path is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.loop.gather import call_everywhere
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
 from hvdtrain.train.loop.protocol import TrainingState
-from hvdtrain.train.loop.snapshots import Snapshots, Triggers, needs_snapshots
+from hvdtrain.train.loop.snapshots import Snapshots, needs_snapshots, timers_of
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.records import (
@@ -35,7 +35,13 @@ from hvdtrain.train.records import (
     usage_errors,
     write_environment,
 )
-from hvdtrain.train.resume import RunState, StateLoader, WorldSettings, announced
+from hvdtrain.train.resume import (
+    RunState,
+    StateLoader,
+    WorldSettings,
+    announced,
+    checkpoint_content,
+)
 from hvdtrain.train.run import Run
 from hvdtrain.train.run_log import RunLog
 from hvdtrain.train.setup import RecipeFactory, TrainingSetup, join_world, set_up
@@ -140,7 +146,6 @@ class _Session:
 
     @collective
     def train(self) -> Summary | None:
-        """Train until the end of the run."""
         goes_on = False
         while True:
             try:
@@ -202,13 +207,13 @@ class _Session:
         """Train with the ranks that are left, and with one that has joined."""
         self._share_history()
         before, snapshots = self._before, self._snapshots
-        loader: StateLoader
+        agreed: dict[str, Any] = {}
         reached = None  # the steps done, where it may go back to fewer
         if snapshots is None:
-            loader = _agree(self._options, before)
+            agreed = _agree(self._options, before)
         else:
             reached = snapshots.find(-1 if before is None else before.progress.step)
-            loader = SnapshotLoader(self._options, before, snapshots)
+        loader = SurvivorLoader(self._options, before, agreed, snapshots)
         ranks = self._ranks if self._options.elastic_batch == "keep" else None
         setup = set_up(self._options, self._make_recipe, loader, ranks)
         return self._train(setup, self._note_changes(setup, reached))
@@ -280,7 +285,7 @@ class _Session:
             terminal.print(lines)
             run_log = _open_run_log(options, setup)
             timers = {} if self._snapshots is None else self._snapshots.timers
-            heartbeat = Heartbeat(world, self._signals, {**Triggers.of(options).timers, **timers})
+            heartbeat = Heartbeat(world, self._signals, {**timers_of(options), **timers})
             try:
                 given = setup.recipe.callbacks, self._callbacks
                 found = call_everywhere(lambda: setup.loop.callbacks(*given))
@@ -338,90 +343,76 @@ def _open_run_log(options: TrainOptions, setup: TrainingSetup) -> RunLog | None:
     return opened[0] if opened else None
 
 
-class MemoryLoader(StateLoader):
-    """Goes on with the state of one of the ranks that are left; see _agree()."""
+class SurvivorLoader(StateLoader):
+    """Goes on with the state that the ranks that are left agree on, or with the last snapshot.
 
-    def __init__(self, options: TrainOptions, agreed: RunState, content: Mapping[str, Any]) -> None:
-        super().__init__(options)
-        self._agreed, self._content = agreed, content
-
-    def find(self, library: TensorLibrary) -> WorldSettings:
-        """Return no settings: there are other ranks than before (rank 0 only)."""
-        return WorldSettings()
-
-    def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
-        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
-        state.load(self._content)
-        self._content = {}  # as large as the model
-        # Lines of the last step are written again where what follows it is done again.
-        again = self._agreed.pausing is not None
-        drop_lines_after(self._agreed.directory, self._agreed.progress.step - again)
-        return self._agreed
-
-
-class SnapshotLoader(StateLoader):
-    """Goes back to the last snapshot in memory, or else to the newest checkpoint of the run."""
+    Without either, with the newest checkpoint of the run, whose settings are for other ranks.
+    """
 
     def __init__(
-        self, options: TrainOptions, before: RunState | None, snapshots: Snapshots
+        self,
+        options: TrainOptions,
+        before: RunState | None,
+        agreed: dict[str, Any],
+        snapshots: Snapshots | None,
     ) -> None:
         super().__init__(options)
-        self._before, self._snapshots = before, snapshots
+        self._before, self._agreed, self._snapshots = before, agreed, snapshots
 
     def find(self, library: TensorLibrary) -> WorldSettings:
-        """Find what to go back to, and return no settings: there are other ranks (rank 0 only)."""
         assert self._before is not None
         directory, resumed = self._before.directory, self._options.resume
+        if self._snapshots is None:
+            self.found = LoadedCheckpoint(Path("the ranks that are left"), self._agreed)
+            self._agreed = {}  # as large as the model
+            return WorldSettings()
         snapshot = self._snapshots.content()
-        found = LoadedCheckpoint()
         if snapshot:
-            found = LoadedCheckpoint(Path("snapshot in memory"), snapshot)
+            self.found = LoadedCheckpoint(Path("snapshot in memory"), snapshot)
         position = (snapshot["epoch"], snapshot["done"]) if snapshot else NO_POSITION
         # Else the best checkpoint of the directory could be one of steps that are taken again.
         with usage_errors(directory):
             saved = newest_good(directory, library, position)
         self._warn(saved.bad)
         if saved.path is not None:
-            found = saved
-        elif found.path is None and resumed not in ("auto", "never"):
-            found = LoadedCheckpoint(Path(resumed), load_checkpoint(Path(resumed), library))
-        self.found = found
+            self.found = saved
+        elif not snapshot and resumed not in ("auto", "never"):
+            self.found = LoadedCheckpoint(Path(resumed), load_checkpoint(Path(resumed), library))
         return WorldSettings()
 
     def begin_run(self, epoch_samples: int, state: TrainingState) -> RunState:
-        """Load the state, and remove lines about steps that are taken again (rank 0 only)."""
         assert self._before is not None
         path, directory, times = self.found.path, self._before.directory, self._before.progress
-        progress = self._restore(epoch_samples, state)
-        origin = "the start: there is no snapshot and no checkpoint"
-        if path is not None:
-            origin = f"{path}, {progress.text} done"
-        drop_lines_after(directory, progress.step)
+        again = self.found.content.get("pausing", False)
         progress = replace(
-            progress,
+            self._restore(epoch_samples, state),
             total_seconds=times.total_seconds,
             communicate_seconds=times.communicate_seconds,
         )
-        return RunState(directory, progress, origin, path is not None)
+        origin = "the start: there is no snapshot and no checkpoint"
+        if path is not None:
+            origin = f"{path}, {progress.text} done"
+        # Lines of the last step are written again where what follows it is done again.
+        drop_lines_after(directory, progress.step - again)
+        return RunState(
+            directory, progress, origin, path is not None, pausing=progress if again else None
+        )
 
 
 @collective
-def _agree(options: TrainOptions, before: RunState | None) -> MemoryLoader:
-    """Return what all ranks continue from: the state of one furthest ahead."""
+def _agree(options: TrainOptions, before: RunState | None) -> dict[str, Any]:
+    """Return what all ranks continue from, on rank 0: the state of one furthest ahead."""
     reached = None if before is None else (before.progress.step, before.paused)
     rows = allgather_object(reached, "progress")
     there = [row for row in rows if row is not None]
     furthest = max(step for step, _ in there)
     leader = [row and row[0] for row in rows].index(furthest)
     paused = all(row == (furthest, True) for row in there)
-    told: Any = None
-    content: Mapping[str, Any] = {}
+    content: dict[str, Any] = {}
     if before is not None and context.current().topology.rank == leader:
         progress = before.progress if paused else before.pausing or before.progress
-        origin = f"the ranks that are left, {progress.text} done"
-        told = RunState(before.directory, progress, origin, True, None if paused else progress)
-        content = before.trained.snapshot().content()
-    agreed = broadcast_object(told, leader, "progress")
+        about = checkpoint_content(progress, options, before.epoch_samples)
+        content = {**about, "pausing": not paused, **before.trained.snapshot().content()}
     if leader:
         content = broadcast_object(content, leader, "state")
-    return MemoryLoader(options, agreed, content)
+    return content

@@ -18,12 +18,12 @@ from hvdtrain.core.objects import allgather_object, call_on_root
 from hvdtrain.data.dataset import is_stream, selected
 from hvdtrain.devices import require_own_devices
 from hvdtrain.errors import UsageError
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.gather import call_everywhere, require_same_options
 from hvdtrain.train.loop.protocol import Framework, TrainingLoop
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import require_known
 from hvdtrain.train.options import BACKENDS, TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.recipe_loader import load_recipe
 from hvdtrain.train.resume import RunState, StateLoader
@@ -46,7 +46,6 @@ class TrainingSetup:
 
     @property
     def test_samples(self) -> int:
-        """The number of test samples."""
         return 0 if self.recipe.test is None else len(self.recipe.test)
 
 
@@ -111,7 +110,6 @@ def _prepare(
 
 
 def _plan_steps(options: TrainOptions, recipe: Recipe, world: Context) -> StepPlan:
-    """Return the steps of a run."""
     size, stream, test = world.topology.size, is_stream(recipe.train), recipe.test
     if test is not None and (is_stream(test) or not hasattr(test, "__len__") or not len(test)):
         raise UsageError(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hvdtrain import __version__
 from hvdtrain.topology import format_by_rank, format_ranks
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.metrics import Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.records import MetricsRecord, RanksJoined, RanksLost, Summary
 from hvdtrain.train.resume import Progress
 from hvdtrain.train.setup import TrainingSetup
@@ -31,7 +31,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
     world, samples = setup.world, setup.step_plan.samples
     size, hosts = world.topology.size, world.topology.hosts
     library = "" if world.library == "none" else f", {world.library}"
-    batch = options.samples_per_step(size)
+    batch, epochs = options.samples_per_step(size), setup.step_plan.epochs
     whole = f": all {samples} training samples in one step" if batch > samples else ""
     per_rank = "" if options.global_batch_size else f" ({options.samples_per_step(1)} per rank)"
     lines = {
@@ -41,7 +41,7 @@ def header_lines(options: TrainOptions, setup: TrainingSetup) -> list[str]:
         "device": device_text(setup.devices),
         "data": f"{samples} training and {setup.test_samples} test samples",
         "batch": f"{counted(batch, 'sample')} of all ranks{per_rank}{whole}",
-        "epochs": _epochs_text(options, setup.step_plan.epochs),
+        "epochs": f"{epochs} ({options.epochs} divided by the ranks)" * options.divide_epochs,
         "servers": _servers_text(options, size),
         "lr": _lr_text(options, size, setup),
         "buckets": world.buckets if size > 1 and options.verbose else "",
@@ -71,10 +71,6 @@ def exchange_text(options: TrainOptions, hosts: int) -> str:
     if hosts == 1 and exchange.on_one_node:  # which the exchange itself says when it begins
         return options.exchange
     return f"{options.exchange}. {exchange.exactness}"
-
-
-def _epochs_text(options: TrainOptions, epochs: int) -> str:
-    return f"{epochs} ({options.epochs} divided by the ranks)" if options.divide_epochs else ""
 
 
 def _lr_text(options: TrainOptions, size: int, setup: TrainingSetup) -> str:
@@ -130,7 +126,6 @@ def epoch_lines(lines: Sequence[MetricsRecord], epochs: int) -> list[str]:
 
 
 def lost_line(failure: RanksLost) -> str:
-    """Return the line about ranks that ended while the others continued."""
     step = f"step {failure.step + failure.again}"
     what = f"left after {step} (SIGUSR2)" if failure.left else f"ended after {step}"
     back = f" from step {failure.step}" if failure.again else ""
@@ -138,7 +133,6 @@ def lost_line(failure: RanksLost) -> str:
 
 
 def joined_line(join: RanksJoined) -> str:
-    """Return the line about ranks that joined the others."""
     return f"{format_ranks(join.joined)} joined after step {join.step}: {_continues(join)}"
 
 
@@ -218,7 +212,6 @@ def dry_run_line(seconds: float, memory: Sequence[str]) -> str:
 
 
 def _server_lines(counts: Mapping[str, Any] | None) -> list[str]:
-    """Describe the gradients that a parameter server has received."""
     if counts is None:
         return []
     shards = f" of {counts['servers']} shards" if counts["servers"] > 1 else ""
@@ -247,7 +240,6 @@ class Terminal:
             self._bar.stop()
 
     def print(self, lines: Iterable[str]) -> None:
-        """Print lines above the bar."""
         for line in lines if self._prints else ():
             if self._bar is None:
                 builtins.print(line, flush=True)
@@ -266,7 +258,6 @@ class Terminal:
         self.print(lines)
 
     def begin(self, title: str, steps: int, done: int = 0, later: int = 0) -> None:
-        """Start the bar of an epoch."""
         if self._bar is None:
             return
         fields: dict[str, Any] = {"learned": "", "slowest": "", "speed": None}
@@ -276,19 +267,16 @@ class Terminal:
         self._bar.add_task(title, total=steps, completed=done, **{**fields, "later": later})
 
     def advance(self) -> None:
-        """Count one step."""
         if self._bar is not None and self._bar.task_ids:
             self._bar.advance(self._bar.task_ids[-1])
 
     def show_training(self, line: MetricsRecord) -> None:
-        """Show the values of a line of steps.jsonl."""
         text = (
             f"{line.samples_per_second:.0f} samples/s  lr {line.lr:.4g}  {values_text(line.values)}"
         )
         self._show(learned=text)
 
     def show_slowest(self, rank: int, share: float) -> None:
-        """Show the rank that the others wait for."""
         self._show(slowest=f"slowest: rank {rank}, computing {share:.0%}")
 
     def _show(self, **fields: Any) -> None:

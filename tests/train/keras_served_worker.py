@@ -21,7 +21,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.train.checkpoint.file import load_checkpoint
 from hvdtrain.train.checkpoint.saver import checkpoint_files
 from hvdtrain.train.keras.fit import sum_over_samples
-from hvdtrain.train.keras.framework import build_recipe
+from hvdtrain.train.keras.framework import KerasFramework
 from hvdtrain.train.loop.step_plan import padded
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
@@ -64,7 +64,7 @@ def decayed(rate: Any) -> Any:
 
 def plain_weights(make: Callable[[], Recipe], optimizer: Any, dtype: str) -> dict[str, Any]:
     options = TrainOptions(recipe="served.py:recipe", **COMMON, dtype=dtype)
-    made = build_recipe(make, options, context.current().topology)
+    made = KerasFramework(options).build(make, context.current().topology)
     model, samples = made.model, made.train
     model.compile(optimizer, sum_over_samples(made.loss))
     steps = sampling.steps_per_epoch(len(samples), BATCH)

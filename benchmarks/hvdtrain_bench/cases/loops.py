@@ -19,7 +19,7 @@ from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import GlobalBatchSampler
 from hvdtrain.train.callbacks import Callbacks
 from hvdtrain.train.loop.heartbeat import Heartbeat, StopSignals
-from hvdtrain.train.loop.snapshots import Triggers
+from hvdtrain.train.loop.snapshots import timers_of
 from hvdtrain.train.metrics import Accuracy
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
@@ -182,7 +182,7 @@ def _case(ranks: Ranks, task: _Task, repeats: int, folder: Path) -> dict[str, li
 
     turns = _Turns(ranks, by_hand, check)
     with StopSignals() as signals:
-        heartbeat = Heartbeat(built.world, signals, Triggers.of(options).timers)
+        heartbeat = Heartbeat(built.world, signals, timers_of(options))
         run_log = _run_log(options, built, folder) if ranks.rank == 0 else None
         Run(options, built, turns, heartbeat, run_log, Callbacks([], verbose=False)).run()
         if run_log is not None:

@@ -134,8 +134,6 @@ class Saver:
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
         self._directory, self._keep = directory, keep
         self.newest: Path | None = None
         self._thread: threading.Thread | None = None

@@ -12,22 +12,18 @@ import numpy as np
 
 import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
-from hvdtrain.core.gradients.exchange import Kind
-from hvdtrain.data.dataset import Samples, is_stream
+from hvdtrain.data.dataset import Samples, augmented, is_stream
 from hvdtrain.data.sampling import (
     Indices,
-    sample_generator,
     sample_seed,
     seed_generators,
     step_seed,
 )
 from hvdtrain.errors import UnsupportedError, UsageError
-from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.callbacks import Callback, CallbackState
 from hvdtrain.train.loop.protocol import Array
 from hvdtrain.train.loop.step_plan import StepPlan, padded
 from hvdtrain.train.metrics import Counts, Totals
-from hvdtrain.train.optimizers.schedule import OptimizerOptions, weight_decay_of
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 
@@ -82,7 +78,6 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
         self._sums = self.add_weight(shape=(2,), initializer="zeros", name="sums")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add a batch."""
         ops = keras.ops
         # At least float32, so that sums of half types keep their precision.
         counted = ops.cast(ops.reshape(sample_weight, [-1]) > 0, self._sums.dtype)
@@ -96,14 +91,12 @@ class KerasMetricSums(keras.metrics.Metric):  # type: ignore[misc]
         return self._sums[1]
 
     def reset_state(self) -> None:
-        """Reset all sums to zero."""
         self._sums.assign(keras.ops.zeros(self._sums.shape, self._sums.dtype))
         for metric in self._inner:
             metric.reset_state()
 
     @collective
     def reduce(self) -> Totals:
-        """Return the sums over all ranks."""
         arrays = [_flat([self._sums]), *(_flat(metric.variables) for metric in self._inner)]
         sums = hvd.allreduce(np.concatenate(arrays), name="score", op=hvd.Sum)
         (loss, samples), *counts = np.split(sums, np.cumsum([len(a) for a in arrays])[:-1])
@@ -141,14 +134,16 @@ def _flat(variables: Any) -> Any:
 _NOT_DECAYED = ["bias", "beta", "gamma"]
 
 
-def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
-    """Return the optimizer that the options name.
+def plain_optimizer(recipe: Recipe, options: TrainOptions, lr: Any) -> Any:
+    """Return the optimizer of a recipe or of the options.
 
-    All of them clip the gradient by its global norm and, as Keras does, subtract the weight decay
-    times the learning rate from the weights before the step. LAMB's decay is outside its ratio, and
-    excludes biases and normalization.
+    Those of the options clip the gradient by its global norm and, as Keras does, subtract the
+    weight decay times the learning rate from the weights before the step. LAMB's decay is outside
+    its ratio, and excludes biases and normalization.
     """
-    optimizers, decay = keras.optimizers, weight_decay_of(options)
+    if recipe.optimizer is not None:
+        return recipe.optimizer(lr)
+    optimizers, decay = keras.optimizers, options.used_weight_decay
     common = {
         "learning_rate": lr,
         # None saves a pass over the weights; but AdamW does not accept None.
@@ -157,8 +152,6 @@ def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
         "name": "optimizer",
     }
     match options.optimizer:
-        case "sgd":
-            return optimizers.SGD(momentum=options.momentum, **common)
         case "adam":
             return optimizers.Adam(epsilon=1e-8, **common)
         case "adamw":
@@ -167,10 +160,7 @@ def keras_optimizer(options: OptimizerOptions, lr: Any) -> Any:
             optimizer = optimizers.Lamb(epsilon=1e-6, **common)
             optimizer.exclude_from_weight_decay(var_names=_NOT_DECAYED)
             return optimizer
-    raise UsageError(
-        f"--optimizer {options.optimizer} goes with --framework torch only: Keras has sgd, adam, "
-        "adamw and lamb"
-    )
+    return optimizers.SGD(momentum=options.momentum, **common)
 
 
 class SampleReader:
@@ -197,13 +187,10 @@ class SampleReader:
         return self._cast(inputs), self._cast(targets)
 
     def _sample(self, index: int, epoch: int) -> tuple[Any, Any]:
-        if isinstance(self._data, Samples):
-            inputs, targets = self._data.inputs[index], self._data.labels[index]
-        else:
+        if not isinstance(self._data, Samples):
             seed_generators(sample_seed(self._seed, epoch, index))
-            inputs, targets = self._data[index]
-        if self._augment is not None:
-            inputs = self._augment(inputs, sample_generator(self._seed, epoch, index))
+        sample = self._data[index]
+        inputs, targets = augmented(sample, self._augment, self._seed, epoch, index)
         return np.asarray(inputs), np.asarray(targets)
 
     def _cast(self, array: Any) -> Any:
@@ -251,12 +238,6 @@ class BatchDataset(keras.utils.PyDataset):  # type: ignore[misc]
         pairs = zip(self._batches, parts, strict=True)
         weights = np.concatenate([self._weights(batch, counted) for batch, (_, counted) in pairs])
         return {"x": inputs, "y": targets, "sample_weight": weights, "batch_size": self._rows}
-
-
-def counted_samples(x: BackendTensor, y: BackendTensor, weights: BackendTensor) -> BackendTensor:
-    """Return the number of samples of a batch of BatchDataset that are not padding."""
-    counted: BackendTensor = keras.ops.sum(keras.ops.cast(keras.ops.greater(weights, 0), "float32"))
-    return counted
 
 
 class StepCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -340,24 +321,13 @@ class StepPlanSchedule(
 
     def __init__(self, step_plan: StepPlan) -> None:
         self.ahead: int | None = None
-        steps = step_plan.schedule.steps
-        rates = [step_plan.lr(step) for step in range(steps)]
+        rates = [step_plan.lr(step) for step in range(step_plan.steps)]
         self._rates = np.array(rates, keras.config.floatx())
 
     def __call__(self, step: Any) -> Any:
-        """Return the learning rate of a step, a tensor of the backend."""
         index = keras.ops.cast(step, "int32") + (self.ahead or 0)
         index = keras.ops.clip(index, 0, len(self._rates) - 1)
         return keras.ops.take(keras.ops.convert_to_tensor(self._rates), index)
-
-
-def plain_optimizer(
-    recipe: Recipe, options: TrainOptions, schedule: keras.optimizers.schedules.LearningRateSchedule
-) -> Any:
-    """Return the optimizer of a recipe or of the options."""
-    if recipe.optimizer is None:
-        return keras_optimizer(options, schedule)
-    return recipe.optimizer(schedule)
 
 
 def distributed_optimizer(
@@ -381,20 +351,3 @@ def distributed_optimizer(
         weights.flush_in_fit = False  # a run calls `fit` for a part of an epoch, and flushes itself
     optimizer.build(recipe.model.trainable_variables)
     return optimizer
-
-
-def sample_scale(optimizer: Any, size: int) -> float | None:
-    """Return the factor of sample weights that BatchDataset takes.
-
-    The average over ranks is the gradient of the mean, to which every rank adds the same gradient
-    of the regularizers. An exchange of weights takes the gradient of a rank's own mean.
-    """
-    return None if optimizer.hvdtrain_reduction.settings.weights else float(size)
-
-
-def compile_model(model: Any, optimizer: Any, loss: Any, sums: keras.metrics.Metric) -> None:
-    """Compile the model of a run."""
-    model.compile(optimizer, loss, weighted_metrics=[sums])
-    exchange = optimizer.hvdtrain_reduction.settings.make_exchange()
-    if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:
-        optimizer.sample_weight = counted_samples

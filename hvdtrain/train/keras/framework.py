@@ -24,25 +24,9 @@ from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.recipe import Recipe
 
+# The devices that TensorFlow has been given.
 _prepared: list[Device] = []
-
-
-def _prepare(backend: str, topology: Topology, options: TrainOptions) -> Device:
-    """Pin a device or take a share of the cores, and return the device.
-
-    TensorFlow has begun where ranks were lost: the others then keep what they have. JAX cannot be
-    limited to a share of the cores.
-    """
-    match backend:
-        case "jax":
-            return _prepare_jax(topology, options)
-        case "tensorflow":
-            if not (context.current().changed and _prepared):
-                _prepared.append(_prepare_tensorflow(topology, options))
-            return _prepared[-1]
-    from hvdtrain.train.torch import device
-
-    return device.prepare(topology, options)
+_LARGEST_SEED = 2**32
 
 
 def _prepare_tensorflow(topology: Topology, options: TrainOptions) -> Device:
@@ -144,10 +128,40 @@ class KerasFramework(Framework):
         self.title = f"keras on {self._backend}"
 
     def prepare(self, topology: Topology) -> None:
-        self._device = _prepare(self._backend, topology, self._options)
+        match self._backend:
+            case "jax":  # which cannot be limited to a share of the cores
+                self._device = _prepare_jax(topology, self._options)
+            case "tensorflow":
+                # It has begun where ranks were lost: the others then keep what they have.
+                if not (context.current().changed and _prepared):
+                    _prepared.append(_prepare_tensorflow(topology, self._options))
+                self._device = _prepared[-1]
+            case _:
+                from hvdtrain.train.torch import device
+
+                self._device = device.prepare(topology, self._options)
 
     def build(self, make_recipe: Callable[[], Recipe], topology: Topology) -> Recipe:
-        return build_recipe(make_recipe, self._options, topology)
+        options = self._options
+        # Checkpoints identify variables by paths, which contain a count of the process's layers.
+        keras.utils.clear_session(free_memory=False)
+        keras.config.set_floatx(options.dtype)
+        policy = "mixed_bfloat16" if options.amp == "bf16" else options.dtype
+        keras.config.set_dtype_policy(policy)
+        seed = options.seed + topology.rank
+        keras.utils.set_random_seed(seed % _LARGEST_SEED)
+        seed_generators(seed)
+        recipe = make_recipe()
+        wanted = {"model": keras.Model, "loss": keras.losses.Loss}
+        for part, kind in wanted.items():
+            found = getattr(recipe, part)
+            if not isinstance(found, kind):
+                raise UsageError(
+                    f"the {part} of {options.recipe} is a {type(found).__name__}, not a "
+                    f"keras.{kind.__name__}: for a {part} of torch, add --framework torch"
+                )
+        require_adding_metrics(recipe.metrics)
+        return recipe
 
     def device(self) -> Device:
         return self._device
@@ -158,31 +172,3 @@ class KerasFramework(Framework):
         if server is not None:
             return ServedKerasLoop(recipe, step_plan, server)
         return KerasLoop(recipe, step_plan)
-
-
-_LARGEST_SEED = 2**32
-
-
-def build_recipe(
-    make_recipe: Callable[[], Recipe], options: TrainOptions, topology: Topology
-) -> Recipe:
-    """Call a recipe with this rank's random generators seeded, and check it."""
-    # Checkpoints identify variables by paths, which contain a count of the process's layers.
-    keras.utils.clear_session(free_memory=False)
-    keras.config.set_floatx(options.dtype)
-    policy = "mixed_bfloat16" if options.amp == "bf16" else options.dtype
-    keras.config.set_dtype_policy(policy)
-    seed = options.seed + topology.rank
-    keras.utils.set_random_seed(seed % _LARGEST_SEED)
-    seed_generators(seed)
-    recipe = make_recipe()
-    wanted = {"model": keras.Model, "loss": keras.losses.Loss}
-    for part, kind in wanted.items():
-        found = getattr(recipe, part)
-        if not isinstance(found, kind):
-            raise UsageError(
-                f"the {part} of {options.recipe} is a {type(found).__name__}, not a "
-                f"keras.{kind.__name__}: for a {part} of torch, add --framework torch"
-            )
-    require_adding_metrics(recipe.metrics)
-    return recipe

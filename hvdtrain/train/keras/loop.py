@@ -13,9 +13,11 @@ import numpy as np
 
 import hvdtrain.keras as hvd
 from hvdtrain.collective import collective
+from hvdtrain.core.gradients.exchange import Kind
 from hvdtrain.core.objects import broadcast_object
 from hvdtrain.data.dataset import Samples
 from hvdtrain.data.sampling import Indices, rank_slice
+from hvdtrain.keras.backends.types import BackendTensor
 from hvdtrain.train.callbacks import Callback
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
 from hvdtrain.train.keras.fit import (
@@ -26,9 +28,7 @@ from hvdtrain.train.keras.fit import (
     SampleReader,
     StepCallback,
     StepPlanSchedule,
-    compile_model,
     distributed_optimizer,
-    sample_scale,
     sum_over_samples,
 )
 from hvdtrain.train.loop.gather import predict_on_all_ranks, split_samples
@@ -71,7 +71,6 @@ class KerasTrainingState:
         """Do nothing: Keras returns new arrays for each snapshot."""
 
     def snapshot(self) -> KerasSnapshot:
-        """Return the current state."""
         arrays = {"model": self.weights(), "optimizer": self.optimizer_state()}
         own = {part: {n: a.copy() for n, a in named.items()} for part, named in arrays.items()}
         return KerasSnapshot({**own, "counters": self.counters()})
@@ -124,11 +123,9 @@ class KerasTrainingState:
         self._set_counters(counters)
 
     def optimizer_state(self) -> dict[str, Array]:
-        """Return the variables of the optimizer by their paths."""
         return _arrays(self._optimizer.variables)
 
     def load_optimizer(self, saved: Mapping[str, Array]) -> None:
-        """Restore the variables of the optimizer."""
         for variable in self._optimizer.variables:
             variable.assign(saved[variable.path])
 
@@ -148,6 +145,12 @@ def _arrays(variables: Sequence[Any]) -> dict[str, Array]:
 
 
 _EVALUATION_BATCH = 1024
+
+
+def _counted_samples(x: BackendTensor, y: BackendTensor, weights: BackendTensor) -> BackendTensor:
+    """Return the number of samples of a batch that are not padding."""
+    counted: BackendTensor = keras.ops.sum(keras.ops.cast(keras.ops.greater(weights, 0), "float32"))
+    return counted
 
 
 class KerasLoop(TrainingLoop):
@@ -190,9 +193,13 @@ class KerasLoop(TrainingLoop):
         return distributed_optimizer(self._recipe, self._step_plan.options, self._schedule)
 
     def _compile(self, loss: Any) -> float | None:
-        """Compile the model."""
-        compile_model(self._model, self._optimizer, loss, self._sums)
-        return sample_scale(self._optimizer, self._step_plan.topology.size)
+        """Compile the model, and return the factor of sample weights that BatchDataset takes."""
+        self._model.compile(self._optimizer, loss, weighted_metrics=[self._sums])
+        settings = self._optimizer.hvdtrain_reduction.settings
+        exchange = settings.make_exchange()
+        if exchange.kind is Kind.WEIGHTS and exchange.takes_samples:
+            self._optimizer.sample_weight = _counted_samples
+        return None if settings.weights else float(self._step_plan.topology.size)
 
     @property
     def lr(self) -> float:

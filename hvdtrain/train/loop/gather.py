@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,7 +66,6 @@ def on_this_rank() -> Iterator[None]:
 
 @collective
 def require_same_options(options: TrainOptions) -> None:
-    """Check that all ranks were given the same options."""
     gathered: list[TrainOptions | str] = allgather_object(options, _OPTIONS)
     options_by_rank: list[TrainOptions] = []
     for rank, options_or_error in enumerate(gathered):
@@ -97,16 +95,9 @@ Array = npt.NDArray[Any]
 
 @collective
 def gather_rows(indices: Indices, arrays: Sequence[Array]) -> list[Array]:
-    """Return the rows of all ranks, in the order of the samples.
+    """Return the rows of all ranks, [all rows, ...], in the order of their samples, `indices`.
 
     The same rows give the same bits on every rank and on any number of ranks.
-
-    Args:
-        indices: int64 numbers of the samples that this rank's rows belong to, [rows]; may be empty.
-        arrays: arrays of [rows, ...], as many on every rank, with rows of one shape and type.
-
-    Returns:
-        For each of `arrays` the rows of all ranks, [all rows, ...].
     """
     parts = allgather_object((indices, list(arrays)), "rows")
     numbers = np.concatenate([theirs for theirs, _ in parts])
@@ -142,7 +133,15 @@ def predict_on_all_ranks(
     chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]
 ) -> Array:
     """Return the outputs for all samples, in order, on every rank."""
-    parts = call_everywhere(partial(_compute, chunks, outputs_of))
+
+    def compute() -> list[Array]:
+        try:
+            return [outputs_of(chunk) for chunk in chunks]
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UsageError(f"the model does not take these inputs: {reason}") from error
+
+    parts = call_everywhere(compute)
     indices = np.concatenate([np.zeros(0, np.int64), *chunks])
     rows = np.concatenate(parts) if parts else np.zeros((0,), np.float32)
     (outputs,) = gather_rows(indices, [rows])
@@ -150,13 +149,4 @@ def predict_on_all_ranks(
 
 
 def split_samples(samples: Indices, size: int) -> list[Indices]:
-    """Split samples into chunks."""
     return [samples[start : start + size] for start in range(0, len(samples), size)]
-
-
-def _compute(chunks: Sequence[Indices], outputs_of: Callable[[Indices], Array]) -> list[Array]:
-    try:
-        return [outputs_of(chunk) for chunk in chunks]
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UsageError(f"the model does not take these inputs: {reason}") from error

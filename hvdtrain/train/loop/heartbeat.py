@@ -219,7 +219,6 @@ class Heartbeat:
         self._blocked = self._world.blocked.seconds
 
     def _row(self, seconds: float) -> list[float]:
-        """Return the numbers of this rank."""
         now = time.perf_counter()
         steps = max(1, int(self._steps * _EVERY_SECONDS / seconds))
         flags = [float(now - self._reset[name] >= after) for name, after in self._timers.items()]
@@ -251,7 +250,6 @@ class RankStatistics:
         self._last: HeartbeatReport | None = None
 
     def add(self, report: HeartbeatReport) -> None:
-        """Add the report of an exchange."""
         self._seconds += report.seconds
         self._steps += report.steps
         self._blocked = self._blocked + report.blocked

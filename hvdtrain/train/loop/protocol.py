@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hvdtrain.arrays import HostArray
 from hvdtrain.collective import collective
 from hvdtrain.core.exchanges.state import SavedExchange
 from hvdtrain.core.objects import broadcast_object, gather_object, scatter_object
@@ -20,72 +18,12 @@ from hvdtrain.topology import Topology
 from hvdtrain.train.callbacks import Callback
 from hvdtrain.train.checkpoint.saver import Checkpointable
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import RatedMetric, SummedMetric, Totals, Values
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
 from hvdtrain.train.parameter_server.protocol import Pushes
 from hvdtrain.train.recipe import Recipe
-
-# The state of an optimizer, as a checkpoint of its framework holds it.
-OptimizerState: TypeAlias = Mapping[Any, Any]
-
-
-class RankState(TypedDict):
-    """What belongs to one rank alone."""
-
-    own: dict[str, HostArray]
-    optimizer: OptimizerState
-
-
-class ExchangeRecord(TypedDict):
-    """The state of an exchange on all ranks, as a checkpoint holds it."""
-
-    spec: str
-    steps: int
-    shared: dict[str, HostArray]
-    ranks: list[RankState]
-
-
-@dataclass(frozen=True)
-class RecordHeader:
-    """A record without the states of the ranks."""
-
-    saved: SavedExchange
-    own: bool
-    optimizers: bool
-
-
-def lost_text(header: RecordHeader | None, spec: str | None, size: int) -> str:
-    """Return one line on the state of an exchange that a resumed run drops; "" if none."""
-    before = None if header is None else header.saved["spec"]
-    if before != spec:
-        begins = f"exchange {spec!r} starts from the beginning" if spec else "its state is not used"
-        return f"the checkpoint was made with exchange {before or 'average'!r}: {begins}"
-    if header is None or header.saved["ranks"] == size:
-        return ""
-    parts = []
-    if header.own:
-        parts.append(f"each rank's private state of exchange {spec!r} is reset")
-    if header.optimizers:
-        parts.append("all ranks continue with the optimizer state of rank 0")
-    ranks = counted(header.saved["ranks"], "rank")
-    lost = f"the checkpoint is one of {ranks}, and this run has {size}: {', and '.join(parts)}"
-    return lost if parts else ""
-
-
-def _header(record: ExchangeRecord) -> RecordHeader:
-    # A checkpoint of torch holds tensors.
-    shared = {name: np.asarray(array) for name, array in record["shared"].items()}
-    ranks = record["ranks"]
-    return RecordHeader(
-        SavedExchange(
-            spec=record["spec"], steps=record["steps"], ranks=len(ranks), shared=shared, own={}
-        ),
-        any(state["own"] for state in ranks),
-        any(state["optimizer"] for state in ranks),
-    )
-
 
 # An array of any shape and element type.
 Array = npt.NDArray[Any]
@@ -103,10 +41,10 @@ class TrainingState(Checkpointable, Protocol):
     def load(self, content: Mapping[str, Any]) -> None:
         """Restore the state from the content of a snapshot."""
 
-    def optimizer_state(self) -> OptimizerState:
+    def optimizer_state(self) -> Mapping[Any, Any]:
         """Return the optimizer's state of this rank alone, for an exchange of weights."""
 
-    def load_optimizer(self, state: OptimizerState) -> None:
+    def load_optimizer(self, state: Mapping[Any, Any]) -> None:
         """Restore what optimizer_state() has returned."""
 
 
@@ -203,37 +141,57 @@ class TrainingLoop(ABC):
         return
 
     @collective
-    def exchange_record(self) -> ExchangeRecord | None:
+    def exchange_record(self) -> dict[str, Any] | None:
         """Return the state of the exchange on all ranks, on rank 0, after synchronize()."""
         if self._step_plan.options.make_exchange() is None:
             return None
         saved: SavedExchange = self._optimizer.exchange_state()
-        own = self.state.optimizer_state() if self._optimizer.exchanges_weights else {}
-        ranks = gather_object(RankState(own=saved["own"], optimizer=own), name="exchange")
+        optimizer = self.state.optimizer_state() if self._optimizer.exchanges_weights else {}
+        ranks = gather_object({"own": saved["own"], "optimizer": optimizer}, name="exchange")
         if ranks is None:
             return None
-        return ExchangeRecord(
-            spec=saved["spec"], steps=saved["steps"], shared=saved["shared"], ranks=ranks
-        )
+        return {**{name: saved[name] for name in ("spec", "steps", "shared")}, "ranks": ranks}
 
     @collective
-    def restore_exchange(self, record: ExchangeRecord | None) -> str:
-        """Restore the state of the exchange, after broadcast(), and return what is lost."""
+    def restore_exchange(self, record: Mapping[str, Any] | None) -> str:
+        """Restore what exchange_record() returned, after broadcast(), and return what is lost."""
         exchange, topology = self._step_plan.options.make_exchange(), self._step_plan.topology
         spec = None if exchange is None else exchange.spec
-        header: RecordHeader | None = broadcast_object(record and _header(record), name="exchange")
-        lost = lost_text(header, spec, topology.size)
-        if header is None or header.saved["spec"] != spec:
-            return lost
-        mine = RankState(own={}, optimizer={})
-        if header.saved["ranks"] == topology.size:
-            states = record["ranks"] if record is not None and topology.rank == 0 else None
-            mine = scatter_object(states, name="exchange")
+        ranks = [] if record is None else record["ranks"]
+        told = None
+        if record is not None:
+            # A checkpoint of torch holds tensors.
+            shared = {name: np.asarray(array) for name, array in record["shared"].items()}
+            held = [any(state[part] for state in ranks) for part in ("own", "optimizer")]
+            told = record["spec"], record["steps"], shared, len(ranks), held
+        told = broadcast_object(told, name="exchange")
+        before = None if told is None else told[0]
+        if before != spec:
+            begins = f"exchange {spec!r} starts from the beginning" if spec else ""
+            return (
+                f"the checkpoint was made with exchange {before or 'average'!r}: "
+                f"{begins or 'its state is not used'}"
+            )
+        if told is None:
+            return ""
+        made_by, steps, shared, size, held = told
+        mine: dict[str, Any] = {"own": {}, "optimizer": {}}
+        if size == topology.size:
+            mine = scatter_object(ranks or None, name="exchange")
         own = {name: np.asarray(array) for name, array in mine["own"].items()}
-        self._optimizer.load_exchange_state({**header.saved, "own": own})
+        saved = SavedExchange(spec=made_by, steps=steps, ranks=size, shared=shared, own=own)
+        self._optimizer.load_exchange_state(saved)
         if mine["optimizer"]:
             self.state.load_optimizer(mine["optimizer"])
-        return lost
+        texts = (
+            f"each rank's private state of exchange {spec!r} is reset",
+            "all ranks continue with the optimizer state of rank 0",
+        )
+        lost = [text for text, was_held in zip(texts, held, strict=True) if was_held]
+        if size == topology.size or not lost:
+            return ""
+        made, run = counted(size, "rank"), topology.size
+        return f"the checkpoint is one of {made}, and this run has {run}: {', and '.join(lost)}"
 
     @collective
     def use_bucket_plan(self, plan: Any) -> None:
@@ -257,11 +215,7 @@ class TrainingLoop(ABC):
     @collective
     @abstractmethod
     def predict(self, inputs: Array) -> Array:
-        """Return the outputs of the model, the same on every rank.
-
-        Args:
-            inputs: samples, [n, ...].
-        """
+        """Return the outputs of the model for samples [n, ...], the same on every rank."""
 
     @abstractmethod
     def checksums(self) -> Mapping[str, int]:

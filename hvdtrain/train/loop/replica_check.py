@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvdtrain.arrays import concatenate
 from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
 from hvdtrain.core import context, operations
@@ -25,7 +26,7 @@ Words = npt.NDArray[np.int64]
 
 # A row, its products and the multipliers together fit into a second-level cache.
 ROW_WORDS = 1 << 15
-SHIFT = 29
+_SHIFT = 29
 
 
 @cache
@@ -41,26 +42,37 @@ def multipliers() -> Words:
 def array_checksum(array: npt.NDArray[Any]) -> int:
     """Return the checksum of an array's bytes, between -2^63 and 2^63 - 1."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    whole = np.zeros(-(-data.size // 8), np.int64)
-    whole.view(np.uint8)[: data.size] = data
-    return _checksum(whole)
+    words = np.zeros(-(-data.size // 8), np.int64)
+    words.view(np.uint8)[: data.size] = data
+    return int(words_checksum(words, multipliers(), 1))
+
+
+def words_checksum(words: Any, factors: Any, rows: int) -> Any:
+    """Return the checksum of int64 words, an array or a tensor, in one such word.
+
+    `rows` is the number of rows that are copied temporarily at a time.
+    """
+    whole = len(words) // ROW_WORDS * ROW_WORDS
+    pieces = [
+        words[start : min(start + rows * ROW_WORDS, whole)].reshape(-1, ROW_WORDS)
+        for start in range(0, whole, rows * ROW_WORDS)
+    ]
+    if whole < len(words):
+        pieces.append(words[whole:].reshape(1, -1))
+    sums = []
+    for piece in pieces:
+        mixed = piece >> _SHIFT
+        mixed ^= piece
+        mixed *= factors[: piece.shape[1]]
+        sums.append(mixed.sum(1))
+    if not sums:
+        return words.sum()  # 0
+    joined: Any = concatenate(sums)
+    return joined[0] if len(joined) == 1 else words_checksum(joined, factors, rows)
 
 
 def number_checksum(number: float) -> int:
-    """Return the checksum of a number."""
     return array_checksum(np.array(number))
-
-
-def _checksum(words: Words) -> int:
-    rows = [words[start : start + ROW_WORDS] for start in range(0, words.size, ROW_WORDS)]
-    sums = [_row_sum(row) for row in rows]
-    if len(sums) > 1:
-        return _checksum(np.array(sums, np.int64))
-    return sums[0] if sums else 0
-
-
-def _row_sum(row: Words) -> int:
-    return int(((row ^ (row >> SHIFT)) * multipliers()[: row.size]).sum())
 
 
 @collective
@@ -70,9 +82,8 @@ def replica_difference(checksums: Mapping[str, int]) -> str | None:
     If all are equal, it costs one reduction of 16 bytes.
     """
     own = _combined(checksums)
-    extremes = np.array(
-        [own, ~own], np.int64
-    )  # ~x decreases as x grows: one MIN reduction finds both extremes
+    # ~x decreases as x grows: one MIN reduction finds both extremes.
+    extremes = np.array([own, ~own], np.int64)
     operations.allreduce(
         context.current().world,
         [Buffer.from_array(extremes)],
@@ -109,12 +120,9 @@ def _where(values: Sequence[int | None]) -> str:
     [(usual, count), *_] = Counter(values).most_common()
     odd = [rank for rank, value in enumerate(values) if value != usual]
     if 2 * count > len(values):
-        return f"on {format_ranks(odd)} is not that of the other {_counted(count)}"
+        others = "rank" if count == 1 else f"{count} ranks"
+        return f"on {format_ranks(odd)} is not that of the other {others}"
     return f"differs between {format_ranks(range(len(values)))}"
-
-
-def _counted(ranks: int) -> str:
-    return "rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _combined(checksums: Mapping[str, int]) -> int:

@@ -4,86 +4,50 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hvdtrain.buffer import Buffer
 from hvdtrain.collective import collective
-from hvdtrain.core import context, operations
-from hvdtrain.core.objects import allgather_object
+from hvdtrain.core import context
+from hvdtrain.core.objects import Bytes, allgather_object, send_bytes
 from hvdtrain.topology import Topology
+from hvdtrain.train.config_file import counted
 from hvdtrain.train.loop.protocol import TrainingLoop
+from hvdtrain.train.option import Interval
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.config_file import counted
-from hvdtrain.train.options.declare import Interval
 
-# Names of the timers that run on rank 0's clock.
-EVALUATE, SAVE = "evaluate", "save"
-
-# Defaults if pausing costs nothing; Keras starts another `fit` after each pause.
-_LOG_STEPS, _WATCH_STEPS = 50, 100
+# What a run does between steps, and the names of the timers that run on rank 0's clock.
+LOG, WATCH, EVALUATE, SAVE, SNAPSHOT = "log", "watch", "evaluate", "save", "snapshot"
 
 
-@dataclass(frozen=True)
-class Triggers:
-    """When a run pauses to log, compare the ranks, evaluate or save."""
-
-    log_steps: int
-    watch_steps: int
-    watch_epochs: bool
-    evaluate: Interval
-    save: Interval
-
-    @classmethod
-    def of(cls, options: TrainOptions) -> Triggers:
-        """Return the triggers that the options ask for."""
-        pausing_is_free = options.framework == "torch"
-        log = _LOG_STEPS if pausing_is_free else 0
-        watch = _WATCH_STEPS if pausing_is_free else 0
-        return cls(
-            log if options.log_every is None else options.log_every,
-            watch if options.watch_every is None else options.watch_every,
-            options.watch_every is None and not pausing_is_free,
-            Interval.parse(options.evaluate_every, "--evaluate-every"),
-            Interval.parse(options.checkpoint_every, "--checkpoint-every"),
-        )
-
-    @property
-    def timers(self) -> dict[str, float]:
-        """The actions that go by the clock: seconds by name of the timer."""
-        everies = {EVALUATE: self.evaluate, SAVE: self.save}
-        return {name: e.seconds for name, e in everies.items() if e.seconds is not None}
-
-    def pauses(self, step: int) -> bool:
-        """Return whether anything is due after this many steps."""
-        return (
-            self.logs(step)
-            or self.watches(step, False)
-            or self.evaluate.after_step(step)
-            or self.save.after_step(step)
-        )
-
-    def logs(self, step: int) -> bool:
-        """Return whether a line of steps.jsonl is due after this many steps."""
-        return self.log_steps > 0 and step % self.log_steps == 0
-
-    def watches(self, step: int, whole: bool) -> bool:
-        """Return whether the ranks' weights are to be compared."""
-        every = self.watch_steps
-        return (every > 0 and step % every == 0) or (whole and self.watch_epochs)
+def intervals_of(options: TrainOptions) -> dict[str, Interval]:
+    """Return how often a run logs, compares the ranks, evaluates and saves, without what never."""
+    intervals = {
+        EVALUATE: Interval.parse(options.evaluate_every, "--evaluate-every"),
+        SAVE: Interval.parse(options.checkpoint_every, "--checkpoint-every"),
+    }
+    if options.framework == "torch":
+        intervals |= {LOG: Interval(50, "steps"), WATCH: Interval(100, "steps")}
+    else:  # Keras starts another `fit` after each pause
+        intervals[WATCH] = Interval(1, "epochs")
+    for name, steps in ((LOG, options.log_every), (WATCH, options.watch_every)):
+        if steps:
+            intervals[name] = Interval(steps, "steps")
+        elif steps == 0:
+            del intervals[name]
+    return intervals
 
 
-# Name of the timer that runs on rank 0's clock.
-SNAPSHOT = "snapshot"
+def timers_of(options: TrainOptions) -> dict[str, float]:
+    """Return the seconds between actions that go by the clock, by name."""
+    found = intervals_of(options).items()
+    return {name: every.seconds for name, every in found if every.seconds is not None}
+
 
 # A snapshot takes at most the hundredth part of the time until the next one. Keras starts another
 # `fit` after each, in some 50 ms.
 _SHARE, _LEAST_SECONDS = 0.01, 5.0
-
-Bytes = npt.NDArray[np.uint8]
 
 
 def needs_snapshots(options: TrainOptions, loop: TrainingLoop) -> bool:
@@ -105,7 +69,6 @@ class Snapshots:
 
     @classmethod
     def of(cls, options: TrainOptions) -> Snapshots:
-        """Return the snapshots that the options ask for."""
         text = options.elastic_snapshot
         return cls(None if text is None else Interval.parse(text, "--elastic-snapshot"))
 
@@ -134,7 +97,6 @@ class Snapshots:
     def take(
         self, step: int, content: Callable[[], Mapping[str, Any]], leaving: Collection[int] = ()
     ) -> None:
-        """Take a snapshot."""
         topology = context.current().topology
         self._waits = False
         payload = np.empty(0, np.uint8)
@@ -168,8 +130,7 @@ class Snapshots:
         if newest >= 0:
             payload = self._payload if topology.rank == source else np.empty(0, np.uint8)
             for receiver in (0, second_holder(topology, ())):
-                if receiver != source:
-                    self._send(payload, source, receiver, newest)
+                self._send(payload, source, receiver, newest)
         return int(furthest)
 
     def content(self) -> dict[str, Any]:
@@ -180,15 +141,9 @@ class Snapshots:
     @collective
     def _send(self, payload: Bytes, source: int, receiver: int, step: int) -> None:
         """Send a snapshot from one rank to another, which holds it then."""
-        here = context.current()
-        rank, size = here.topology.rank, here.topology.size
-        if source == receiver:
-            return
-        splits = [len(payload) if member == receiver else 0 for member in range(size)]
-        send = Buffer.from_array(payload)
-        received, _ = operations.alltoall(here.world, send, payload.shape, splits, "snapshot").run()
-        if rank == receiver:
-            self._step, self._payload = step, np.array(received.array())
+        received = None if source == receiver else send_bytes(payload, receiver, "snapshot")
+        if received is not None:
+            self._step, self._payload = step, received
 
 
 def second_holder(topology: Topology, leaving: Collection[int]) -> int:

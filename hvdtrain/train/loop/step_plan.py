@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,8 +24,7 @@ from hvdtrain.data.sampling import (
 )
 from hvdtrain.milestones import RESTARTS
 from hvdtrain.topology import Topology
-from hvdtrain.train.optimizers.schedule import ScheduleSettings, learning_rate, parse_milestones
-from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.options import TrainOptions, parse_milestones
 
 # Name of a file; that of each process ends with its number.
 _VARIABLE = "HVDTRAIN_LEDGER"
@@ -73,37 +74,69 @@ class StepPlan:
         """Number of epochs, those before a resume included."""
         return self.options.epochs_with(self.ranks or self.topology.size)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Number of steps that use every sample once."""
         return steps_per_epoch(self.samples, self.global_batch_size)
 
-    @property
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps of all epochs."""
+        return self.steps_per_epoch * self.epochs
+
+    @cached_property
     def target_lr(self) -> float:
         """Learning rate after the warm-up."""
         return self.options.scaled_lr(self.ranks or self.topology.size)
 
     @cached_property
-    def schedule(self) -> ScheduleSettings:
-        """Everything that the learning rates of the steps depend on."""
-        options = self.options
-        return ScheduleSettings(
-            steps_per_epoch=self.steps_per_epoch,
-            steps=self.steps_per_epoch * self.epochs,
-            base_lr=options.base_lr,
-            target_lr=self.target_lr,
-            # Without a rate to warm up to, the warm-up does not delay the schedule.
-            warmup_epochs=options.warmup_epochs if self.target_lr != options.base_lr else 0.0,
-            schedule=options.schedule,
-            milestones=parse_milestones(options.milestones),
-            decay=options.decay,
-            power=options.power,
-            final_lr=options.final_lr,
-        )
+    def _milestones(self) -> tuple[float, ...]:
+        return parse_milestones(self.options.milestones)
 
     def lr(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0 over all epochs."""
-        return learning_rate(step, self.schedule)
+        """Return the learning rate of a step, counted from 0 over all epochs.
+
+        The warm-up is Horovod's: with the base rate of one rank, the target T, k = T / base,
+        W warm-up epochs and x = (step + 1) / steps_per_epoch,
+
+            lr = T / k * (x * (k - 1) / W + 1)    while x < W
+
+        Its last step has exactly the target. Without scaling k is 1, and there is none. With the
+        final rate F and t, which runs from 0 at the last step of the warm-up (the first step,
+        without one) to 1 at the very last, it then is:
+
+            constant    T
+            step        T * decay ** (milestones reached), an epoch e being reached at step
+                        e * steps_per_epoch: Goyal et al., arXiv:1706.02677; torch's MultiStepLR
+            cosine      F + (T - F) * (1 + cos(pi t)) / 2: Loshchilov and Hutter, arXiv:1608.03983,
+                        without restarts; torch's CosineAnnealingLR
+            polynomial  F + (T - F) * (1 - t) ** power: You et al., arXiv:1708.03888, with power 2;
+                        torch's PolynomialLR
+
+        Milestones are epochs of the run, so a warm-up does not move them. If the warm-up is as long
+        as the run, nothing decays.
+        """
+        options, base, target = self.options, self.options.base_lr, self.target_lr
+        epochs_done = (step + 1) / self.steps_per_epoch
+        warmup = options.warmup_epochs if target != base else 0.0
+        if epochs_done < warmup:
+            factor = target / base
+            return target / factor * (epochs_done * (factor - 1) / warmup + 1)
+        if options.schedule == "constant":
+            return target
+        if options.schedule == "step":
+            reached = bisect_right(self._milestones, step / self.steps_per_epoch)
+            rate: float = target * options.decay**reached
+            return rate
+        # The factor compensates for a product that was rounded up.
+        warmup_steps = math.ceil(warmup * self.steps_per_epoch * (1 - 1e-12))
+        first, last = max(warmup_steps - 1, 0), self.steps - 1
+        part = min(max((step - first) / (last - first), 0.0), 1.0) if last > first else 0.0
+        if options.schedule == "cosine":
+            left = (1 + math.cos(math.pi * part)) / 2
+        else:
+            left = (1 - part) ** options.power
+        return options.final_lr + (target - options.final_lr) * left
 
     def position(self, epoch: int, done: int) -> int:
         """Return the number, over all epochs, of the step after `done` samples of an epoch."""
@@ -144,13 +177,7 @@ class StepPlan:
 
 
 def padded(own: Indices, rows: int) -> tuple[Indices, npt.NDArray[np.bool_]]:
-    """Return a rank's samples padded to one length, and which of them count.
-
-    Padding lets a framework that compiles a step for the shape of its batch compile it once.
-
-    Returns:
-        Numbers of samples, int64 [rows], and whether each counts, bool [rows].
-    """
+    """Return a rank's samples padded to [rows], for a compiled step, and which of them count."""
     filled = np.zeros(rows, np.int64)
     filled[: len(own)] = own
     return filled, np.arange(rows) < len(own)

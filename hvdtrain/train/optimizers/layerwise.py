@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from hvdtrain.train.optimizers.schedule import OptimizerOptions, weight_decay_of
-
 __all__ = ["Lamb", "Lars", "LayerwiseOptimizer", "norms", "trust_ratios"]
 
 
@@ -62,13 +60,7 @@ def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
 def trust_ratios(
     weights: torch.Tensor, others: torch.Tensor, ratios: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Return the factor of each layer's step: 1 if one of its norms is 0.
-
-    Args:
-        weights: norms of the layers' weights, [layers].
-        others: norms of their gradients or steps, [layers].
-        ratios: factors if both norms are positive, [layers].
-    """
+    """Return the factor of each layer's step: 1 if the norm of its weights or the other is 0."""
     usable = (weights > 0) & (others > 0)
     return torch.where(usable, ratios, torch.ones_like(ratios)).unbind()
 
@@ -233,34 +225,3 @@ class Lamb(LayerwiseOptimizer):
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
-
-
-def torch_optimizer(
-    options: OptimizerOptions, parameters: Iterable[torch.nn.Parameter], lr: float
-) -> torch.optim.Optimizer:
-    """Return the optimizer that the options name.
-
-    As in torch, sgd and adam add the weight decay to the gradient of every parameter, and adamw
-    subtracts it from every parameter; lars and lamb decay layers only.
-    """
-    decay, parameters = weight_decay_of(options), list(parameters)
-    # Fused steps read and write each value once: on a CPU Adam takes a fifth of the time. With
-    # half types torch 2.13 computes wrong numbers there.
-    fused = all(
-        parameter.is_floating_point() and not (parameter.is_cpu and parameter.itemsize == 2)
-        for parameter in parameters
-    )
-    match options.optimizer:
-        case "adam":
-            return torch.optim.Adam(parameters, lr=lr, weight_decay=decay, fused=fused)
-        case "adamw":
-            return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay, fused=fused)
-        case "lars":
-            return Lars(parameters, lr=lr, momentum=options.momentum, weight_decay=decay)
-        case "lamb":
-            return Lamb(parameters, lr=lr, weight_decay=decay)
-        case "sgd":
-            return torch.optim.SGD(
-                parameters, lr=lr, momentum=options.momentum, weight_decay=decay, fused=fused
-            )
-    raise ValueError(f"no optimizer {options.optimizer!r}")

@@ -2,22 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hvdtrain.data.image_folder import load_image_folders
-from hvdtrain.train.recipe import Recipe
-from hvdtrain.train.recipes.parts import check_pixels, photograph_recipe
+from hvdtrain.train.recipes.parts import photograph_recipe
 
-
-def recipe(
-    data_dir: Path | None = None,
-    label_smoothing: float = 0.0,
-    width: int = 32,
-    blocks: int = 2,
-    size: int = 144,
-    crop: int = 128,
-) -> Recipe:
-    """Return a network for color images [n, 3, crop, crop]."""
-    check_pixels(size, crop)
-    train, test = load_image_folders(data_dir, size, crop)
-    return photograph_recipe(train, test, label_smoothing, width, blocks)
+recipe = photograph_recipe(load_image_folders)

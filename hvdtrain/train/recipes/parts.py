@@ -72,28 +72,36 @@ class _Block(nn.Module):
         return F.relu(self.second(F.relu(self.first(images))) + self.shortcut(images))
 
 
-def check_pixels(size: int, crop: int) -> None:
-    """Check sizes in pixels, and that images can be read."""
-    require_pillow()
-    if not 1 <= crop <= size:
-        raise UsageError(f"crop must be from 1 to size, got crop {crop} and size {size}")
-
-
 def photograph_recipe(
-    train: ImageFiles, test: ImageFiles, label_smoothing: float, width: int, blocks: int
-) -> Recipe:
-    """Return a residual network for photographs, which are cropped and flipped in training."""
-    crop = test.crop or test.size
-    return Recipe(
-        model=resnet(len(train.classes), width, stages=4, blocks=blocks, large=True),
-        train=train,
-        test=test,
-        loss=cross_entropy(label_smoothing),
-        metrics={"accuracy": Accuracy()},
-        augment=partial(crop_and_flip, size=crop),
-        read=partial(read_batch_of_one, size=test.size, crop=crop),
-        classes=train.classes,
-    )
+    load: Callable[[Path | None, int, int], tuple[ImageFiles, ImageFiles]],
+) -> Callable[..., Recipe]:
+    """Return a recipe for photographs, which are cropped and flipped in training."""
+
+    def recipe(
+        data_dir: Path | None = None,
+        label_smoothing: float = 0.0,
+        width: int = 32,
+        blocks: int = 2,
+        size: int = 144,
+        crop: int = 128,
+    ) -> Recipe:
+        """Return a residual network for color images [n, 3, crop, crop]."""
+        require_pillow()
+        if not 1 <= crop <= size:
+            raise UsageError(f"crop must be from 1 to size, got crop {crop} and size {size}")
+        train, test = load(data_dir, size, crop)
+        return Recipe(
+            model=resnet(len(train.classes), width, stages=4, blocks=blocks, large=True),
+            train=train,
+            test=test,
+            loss=cross_entropy(label_smoothing),
+            metrics={"accuracy": Accuracy()},
+            augment=partial(crop_and_flip, size=crop),
+            read=partial(read_batch_of_one, size=size, crop=crop),
+            classes=train.classes,
+        )
+
+    return recipe
 
 
 def read_batch_of_one(path: Path, size: int, crop: int | None = None) -> npt.NDArray[np.float32]:

@@ -34,7 +34,6 @@ def limit_threads(most: int) -> None:
 
 
 def describe_device(device: torch.device) -> Device:
-    """Return the name and the identity of a device."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(f"{device} ({properties.name})", str(properties.uuid))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ class TorchMetricSums:
         self._seen = 0, 0.0
 
     def add(self, outputs: Any, targets: Any, mean_loss: torch.Tensor, samples: int) -> None:
-        """Add a batch."""
         self._samples += samples
         self._loss.add_(mean_loss.detach(), alpha=samples)
         for name, metric in self._metrics.items():
@@ -97,7 +95,6 @@ def call_model(model: Any, inputs: Any) -> Any:
 
 
 def chunk_count(samples: int) -> int:
-    """Return the number of chunks that samples are cut into."""
     return -(-samples // _CHUNK)
 
 
@@ -183,42 +180,3 @@ class Precision:
         self.losses.append(loss.detach())
         scaled: torch.Tensor = self.scaler.scale(loss)
         return scaled
-
-
-class ForwardPass:
-    """The forward pass of a model and its loss."""
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        loss: Callable[[Any, Any], Any],
-        precision: Precision,
-        compiler: str | None,
-    ) -> None:
-        self._model, self._loss, self._precision = model, loss, precision
-        self._call = model if compiler is None else compile_model(model, compiler)
-
-    def outputs(self, inputs: Any) -> Any:
-        """Return the outputs of the model, in the mode that it is in."""
-        return self._outputs(self._call, inputs)
-
-    def in_evaluation(self, averaged: torch.nn.Module | None) -> Callable[[Any], Any]:
-        """Return the forward pass in evaluation mode."""
-        (self._model if averaged is None else averaged).eval()
-        return partial(self._outputs, self._call if averaged is None else averaged)
-
-    def _outputs(self, model: Callable[..., Any], inputs: Any) -> Any:
-        with self._precision.autocast():
-            return call_model(model, inputs)
-
-    def mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss over a batch, []."""
-        with self._precision.autocast():
-            loss: Any = self._loss(outputs, targets)
-        if isinstance(loss, torch.Tensor) and not loss.ndim:
-            return loss
-        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
-        raise UsageError(
-            "the loss of a recipe must return one number, the mean over the batch, as a "
-            f"torch.Tensor without dimensions, got a {type(loss).__name__}{shape}"
-        )

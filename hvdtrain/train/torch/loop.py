@@ -12,6 +12,7 @@ import torch
 import hvdtrain.torch as hvd
 from hvdtrain.collective import collective
 from hvdtrain.data.sampling import seed_generators, step_seed
+from hvdtrain.errors import UsageError
 from hvdtrain.torch.functions import broadcast_module
 from hvdtrain.train.loop.gather import gathered_value, predict_on_all_ranks
 from hvdtrain.train.loop.protocol import Array, TrainingLoop
@@ -20,12 +21,13 @@ from hvdtrain.train.metrics import Gathered, Totals, Values
 from hvdtrain.train.recipe import Recipe
 from hvdtrain.train.torch.device import move_to
 from hvdtrain.train.torch.evaluation import (
-    ForwardPass,
     Precision,
     TorchMetricSums,
     as_array,
     average_model_buffers,
+    call_model,
     chunk_count,
+    compile_model,
     own_chunks,
 )
 from hvdtrain.train.torch.sources import Batch, Source, Step, make_source
@@ -50,7 +52,9 @@ class TorchLoop(TrainingLoop):
             lambda each: each.to(dtype) if each.is_floating_point() and each.itemsize > 1 else each
         )
         precision = Precision(options.amp, device)
-        self._forward = ForwardPass(self._model, recipe.loss, precision, options.compile)
+        self._call = self._model  # what is called to train
+        if options.compile is not None:
+            self._call = compile_model(self._model, options.compile)
         self._optimizer = self._make_optimizer()
         # Groups with learning rates of their own keep them in proportion to the first group's.
         rates = [group["lr"] for group in self._optimizer.param_groups]
@@ -132,11 +136,9 @@ class TorchLoop(TrainingLoop):
 
     @collective
     def gather_state(self) -> None:
-        """Bring the optimizer's state to rank 0 where ranks share the work on it."""
         self._optimizer.consolidate_state_dict()
 
     def bucket_plan(self) -> Any:
-        """Return how gradients are cut into buckets; None before that is known."""
         return self._optimizer.bucket_plan()
 
     @collective
@@ -153,8 +155,7 @@ class TorchLoop(TrainingLoop):
     def evaluate(self) -> Values:
         if self._test is None:
             return {}
-        forward = self._forward.in_evaluation(self._updater.averaged)
-        samples = len(self._recipe.test)
+        model, samples = self._in_evaluation(), len(self._recipe.test)
         gathered = {n: m for n, m in self.test_metrics.items() if isinstance(m, Gathered)}
         sums = TorchMetricSums(self.metrics, self._device)
         losses = torch.zeros(chunk_count(samples), dtype=torch.float64)
@@ -162,8 +163,8 @@ class TorchLoop(TrainingLoop):
         with torch.no_grad():
             chunks = own_chunks(samples, self._step_plan.topology)
             for step, (batch,) in self._test.batches(chunks, 0):
-                outputs, rows = forward(batch.inputs), batch.microbatch.samples
-                mean_loss = self._forward.mean_loss(outputs, batch.targets)
+                outputs, rows = self._outputs(model, batch.inputs), batch.microbatch.samples
+                mean_loss = self._mean_loss(outputs, batch.targets)
                 sums.add(outputs, batch.targets, mean_loss, len(rows))
                 losses[step.number] = float(mean_loss) * len(rows)
                 if gathered:
@@ -182,19 +183,18 @@ class TorchLoop(TrainingLoop):
     @collective
     def predict(self, inputs: Array) -> Array:
         tensor = self._move(torch.from_numpy(inputs))
-        forward = self._forward.in_evaluation(self._updater.averaged)
+        model = self._in_evaluation()
         chunks = own_chunks(len(tensor), self._step_plan.topology)
 
         def outputs_of(rows: Array) -> Array:
             with torch.no_grad():
-                outputs = forward(tensor[torch.from_numpy(rows)])
+                outputs = self._outputs(model, tensor[torch.from_numpy(rows)])
             return as_array(outputs)
 
         return predict_on_all_ranks([step.samples for step in chunks], outputs_of)
 
     @collective
     def _step(self, step: Step, batches: list[Batch]) -> None:
-        """Take one optimizer step."""
         if self._step_plan.options.virtual_shards is None:
             self._backward(step, batches)
         else:
@@ -232,8 +232,29 @@ class TorchLoop(TrainingLoop):
     def _loss(self, step: Step, batch: Batch, counted: bool = True) -> torch.Tensor:
         """Return the mean loss of a batch, and add it to the sums."""
         seed_generators(step_seed(self._step_plan.options.seed, step.number, batch.microbatch.key))
-        outputs = self._forward.outputs(batch.inputs)
-        loss = self._forward.mean_loss(outputs, batch.targets)
+        outputs = self._outputs(self._call, batch.inputs)
+        loss = self._mean_loss(outputs, batch.targets)
         if counted:
             self._sums.add(outputs.detach(), batch.targets, loss, len(batch.microbatch.samples))
         return loss
+
+    def _in_evaluation(self) -> Any:
+        """Return the model to evaluate, in that mode."""
+        averaged = self._updater.averaged
+        (self._model if averaged is None else averaged).eval()
+        return self._call if averaged is None else averaged
+
+    def _outputs(self, model: Any, inputs: Any) -> Any:
+        with self._updater.precision.autocast():
+            return call_model(model, inputs)
+
+    def _mean_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        with self._updater.precision.autocast():
+            loss: Any = self._recipe.loss(outputs, targets)
+        if isinstance(loss, torch.Tensor) and not loss.ndim:
+            return loss
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
+        raise UsageError(
+            "the loss of a recipe must return one number, the mean over the batch, as a "
+            f"torch.Tensor without dimensions, got a {type(loss).__name__}{shape}"
+        )

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
 from pickle import PicklingError
 from typing import Any, Protocol
@@ -16,24 +17,19 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from hvdtrain.data.dataset import Samples, is_stream
-from hvdtrain.data.sampling import sample_generator, sample_seed, seed_generators
+from hvdtrain.data.dataset import Augment, Samples, augmented, is_stream
+from hvdtrain.data.sampling import sample_seed, seed_generators
 from hvdtrain.errors import UsageError
 from hvdtrain.train.loop.step_plan import Microbatch
 from hvdtrain.train.recipe import MODULES
 
 Move = Callable[[Any], Any]
 _NONE = np.empty(0, np.int64)
-Augment = Callable[[Any, np.random.Generator], Any]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the ranks do in one step.
-
-    Attributes:
-        samples: int64 numbers of the samples of all ranks, [n].
-    """
+    """What the ranks do in one step, with the numbers of the samples of all of them, [n]."""
 
     number: int
     samples: npt.NDArray[np.int64]
@@ -54,6 +50,14 @@ class Batch:
     targets: Any
 
 
+def _batches_of(
+    step: Step, read: Callable[[npt.NDArray[np.int64]], tuple[Any, Any]]
+) -> tuple[Step, list[Batch]]:
+    """Return a step with a batch for each microbatch, which is read if it has samples."""
+    parts = step.microbatches
+    return step, [Batch(m, *(read(m.samples) if len(m.samples) else (None, None))) for m in parts]
+
+
 class Source(Protocol):
     """Reads the samples of this rank."""
 
@@ -70,13 +74,11 @@ class ArraySource:
 
     def batches(self, steps: Iterable[Step], epoch: int) -> Iterator[tuple[Step, list[Batch]]]:
         for step in steps:
-            yield step, [self._batch(microbatch) for microbatch in step.microbatches]
+            yield _batches_of(step, self._read)
 
-    def _batch(self, microbatch: Microbatch) -> Batch:
-        if not len(microbatch.samples):
-            return Batch(microbatch, None, None)
-        chosen = torch.from_numpy(microbatch.samples).to(self.inputs.device)
-        return Batch(microbatch, self.inputs[chosen], self.targets[chosen])
+    def _read(self, samples: npt.NDArray[np.int64]) -> tuple[Any, Any]:
+        chosen = torch.from_numpy(samples).to(self.inputs.device)
+        return self.inputs[chosen], self.targets[chosen]
 
 
 class SeededRows:
@@ -90,11 +92,7 @@ class SeededRows:
     def __getitem__(self, index: int) -> Any:
         """Return a sample, with the generators of Python, numpy and torch seeded for it."""
         seed_generators(sample_seed(self._seed, self._epoch, index))
-        sample = self._dataset[index]
-        if self._augment is None:
-            return sample
-        inputs, targets = sample
-        return self._augment(inputs, sample_generator(self._seed, self._epoch, index)), targets
+        return augmented(self._dataset[index], self._augment, self._seed, self._epoch, index)
 
 
 @dataclass(frozen=True)
@@ -129,18 +127,16 @@ class LoaderSource:
             ) from error
         try:
             for step in steps:
-                yield step, [self._batch(microbatch, read) for microbatch in step.microbatches]
+                yield _batches_of(step, lambda _: self._next(read))
         finally:  # when Python exits it would be too late for its processes
             if self.workers:
                 with suppress(RuntimeError):  # a process was killed with the job
                     read._shutdown_workers()
 
-    def _batch(self, microbatch: Microbatch, read: Iterator[Any]) -> Batch:
-        if not len(microbatch.samples):
-            return Batch(microbatch, None, None)
+    def _next(self, read: Iterator[Any]) -> tuple[Any, Any]:
         with _last_line_of_errors():
             inputs, targets = next(read)
-        return Batch(microbatch, self.move(inputs), self.move(targets))
+        return self.move(inputs), self.move(targets)
 
 
 @dataclass(frozen=True)
@@ -173,13 +169,9 @@ class StreamSource:
                     f"the training data ended before sample {at} of epoch {epoch + 1}: "
                     "samples_per_epoch of the recipe must be no more than it yields"
                 )
-            yield (
-                step,
-                [self._batch(microbatch, items, first, epoch) for microbatch in step.microbatches],
-            )
+            yield _batches_of(step, partial(self._read, items, first, epoch))
 
     def _seeded(self, epoch: int) -> Iterator[Any]:
-        """Yield the samples of an epoch."""
         seed_generators(sample_seed(self.seed, epoch, 0))
         stream = iter(self.stream)
         for index in count():
@@ -190,18 +182,15 @@ class StreamSource:
                 return
             yield sample
 
-    def _batch(self, microbatch: Microbatch, items: list[Any], first: int, epoch: int) -> Batch:
-        if not len(microbatch.samples):
-            return Batch(microbatch, None, None)
-        chosen = [self._augmented(items[i - first], i, epoch) for i in microbatch.samples.tolist()]
+    def _read(
+        self, items: list[Any], first: int, epoch: int, samples: npt.NDArray[np.int64]
+    ) -> tuple[Any, Any]:
+        chosen = [
+            augmented(items[index - first], self.augment, self.seed, epoch, index)
+            for index in samples.tolist()
+        ]
         inputs, targets = self.collate(chosen)
-        return Batch(microbatch, self.move(inputs), self.move(targets))
-
-    def _augmented(self, sample: Any, index: int, epoch: int) -> Any:
-        if self.augment is None:
-            return sample
-        inputs, targets = sample
-        return self.augment(inputs, sample_generator(self.seed, epoch, index)), targets
+        return self.move(inputs), self.move(targets)
 
 
 def make_source(
@@ -216,20 +205,10 @@ def make_source(
     if isinstance(data, Samples) and augment is None:
         inputs, targets = (torch.from_numpy(array) for array in (data.inputs, data.labels))
         return ArraySource(move(inputs), move(targets))
-    if isinstance(data, Samples):
-        return LoaderSource(_Rows(data), augment, collate, workers, seed, move)
     if is_stream(data):
         collate = collate or torch.utils.data.default_collate
         return StreamSource(data, augment, collate, seed, move)
     return LoaderSource(data, augment, collate, workers, seed, move)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    samples: Samples
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.samples.inputs[index], self.samples.labels[index]
 
 
 @contextmanager

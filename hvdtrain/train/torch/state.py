@@ -15,7 +15,7 @@ from hvdtrain.errors import UnsupportedError, UsageError
 from hvdtrain.torch.tensors.parts import is_expanded, require_values
 from hvdtrain.train.checkpoint.tensor_file import TensorLibrary, flatten, holds, unflatten
 from hvdtrain.train.loop.protocol import Array
-from hvdtrain.train.loop.replica_check import ROW_WORDS, SHIFT, multipliers, number_checksum
+from hvdtrain.train.loop.replica_check import multipliers, number_checksum, words_checksum
 
 # Rows copied temporarily at a time: on a CPU as many as fit into its caches, elsewhere as many as
 # keep the device busy.
@@ -63,8 +63,10 @@ def tensor_checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
         by_device.setdefault(tensor.device, []).append(index)
     checksums = [0] * len(tensors)
     with torch.no_grad():
-        for chosen in by_device.values():
-            sums = torch.stack([_checksum(_words(tensors[index])) for index in chosen])
+        for device, chosen in by_device.items():
+            factors, rows = _multipliers(device), _ROWS_AT_A_TIME.get(device.type, _MANY_ROWS)
+            words = [_words(tensors[index]) for index in chosen]
+            sums = torch.stack([words_checksum(each, factors, rows) for each in words])
             for index, checksum in zip(chosen, sums.tolist(), strict=True):
                 checksums[index] = checksum
     return checksums
@@ -81,34 +83,6 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     words = torch.zeros(-(-nbytes // 8), dtype=torch.int64, device=flat.device)
     words.view(flat.dtype)[: flat.numel()] = flat
     return words
-
-
-def _checksum(words: torch.Tensor) -> torch.Tensor:
-    """Return the checksum of words, int64 []."""
-    sums = list(_row_sums(words))
-    if not sums:
-        return torch.zeros((), dtype=torch.int64, device=words.device)
-    rows = torch.cat(sums)
-    return rows[0] if len(rows) == 1 else _checksum(rows)
-
-
-def _row_sums(words: torch.Tensor) -> Iterator[torch.Tensor]:
-    factors = _multipliers(words.device)
-    whole = words.numel() // ROW_WORDS * ROW_WORDS
-    if whole:
-        at_a_time = _ROWS_AT_A_TIME.get(words.device.type, _MANY_ROWS)
-        for rows in torch.split(words[:whole].view(-1, ROW_WORDS), at_a_time):
-            yield _sums(rows, factors)
-    if whole < words.numel():
-        rest = words[whole:]
-        yield _sums(rest.unsqueeze(0), factors[: rest.numel()])
-
-
-def _sums(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    mixed = rows >> SHIFT
-    mixed ^= rows
-    mixed *= factors
-    return mixed.sum(dim=1)
 
 
 @cache

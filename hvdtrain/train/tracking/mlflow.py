@@ -16,7 +16,7 @@ import urllib.request
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -34,28 +34,11 @@ _DATABASES = ("postgresql", "mysql", "sqlite", "mssql")
 _TIMEOUT_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Store:
-    """An open store."""
+def _open_store(uri: str | None) -> tuple[MlflowClient, str, Mapping[str, str | None]]:
+    """Open a store; return its address, and the variables that are to be set again at the end.
 
-    client: MlflowClient
-    uri: str
-    _before: Mapping[str, str | None]
-
-    def answers(self) -> bool:
-        """Return whether the store can be reached now, within seconds."""
-        return not _is_server(self.uri) or _problem_of_server(self.uri) is None
-
-    def close(self) -> None:
-        """Restore MLflow's environment variables."""
-        _set(self._before)
-
-
-def open_store(uri: str | None) -> Store:
-    """Open a store.
-
-    Until it is closed, the environment holds variables that give MLflow user and password and keep
-    it from printing an address.
+    Until then, the environment holds those that give MLflow user and password and keep it from
+    printing an address.
     """
     uri, variables = _without_credentials(uri or mlflow.get_tracking_uri())
     _require_reachable(uri)
@@ -71,7 +54,7 @@ def open_store(uri: str | None) -> Store:
     except Exception as error:  # its own, SQLAlchemy's and those of plugins have no common base
         _set(before)
         raise UsageError(f"--track mlflow: {masked(uri)}: {one_line(error)}") from error
-    return Store(client, masked(uri), before)
+    return client, masked(uri), before
 
 
 def _without_credentials(uri: str) -> tuple[str, dict[str, str | None]]:
@@ -146,50 +129,6 @@ def _set(variables: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-Job = Callable[[], None]
-
-_MOST_JOBS = 10_000
-
-
-class BackgroundWorker:
-    """Runs jobs in order on a thread of its own; only close() blocks.
-
-    A job that fails does not prevent the next from running. The thread does not prevent the process
-    from exiting.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.Queue[Job | None] = queue.Queue(_MOST_JOBS)
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"hvdtrain-{name}", daemon=True)
-        self._thread.start()
-
-    def put(self, job: Job) -> None:
-        """Queue a job, which runs when those before it have run."""
-        self._jobs.put_nowait(job)
-
-    def take_error(self) -> Exception | None:
-        """Return the newest error since the last call, or None."""
-        error, self._error = self._error, None
-        return error
-
-    def close(self, timeout_seconds: float) -> bool:
-        """Wait for the jobs and end the thread; return whether all have run in that time."""
-        try:
-            self._jobs.put(None, timeout=timeout_seconds)
-        except queue.Full:
-            return False
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception as error:
-                self._error = error
-
-
 KEPT = "mlflow.json"
 _EXPERIMENT = "hvdtrain"
 _STATUS: Mapping[Status, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -200,13 +139,14 @@ _LONGEST_VALUE = 6000
 _MOST_PARAMETERS = 100
 _MOST_METRICS = 1000
 
+_MOST_JOBS = 10_000
 _MOST_WAITING_METRICS = 100_000
 _PATIENCE_SECONDS = 300.0
 _SHORT_PATIENCE_SECONDS = 10.0
 
 
 class Mlflow:
-    """Tracker that writes to an MLflow run, on a thread of its own.
+    """Tracker that writes to an MLflow run, on a thread that the process does not wait for.
 
     The run is a child of the active run of this process, or else of the one that MLFLOW_RUN_ID
     names. Its id is saved in the directory, where a resume finds it. Values that a server rejects
@@ -216,58 +156,71 @@ class Mlflow:
     def __init__(
         self, info: RunInfo, uri: str | None, experiment: str | None, run_name: str | None
     ) -> None:
-        self._store = open_store(uri)
+        self._client, self._uri, self._before = _open_store(uri)
         try:
-            self._run_id = _resume(self._store, info) or _begin(
-                self._store, info, experiment, run_name or info.name
+            self._run_id = self._resume(info) or self._begin(
+                info, experiment, run_name or info.name
             )
-            _log_parameters(self._store, self._run_id, info)
+            self._log_parameters(info)
             for key, text in info.tags.items():
-                self._store.client.set_tag(self._run_id, f"hvdtrain.{_name(key)}", _text(text))
+                self._client.set_tag(self._run_id, f"hvdtrain.{_name(key)}", _text(text))
         except MlflowException as error:
-            self._store.close()
-            raise UsageError(f"--track mlflow: {self._store.uri}: {one_line(error)}") from error
+            _set(self._before)
+            raise UsageError(f"--track mlflow: {self._uri}: {one_line(error)}") from error
         except BaseException:
-            self._store.close()
+            _set(self._before)
             raise
         self._waiting: deque[Metric] = deque(maxlen=_MOST_WAITING_METRICS)
         self._rejection: Exception | None = None  # of the waiting values
-        self._sender = BackgroundWorker("mlflow")
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_JOBS)
+        self._error: Exception | None = None  # the newest that is not raised yet
+        self._thread = threading.Thread(target=self._run, name="hvdtrain-mlflow", daemon=True)
+        self._thread.start()
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Send values, with the time of this call; see Tracker.log."""
         now = int(time.time() * 1000)
         self._waiting.extend(Metric(_name(key), value, now, step) for key, value in values.items())
-        self._sender.put(self._send_metrics)
+        self._jobs.put_nowait(self._send_metrics)
         self._raise_error()
 
     def artifact(self, path: Path) -> None:
-        self._sender.put(
-            partial(self._store.client.log_artifact, self._run_id, str(path.absolute()))
-        )
+        file = str(path.absolute())
+        self._jobs.put_nowait(partial(self._client.log_artifact, self._run_id, file))
         self._raise_error()
 
     def end(self, status: Status) -> None:
         """Wait until everything is sent: minutes after a finished run, else seconds."""
-        client = self._store.client
-        self._sender.put(self._send_metrics)
-        self._sender.put(partial(client.set_terminated, self._run_id, _STATUS[status]))
-        patient = status == "finished" and self._store.answers()
-        done = self._sender.close(_PATIENCE_SECONDS if patient else _SHORT_PATIENCE_SECONDS)
-        self._store.close()
-        if self._waiting or not done:
+        self._jobs.put_nowait(self._send_metrics)
+        self._jobs.put_nowait(partial(self._client.set_terminated, self._run_id, _STATUS[status]))
+        patient = status == "finished" and (
+            not _is_server(self._uri) or _problem_of_server(self._uri) is None
+        )
+        patience = _PATIENCE_SECONDS if patient else _SHORT_PATIENCE_SECONDS
+        with suppress(queue.Full):
+            self._jobs.put(None, timeout=patience)
+            self._thread.join(patience)
+        _set(self._before)
+        if self._waiting or self._thread.is_alive():
             raise RuntimeError(
                 f"{len(self._waiting)} values, files or the end of the run were not taken by "
-                f"{self._store.uri} in time"
+                f"{self._uri} in time"
             )
         self._raise_error()
+
+    def _run(self) -> None:
+        """Run jobs in order; one that fails does not prevent the next."""
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:
+                self._error = error
 
     def _send_metrics(self) -> None:
         while self._waiting:
             count = min(len(self._waiting), _MOST_METRICS)
             batch = [self._waiting.popleft() for _ in range(count)]
             try:
-                self._store.client.log_batch(self._run_id, metrics=batch)
+                self._client.log_batch(self._run_id, metrics=batch)
             except Exception as error:
                 self._waiting.extendleft(reversed(batch))
                 self._rejection = error
@@ -275,93 +228,91 @@ class Mlflow:
         self._rejection = None
 
     def _raise_error(self) -> None:
-        error = self._sender.take_error() or self._rejection
+        error, self._error = self._error or self._rejection, None
         if error is not None:
             raise error
 
-
-def _resume(store: Store, info: RunInfo) -> str | None:
-    """Reopen the run that is saved in the directory; return None if there is none."""
-    path = info.directory / KEPT
-    old = load_json(path, "run_id")
-    if old is None:
-        return None
-    run_id = old["run_id"]
-    try:
-        run = store.client.get_run(run_id)
-    except MlflowException as error:
-        raise UsageError(
-            f"run {run_id} of {path} was in {old.get('tracking_uri')}, and is not in {store.uri}: "
-            "pass the earlier --tracking-uri, or remove that file to start a new run"
-        ) from error
-    if run.info.lifecycle_stage != "active":
-        raise UsageError(
-            f"run {run_id} of {path} was deleted in {store.uri}: restore it, or remove that file "
-            "to begin a new run"
-        )
-    store.client.update_run(run_id, status="RUNNING")
-    return run_id
-
-
-def _begin(store: Store, info: RunInfo, experiment: str | None, run_name: str) -> str:
-    client = store.client
-    tags = {
-        "mlflow.user": _user(),
-        "mlflow.source.name": "hvdtrain",
-        "hvdtrain.directory": str(info.directory.absolute()),
-    }
-    parent_id = _parent_id()
-    if parent_id is not None:
+    def _resume(self, info: RunInfo) -> str | None:
+        """Reopen the run that is saved in the directory; return None if there is none."""
+        path = info.directory / KEPT
+        old = load_json(path, "run_id")
+        if old is None:
+            return None
+        run_id = old["run_id"]
         try:
-            parent = client.get_run(parent_id)
+            run = self._client.get_run(run_id)
         except MlflowException as error:
             raise UsageError(
-                f"the parent run {parent_id} (active, or named by MLFLOW_RUN_ID) is not in "
-                f"{store.uri}: give its --tracking-uri, or unset MLFLOW_RUN_ID"
+                f"run {run_id} of {path} was in {old.get('tracking_uri')}, and is not in "
+                f"{self._uri}: pass the earlier --tracking-uri, or remove that file to start a "
+                "new run"
             ) from error
-        tags["mlflow.parentRunId"] = parent_id
-    if experiment is None and parent_id is not None:
-        experiment_id = parent.info.experiment_id
-    else:
-        experiment_id = _experiment_id(store, experiment)
-    run_id: str = client.create_run(experiment_id, tags=tags, run_name=run_name).info.run_id
-    save_json(info.directory / KEPT, {"run_id": run_id, "tracking_uri": store.uri})
-    return run_id
+        if run.info.lifecycle_stage != "active":
+            raise UsageError(
+                f"run {run_id} of {path} was deleted in {self._uri}: restore it, or remove that "
+                "file to begin a new run"
+            )
+        self._client.update_run(run_id, status="RUNNING")
+        return run_id
+
+    def _begin(self, info: RunInfo, experiment: str | None, run_name: str) -> str:
+        tags = {
+            "mlflow.user": _user(),
+            "mlflow.source.name": "hvdtrain",
+            "hvdtrain.directory": str(info.directory.absolute()),
+        }
+        parent_id = _parent_id()
+        if parent_id is not None:
+            try:
+                parent = self._client.get_run(parent_id)
+            except MlflowException as error:
+                raise UsageError(
+                    f"the parent run {parent_id} (active, or named by MLFLOW_RUN_ID) is not in "
+                    f"{self._uri}: give its --tracking-uri, or unset MLFLOW_RUN_ID"
+                ) from error
+            tags["mlflow.parentRunId"] = parent_id
+        if experiment is None and parent_id is not None:
+            experiment_id = parent.info.experiment_id
+        else:
+            experiment_id = self._experiment_id(experiment)
+        run_id: str = self._client.create_run(
+            experiment_id, tags=tags, run_name=run_name
+        ).info.run_id
+        save_json(info.directory / KEPT, {"run_id": run_id, "tracking_uri": self._uri})
+        return run_id
+
+    def _experiment_id(self, name: str | None) -> str:
+        if name is None and (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID")):
+            return experiment_id
+        name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except MlflowException:  # another job created it first
+                found = self._client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
+
+    def _log_parameters(self, info: RunInfo) -> None:
+        """Log parameters; those that a resume has changed, which MLflow rejects, go into a tag."""
+        old: Mapping[str, str] = self._client.get_run(self._run_id).data.params
+        new = {_name(key): _text(value) for key, value in info.parameters.items()}
+        added = [Param(key, value) for key, value in new.items() if key not in old]
+        for start in range(0, len(added), _MOST_PARAMETERS):
+            self._client.log_batch(self._run_id, params=added[start : start + _MOST_PARAMETERS])
+        changed = {key: value for key, value in new.items() if old.get(key, value) != value}
+        if changed:
+            key = f"hvdtrain.changed_at_step_{info.resumed_step or 0}"
+            tag = RunTag(key, json.dumps(changed)[:_LONGEST_VALUE])
+            self._client.log_batch(self._run_id, tags=[tag])
 
 
 def _parent_id() -> str | None:
     active = mlflow.active_run()
     run_id: str | None = active.info.run_id if active else os.environ.get("MLFLOW_RUN_ID")
     return run_id or None
-
-
-def _experiment_id(store: Store, name: str | None) -> str:
-    if name is None and (experiment_id := os.environ.get("MLFLOW_EXPERIMENT_ID")):
-        return experiment_id
-    name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
-    found = store.client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(store.client.create_experiment(name))
-        except MlflowException:  # another job created it first
-            found = store.client.get_experiment_by_name(name)
-            if found is None:
-                raise
-    return str(found.experiment_id)
-
-
-def _log_parameters(store: Store, run_id: str, info: RunInfo) -> None:
-    """Log parameters; those that a resume has changed, which MLflow rejects, go into a tag."""
-    old: Mapping[str, str] = store.client.get_run(run_id).data.params
-    new = {_name(key): _text(value) for key, value in info.parameters.items()}
-    added = [Param(key, value) for key, value in new.items() if key not in old]
-    for start in range(0, len(added), _MOST_PARAMETERS):
-        store.client.log_batch(run_id, params=added[start : start + _MOST_PARAMETERS])
-    changed = {key: value for key, value in new.items() if old.get(key, value) != value}
-    if changed:
-        key = f"hvdtrain.changed_at_step_{info.resumed_step or 0}"
-        tag = RunTag(key, json.dumps(changed)[:_LONGEST_VALUE])
-        store.client.log_batch(run_id, tags=[tag])
 
 
 def _name(name: str) -> str:

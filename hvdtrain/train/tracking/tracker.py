@@ -25,12 +25,13 @@ class AppendFile:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self._bytes = os.fstat(self._file.fileno()).st_size
 
-    def write(self, record: bytes) -> None:
-        """Append a record."""
+    def write(self, record: bytes, sync: bool = False) -> None:
         try:
             written = self._file.write(record)
             while written < len(record):  # a partial write
                 written += self._file.write(record[written:])
+            if sync:
+                os.fsync(self._file.fileno())
         except OSError:
             os.ftruncate(self._file.fileno(), self._bytes)
             raise
@@ -42,7 +43,6 @@ class AppendFile:
 
 
 def save_json(path: Path, content: dict[str, str]) -> None:
-    """Write a small JSON file, replacing an older one."""
     with replacing(path) as file:
         file.write((json.dumps(content, indent=2) + "\n").encode())
 

@@ -231,8 +231,7 @@ class Trackers:
         self._warned: set[str] = set()
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        plain = {name: float(value) for name, value in values.items()}
-        self._each(lambda tracker: tracker.log(plain, int(step), float(seconds)))
+        self._each(lambda tracker: tracker.log(values, step, seconds))
 
     def artifact(self, path: Path) -> None:
         self._each(lambda tracker: tracker.artifact(path))

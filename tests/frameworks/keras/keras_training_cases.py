@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,26 @@ from raising import raising
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
 from hvdtrain.train.keras import fit
-
-
-@dataclass(frozen=True)
-class Options:
-    optimizer: str
-    momentum: float = 0.5
-    weight_decay: float | None = None
-    clip_norm: float | None = None
+from hvdtrain.train.options import TrainOptions
+from hvdtrain.train.recipe import Recipe
 
 
 def optimizers_by_their_names() -> None:
+    nothing = Recipe(None, None, print)
+
+    def made(name: str, **options: Any) -> Any:
+        chosen = TrainOptions(framework="keras", optimizer=name, **options)
+        return fit.plain_optimizer(nothing, chosen, 0.25)
+
     for name, kind in {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "Lamb"}.items():
-        made = fit.keras_optimizer(Options(name, clip_norm=2.0), 0.25)
-        assert (type(made).__name__, made.name, made.global_clipnorm) == (kind, "optimizer", 2.0)
-        assert made.weight_decay == (0.01 if name == "adamw" else None)
-        assert fit.keras_optimizer(Options(name, weight_decay=0.5), 0.25).weight_decay == 0.5
-        assert float(made.learning_rate) == 0.25
-    assert fit.keras_optimizer(Options("adamw", weight_decay=0.0), 0.25).weight_decay == 0.0
-    with raising(UsageError, text="--optimizer lars goes with --framework torch only"):
-        fit.keras_optimizer(Options("lars"), 0.1)
+        one = made(name, clip_norm=2.0)
+        assert (type(one).__name__, one.name, one.global_clipnorm) == (kind, "optimizer", 2.0)
+        assert one.weight_decay == (0.01 if name == "adamw" else None)
+        assert made(name, weight_decay=0.5).weight_decay == 0.5
+        assert float(one.learning_rate) == 0.25
+    assert made("adamw", weight_decay=0.0).weight_decay == 0.0
     kernel, bias = (keras.Variable(np.ones(2, "float32"), name=name) for name in ("kernel", "bias"))
-    lamb = fit.keras_optimizer(Options("lamb", weight_decay=0.5), 0.25)
+    lamb = made("lamb", weight_decay=0.5)
     lamb.build([kernel, bias])
     assert (lamb._use_weight_decay(kernel), lamb._use_weight_decay(bias)) == (True, False)
 

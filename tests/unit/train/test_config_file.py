@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hvdtrain.cli.train import command
 from hvdtrain.errors import UsageError
+from hvdtrain.train.config_file import config_text, read_config, resolve
 from hvdtrain.train.options import DEFAULT_LR, OPTIONS, TrainOptions
-from hvdtrain.train.options.config_file import config_text, read_config, resolve
 
 
 def written(folder: Path, text: str | bytes) -> Path:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,13 @@ import pytest
 import torch
 
 from hvdtrain.errors import UsageError
+from hvdtrain.topology import Topology
+from hvdtrain.train.loop.step_plan import StepPlan
 from hvdtrain.train.metrics import Accuracy, ConfusionMatrix, MeanOf, Metric, TopK
-from hvdtrain.train.optimizers.layerwise import Lamb, Lars, torch_optimizer
-from hvdtrain.train.optimizers.schedule import (
-    SCHEDULES,
-    ScheduleSettings,
-    learning_rate,
-    parse_milestones,
-    scaled_lr,
-    warmup_lr,
-)
+from hvdtrain.train.optimizers.layerwise import Lamb, Lars
+from hvdtrain.train.options import TrainOptions, parse_milestones
+from hvdtrain.train.recipe import Recipe
+from hvdtrain.train.torch.update import plain_optimizer
 
 Array = npt.NDArray[np.float64]
 Parameters = list[torch.nn.Parameter]
@@ -149,39 +145,33 @@ def test_bad_arguments_and_sparse_gradients_are_refused() -> None:
 
 def test_half_types_are_stepped_as_by_the_formula() -> None:
     """In torch's fused form they are not, on the CPU."""
-    (weight,) = halves = [torch.nn.Parameter(torch.full((64,), 2.0).bfloat16())]
-    optimizer = torch_optimizer(Options("sgd", momentum=0.0), halves, 0.5)
+    weight = torch.nn.Parameter(torch.full((64,), 2.0).bfloat16())
+    options = TrainOptions(lr=0.5, momentum=0.0)
+    optimizer = plain_optimizer(
+        Recipe(None, None, print), torch.nn.ParameterList([weight]), options
+    )
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert weight.tolist() == [1.5] * 64
 
 
-@dataclass(frozen=True)
-class Options:
-    optimizer: str
-    momentum: float = 0.7
-    weight_decay: float | None = None
-    clip_norm: float | None = None
+def rates(samples: int = 10, size: int = 4, **options: Any) -> list[float]:
+    """Return the rates of a run on ranks with one sample each in a step, or of one rank."""
+    given = {"lr": 0.1, "epochs": 4, "warmup_epochs": 0.0, "global_batch_size": 1, **options}
+    topology = Topology.from_nodes(0, [0] * size, ["a"] * size)
+    plan = StepPlan(TrainOptions(**given), topology, samples)
+    return [plan.lr(step) for step in range(plan.steps)]
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_warmup_is_horovods(size: int) -> None:
     steps, epochs, base = 7, 3, 0.05
-    target = scaled_lr(base, size, "linear")
+    found = iter(rates(steps, size, lr=base, epochs=epochs, warmup_epochs=float(epochs)))
     for epoch in range(epochs):
         for step in range(steps):
             x = epoch + step / steps + 1 / steps
-            expected = target / size * (x * (size - 1) / epochs + 1)
-            assert warmup_lr(epoch * steps + step, steps, base, target, epochs) == pytest.approx(
-                expected
-            )
-
-
-def rates(**settings: Any) -> list[float]:
-    chosen = ScheduleSettings(
-        **{"steps_per_epoch": 10, "steps": 40, "base_lr": 0.1, "target_lr": 0.4, **settings}
-    )
-    return [learning_rate(step, chosen) for step in range(chosen.steps)]
+            expected = base * (x * (size - 1) / epochs + 1)
+            assert next(found) == pytest.approx(expected)
 
 
 def of_torch(make: Callable[[torch.optim.Optimizer], Any], steps: int) -> list[float]:
@@ -201,32 +191,33 @@ def test_decays_are_those_of_torch() -> None:
     expected = of_torch(lambda o: schedulers.PolynomialLR(o, 39, power=2), 40)
     assert rates(schedule="polynomial", power=2) == pytest.approx(expected, rel=1e-10, abs=1e-15)
     expected = of_torch(lambda o: schedulers.MultiStepLR(o, [15, 30], gamma=0.2), 40)
-    got = rates(schedule="step", milestones=(1.5, 3), decay=0.2)
+    got = rates(schedule="step", milestones="1.5,3", decay=0.2)
     assert got == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
-def test_the_decay_begins_where_the_warmup_ends(schedule: str) -> None:
-    got = rates(schedule=schedule, warmup_epochs=1.5, final_lr=0.02, power=0.9)
+@pytest.mark.parametrize(("schedule", "more"), [("cosine", {}), ("polynomial", {"power": 0.9})])
+def test_the_decay_begins_where_the_warmup_ends(schedule: str, more: dict[str, Any]) -> None:
+    got = rates(schedule=schedule, warmup_epochs=1.5, final_lr=0.02, **more)
     assert got[:15] == rates(warmup_epochs=1.5)[:15]
     assert got[14] == 0.4
     assert got[15] < 0.4
     assert got[-1] == 0.02
     middle = 14 + 25 / 2  # half of the decay's 25 steps lies between two of them
     around = (got[math.floor(middle)] + got[math.ceil(middle)]) / 2
-    power = 0.5 if schedule == "cosine" else 0.5**0.9
+    power = 0.5 ** more.get("power", 1.0)
     assert around == pytest.approx(0.02 + 0.38 * power, abs=1e-3)
 
 
 def test_a_run_that_is_all_warmup_does_not_decay() -> None:
-    for schedule in SCHEDULES:
-        assert rates(schedule=schedule, warmup_epochs=5) == rates(warmup_epochs=5)
-        assert rates(schedule=schedule, steps=1) == [0.4]
+    for schedule, milestones in (("step", "3"), ("cosine", ""), ("polynomial", "")):
+        decays: dict[str, Any] = {"schedule": schedule, "milestones": milestones}
+        assert rates(warmup_epochs=5.0, **decays) == rates(warmup_epochs=5.0)
+        assert rates(1, epochs=1, **decays) == [0.4]
 
 
 def test_milestones_are_epochs_of_the_run_and_the_warmup_goes_first() -> None:
-    got = rates(schedule="step", warmup_epochs=2, milestones=(1, 3))
-    assert got[:19] == rates(warmup_epochs=2)[:19]
+    got = rates(schedule="step", warmup_epochs=2.0, milestones="1,3")
+    assert got[:19] == rates(warmup_epochs=2.0)[:19]
     assert got[19:] == pytest.approx([0.04] * 11 + [0.004] * 10)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -314,23 +313,3 @@ def test_what_the_users_code_raises_is_not_bad_input(tmp_path: Path) -> None:
             "from hvdtrain.errors import UsageError\n"
             "def recipe(): raise UsageError('no data here')",
         )
-
-
-def test_the_command_line(tmp_path: Path) -> None:
-    """Bad input is one line and 2; an error of the user's is one, too, and 1."""
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "def recipe(width: int):\n    try:\n        1 / 0\n"
-        "    except ZeroDivisionError as error:\n        raise ValueError(width) from error\n"
-    )
-    train = [sys.executable, "-m", "hvdtrain", "train", "mine.py", "--set"]
-    refused, failed = (
-        subprocess.run([*train, width], capture_output=True, text=True, timeout=600, cwd=tmp_path)
-        for width in ("width=x", "width=64")
-    )
-    assert (refused.returncode, failed.returncode) == (2, 1)
-    assert refused.stderr.endswith("hvdtrain: --set width must be a whole number, got 'x'\n")
-    assert "Traceback" not in refused.stderr
-    said = f"mine.py:recipe failed: {file}:5 in recipe: ValueError: 64"
-    assert failed.stderr == f"hvdtrain: {said}\n"
-    assert list(tmp_path.iterdir()) == [file]

@@ -10,8 +10,8 @@ from hvdtrain.errors import UsageError
 from hvdtrain.topology import Topology
 from hvdtrain.train.loop.heartbeat import StopSignals, stop_signals
 from hvdtrain.train.loop.snapshots import SNAPSHOT, Snapshots, second_holder
+from hvdtrain.train.option import Interval
 from hvdtrain.train.options import TrainOptions
-from hvdtrain.train.options.declare import Interval
 
 
 def test_one_waits_until_it_is_taken() -> None:

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and bad directories are refused."""
+"""Files of a run appear whole or not at all, say from what it ran, and bad places are refused."""
 
 import io
 import json
@@ -8,14 +8,19 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from run_files import metrics_of
 
+import hvdtrain
 from hvdtrain.errors import UsageError
 from hvdtrain.files import replacing, sync_directory
 from hvdtrain.train import records
+from hvdtrain.train.config_file import resolve
 from hvdtrain.train.options import TrainOptions
 from hvdtrain.train.setup import choose_framework
 from hvdtrain.train.terminal import Terminal, decay_text, exchange_text, failure_tags, on_terminal
@@ -202,3 +207,74 @@ def test_an_exchange_that_compresses_nothing_on_one_host() -> None:
     ]
     each = "nbit:per_rank=true. Between ranks 1 bit"
     assert said == ["nbit", "nbit. Between nodes 1 bit", each, each]
+
+
+WHO = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", *WHO, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Git has as much time as it needs, however slow the machine is.
+    monkeypatch.setattr(records, "_TIMEOUT_SECONDS", 300.0)
+    folder = tmp_path / "a repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    assert records.git_state(folder) is None  # no commit yet
+    (folder / "recipe.py").write_text("x = 1\n")
+    git(folder, "add", "recipe.py")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def test_the_commit_and_whether_it_says_all(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    recipe, other = repository / "recipe.py", repository / "other.py"
+    assert records.git_state(repository, recipe) == {"commit": commit, "dirty": False}
+    # Results and the like lie about in many a repository.
+    other.write_text("")
+    assert records.git_state(repository, recipe) == {"commit": commit, "dirty": False}
+    assert records.git_state(repository, other) == {"commit": commit, "dirty": True}
+    recipe.write_text("x = 2\n")
+    assert records.git_state(repository) == {"commit": commit, "dirty": True}
+
+
+def test_what_is_written(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "orig_argv", ["python", "-m", "x y", "--uri=http://u:p@ss@h/a?token=t"]
+    )
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    options = TrainOptions(
+        recipe=str(repository / "recipe.py"),
+        set={"width": "64"},
+        track="mlflow",
+        tracking_uri="http://me:secret@host:5000",
+    )
+    before = datetime.now(UTC)
+    records.write_environment(folder, options, ["node1", "node1", "node2"])
+    facts: dict[str, Any] = json.loads((folder / records.ENVIRONMENT).read_text())
+    assert sorted(path.name for path in folder.iterdir()) == [records.CONFIG, records.ENVIRONMENT]
+    versions = facts.pop("versions")
+    assert versions["python"] == sys.version.partition(" ")[0]
+    assert versions["hvdtrain"] == hvdtrain.__version__
+    assert versions["numpy"] == np.__version__
+    assert versions.keys() >= {"torch", "tensorflow", "keras", "jax", "mpi"}
+    started = datetime.fromisoformat(facts.pop("started_at"))
+    assert started.tzinfo == UTC
+    assert before.replace(microsecond=0) <= started <= datetime.now(UTC)
+    commit = git(repository, "rev-parse", "HEAD")
+    assert facts == {
+        "command": "python -m 'x y' '--uri=http://***@h/a?token=***'",
+        "hosts": ["node1", "node1", "node2"],
+        "git": {"recipe": {"commit": commit, "dirty": False}, "working_directory": None},
+    }
+    assert "secret" not in (folder / records.CONFIG).read_text()
+    assert resolve({"tracking_uri": options.tracking_uri}, folder / records.CONFIG) == options

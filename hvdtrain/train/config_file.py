@@ -9,8 +9,8 @@ from typing import Any
 
 from hvdtrain.advice import did_you_mean
 from hvdtrain.errors import UsageError
-from hvdtrain.train.options import OPTIONS, Option, TrainOptions, key_of_name_elsewhere
-from hvdtrain.train.options.declare import KINDS
+from hvdtrain.train.option import KINDS, Option
+from hvdtrain.train.options import OPTIONS, TrainOptions, key_of_name_elsewhere
 
 _LONGEST_SHOWN = 60
 
@@ -42,7 +42,6 @@ def resolve(given: Mapping[str, Any], config: Path | None) -> TrainOptions:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the options in a file by name."""
     values: dict[str, Any] = {}
     for name, where, node in _entries(_root(path), str(path)):
         option = _BY_NAME.get(name)
@@ -144,7 +143,6 @@ def _is_null(node: Any) -> bool:
 
 
 def _described(node: Any) -> str:
-    """Describe a value for an error message."""
     if node.tag not in _TAGS:
         return f"the tag {shorten(node.tag)}"
     if node.id != "scalar":

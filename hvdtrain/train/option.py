@@ -27,11 +27,7 @@ _TEXT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of a run.
-
-    Attributes:
-        unit: "steps" (of the optimizer), "epochs" or "seconds".
-    """
+    """An interval of a run, in steps of the optimizer, epochs or seconds."""
 
     amount: float
     unit: Unit
@@ -40,15 +36,15 @@ class Interval:
     def parse(cls, text: str, option: str = "an interval") -> Self:
         """Return the interval that a text such as "5 steps" or "1.5 hours" names."""
         match = _TEXT.fullmatch(text.strip().lower())
-        word = match[2].removesuffix("s") if match else ""
-        if match is None or word not in _UNITS:
-            raise _refusal(option, text)
-        unit, factor = _UNITS[word]
-        amount = float(match[1]) * factor
-        if not (math.isfinite(amount) and amount > 0):
-            raise _refusal(option, text)
-        if unit != "seconds" and not amount.is_integer():
-            raise _refusal(option, text)
+        number, word = (match[1], match[2].removesuffix("s")) if match else ("0", "")
+        unit, factor = _UNITS.get(word, (None, 0))
+        amount = float(number) * factor
+        is_whole = unit == "seconds" or amount.is_integer()
+        if unit is None or not (0 < amount < math.inf and is_whole):
+            raise UsageError(
+                f"{option} must be a positive number and a unit, such as '5 steps', '1 epoch', "
+                f"'30 seconds', '10 minutes' or '2 hours' (whole steps and epochs), got {text!r}"
+            )
         return cls(amount, unit)
 
     def after_step(self, step: int) -> bool:
@@ -65,63 +61,35 @@ class Interval:
         return self.amount if self.unit == "seconds" else None
 
 
-def _refusal(option: str, text: str) -> UsageError:
-    return UsageError(
-        f"{option} must be a positive number and a unit, such as '5 steps', '1 epoch', "
-        f"'30 seconds', '10 minutes' or '2 hours' (whole steps and epochs), got {text!r}"
-    )
-
-
 # Called with the label of the option and its value; raises UsageError.
 Check = Callable[[str, Any], object]
 
 
-def at_least(least: int) -> Check:
-    """Return a check for integers of at least `least`."""
+def requires(holds: Callable[[Any], bool], words: str) -> Check:
+    """Return a check for values of which something holds, in the words of its error."""
 
-    def check(label: str, value: int) -> None:
-        if value < least:
-            raise UsageError(f"{label} must be at least {least}, got {value}")
+    def check(label: str, value: Any) -> None:
+        if not holds(value):
+            raise UsageError(f"{label} must {words}, got {value!r}")
 
     return check
+
+
+def at_least(least: int) -> Check:
+    return requires(lambda value: value >= least, f"be at least {least}")
 
 
 def one_of(choices: Sequence[str]) -> Check:
-    """Return a check for names from a list."""
-
-    def check(label: str, value: str) -> None:
-        if value not in choices:
-            raise UsageError(f"{label} must be one of {', '.join(choices)}, got {value!r}")
-
-    return check
+    return requires(lambda value: value in choices, f"be one of {', '.join(choices)}")
 
 
-def positive(label: str, value: float) -> None:
-    """Require a finite number above 0."""
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{label} must be a positive number, got {value}")
-
-
-def not_negative(label: str, value: float) -> None:
-    """Require a finite number of at least 0."""
-    if not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{label} must be 0 or more, got {value}")
-
-
-def between_0_and_1(label: str, value: float) -> None:
-    """Require a number from 0 to below 1."""
-    if not 0 <= value < 1:
-        raise UsageError(f"{label} must be 0 or more and less than 1, got {value}")
-
-
-def not_empty(label: str, value: str) -> None:
-    """Require text that is not empty."""
-    if not value.strip():
-        raise UsageError(f"{label} must not be empty, got {value!r}")
+positive = requires(lambda value: 0 < value < math.inf, "be a positive number")
+not_negative = requires(lambda value: 0 <= value < math.inf, "be 0 or more")
+between_0_and_1 = requires(lambda value: 0 <= value < 1, "be 0 or more and less than 1")
+not_empty = requires(lambda value: bool(value.strip()), "not be empty")
 
 
 def every(label: str, value: str) -> None:
-    """Require an interval; see Interval.parse."""
     Interval.parse(value, label)
 
 
@@ -217,7 +185,6 @@ class Option:
         return f"{self.default:g}" if self.kind is float else str(self.default)
 
     def require(self, value: Any, label: str = "") -> None:
-        """Check a value by itself."""
         label = label or self.label
         if value is None and self.may_be_unset:
             return
@@ -245,9 +212,7 @@ def option(
 ) -> T:
     """Return the field of an option.
 
-    Args:
-        group: title of the topic that begins with this option.
-        unset: what applies where the option is None.
+    `group` is the title of the topic that begins with it; `unset` is what applies where it is None.
     """
     if choices:
         metavar, check = f"[{'|'.join(choices)}]", check or one_of(choices)
