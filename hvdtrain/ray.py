@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch.calls.call import ServedCall, run_rank, served_call
+from hvdtrain.launch.calls.call import RankServer, run_rank, served_call
 from hvdtrain.launch.calls.called_rank import OWN_GPUS
 
 __all__ = ["run"]
@@ -133,7 +133,7 @@ class _Actors:
             place = rank, len(self._bundles)
             self._codes.append(actor.run.remote({**variables, **own}, *place))
 
-    def watch(self, call: ServedCall, limit_seconds: float) -> None:
+    def watch(self, call: RankServer, limit_seconds: float) -> None:
         """Wait until all ranks have ended, or one has failed."""
         left = list(self._codes)
         while left and not call.failed and not self.ends:

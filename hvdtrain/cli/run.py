@@ -15,16 +15,15 @@ import click
 from hvdtrain.check.checks import find_cores
 from hvdtrain.cli.main import words_of_train
 from hvdtrain.errors import UsageError
-from hvdtrain.launch.hosts.formats import read_file
 from hvdtrain.launch.launchers.choice import NAMES, Launcher, choose_launcher
 from hvdtrain.launch.launchers.mpi_library import loaded_library
 from hvdtrain.launch.launchers.options import (
-    check_interface,
     discovered_hosts,
     limit_variables,
     parse_exports,
     parse_folder,
     parse_hosts,
+    require_sense,
     require_tolerance,
     with_hosts,
 )
@@ -38,7 +37,6 @@ from hvdtrain.launch.remote_shell import require_reachable
 from hvdtrain.launch.restarts import ElasticJob
 from hvdtrain.launch.scripts.script import is_script, rank_words, require_program
 from hvdtrain.launch.supervise import SESSION, Launches, session_folder
-from hvdtrain.world import refuse_on_ranks
 
 
 # Everything after the first positional argument belongs to the ranks.
@@ -93,7 +91,11 @@ def command(
     asked["log_folder"] = parse_folder(asked["log_folder"])
     program = (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod))
     request = LaunchRequest(program, **asked)
-    _require_sense(request)
+    require_sense(request, "'run'", "-np ", "-hostfile", "-H")
+    if request.log_folder and (request.prefix or request.timestamps):
+        raise UsageError(
+            "--prefix and --timestamps cannot be combined with --output-dir: leave them out"
+        )
     require_program(arguments)
     if is_script(arguments) and not os.path.isfile(arguments[0]):
         raise UsageError(f"there is no file {arguments[0]}: name an existing script")
@@ -131,21 +133,6 @@ def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
     if trains:
         return [signal.SIGUSR1, ends]
     return [ends] if is_open_mpi else []
-
-
-def _require_sense(request: LaunchRequest) -> None:
-    refuse_on_ranks("'run'")
-    if request.ranks is not None and request.ranks < 1:
-        raise UsageError(f"-np {request.ranks} must be at least 1")
-    if request.hostfile is not None and request.hosts:
-        raise UsageError("-hostfile and -H both name hosts: leave out one of them")
-    if request.log_folder and (request.prefix or request.timestamps):
-        raise UsageError(
-            "--prefix and --timestamps cannot be combined with --output-dir: leave them out"
-        )
-    if request.hostfile is not None:
-        read_file(request.hostfile)
-    check_interface(request.interface)
 
 
 def _run(

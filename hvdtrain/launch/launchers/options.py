@@ -20,7 +20,7 @@ from hvdtrain.launch.hosts.host import Host, HostfileError, HostText, require_sl
 from hvdtrain.launch.launchers.choice import Launcher
 from hvdtrain.launch.launchers.mpi_library import MpiLibrary
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
-from hvdtrain.world import discover
+from hvdtrain.world import discover, refuse_on_ranks
 
 _MIN_RANKS, _MAX_RANKS = "HVDTRAIN_MIN_RANKS", "HVDTRAIN_MAX_RANKS"
 _HOST_DISCOVERY = "HVDTRAIN_HOST_DISCOVERY"
@@ -117,10 +117,23 @@ def parse_folder(text: str | None) -> str | None:
     return os.path.abspath(text)
 
 
-def check_interface(interface: str | None) -> None:
+def require_sense(
+    request: LaunchRequest, caller: str, number: str, hostfile: str, hosts: str
+) -> None:
+    """Check what needs no launcher; the options are named as the caller has them."""
+    refuse_on_ranks(caller)
+    if request.ranks is not None and request.ranks < 1:
+        raise UsageError(f"{number}{request.ranks} must be at least 1")
+    if request.hostfile is not None:
+        if request.hosts:
+            raise UsageError(f"{hostfile} and {hosts} both name hosts: leave out one of them")
+        read_file(request.hostfile)
+    if request.interface is not None:
+        check_interface(request.interface)
+
+
+def check_interface(interface: str) -> None:
     """Check that this host has the network interfaces of --interface."""
-    if interface is None:
-        return
     here = [name for _, name in socket.if_nameindex()]
     for name in interface.split(","):
         if name not in here:
