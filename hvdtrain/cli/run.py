@@ -147,10 +147,17 @@ def _run(
         raise UsageError(f"cannot create a directory: {error}") from None
     with session_folder(os.environ) as session:
         environ = {SESSION: session.folder, **os.environ, **line.variables}
+        started = launches([session.lifeline])
         try:
-            code = run(launches([session.lifeline]), environ, Path(session.folder))
+            code = run(started, environ, Path(session.folder))
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:
         click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
+    elif code != 0 and started.asked is None and started.silent_rank is not None:
+        click.echo(
+            f"hvdtrain: rank {started.silent_rank} ended the job with exit code {code}: --verbose "
+            "shows what mpirun says of it",
+            err=True,
+        )
     return code
