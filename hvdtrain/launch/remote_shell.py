@@ -99,10 +99,9 @@ def _refusal(ssh: str | None, host: Host, own: set[str]) -> str:
         return "no ssh"
     others = dict(word.split("=", 1) for word in host.others if "=" in word)
     port = [f"-p{others['port']}"] if "port" in others else []
-    name = f"{host.user}@{host.name}" if host.user else host.name
     try:
         done = subprocess.run(
-            [ssh, *_OPTIONS, *port, "--", name, "true"],
+            [ssh, *_OPTIONS, *port, "--", host.login, "true"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -92,9 +92,8 @@ def _places(request: LaunchRequest, hosts: Sequence[Host]) -> int | None:
 
 
 def _line(host: Host) -> str:
-    name = f"{host.user}@{host.name}" if host.user else host.name
     slots = [] if host.slots is None else [f"slots={host.slots}"]
-    return " ".join([name, *slots, *host.others]) + "\n"
+    return " ".join([host.login, *slots, *host.others]) + "\n"
 
 
 _KEY_BYTES = 16

@@ -6,9 +6,10 @@ import codecs
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
+from math import prod
 from pathlib import Path
 
 from hvdtrain.launch.hosts.host import (
@@ -50,12 +51,7 @@ def read_open_mpi(source: HostText) -> list[Host]:
 
 def write_open_mpi(hosts: Sequence[Host]) -> str:
     """Return a hostfile with the number of slots of every host."""
-    return "".join(
-        f"{host.user}@{host.name} slots={host.slots}\n"
-        if host.user
-        else f"{host.name} slots={host.slots}\n"
-        for host in hosts
-    )
+    return "".join(f"{host.login} slots={host.slots}\n" for host in hosts)
 
 
 def _refuse_open_comment(source: HostText) -> None:
@@ -75,7 +71,10 @@ def _host(tokens: Sequence[str], where: str) -> Host:
     for token in rest:
         key, sign, value = token.partition("=")
         if not sign:
-            _refuse_word(token, name, where)
+            mend = f"is unexpected: write '{name} slots=N', one host per line"
+            if token.isascii() and token.isdecimal():
+                mend = f"Open MPI ignores it: write '{name} slots={token}'"
+            raise HostfileError(where, token, mend)
         if key in _OTHERS:
             user = value if key == "username" else user
         elif key in _SLOTS | _MOST:
@@ -84,7 +83,10 @@ def _host(tokens: Sequence[str], where: str) -> Host:
                 raise HostfileError(where, token, "is a second number: Open MPI takes one")
             numbers[kind] = check_slots(value, where, token)
         else:
-            _refuse_key(key, token, where)
+            mend = "Open MPI knows slots=, max_slots=, port= and username="
+            if key.lower() in _SLOTS | _MOST | _OTHERS:
+                mend = f"Open MPI needs it in lower case: {key.lower()}="
+            raise HostfileError(where, token, mend)
         if key == "port" or key in _MOST:
             others.append(token)
     slots, most = numbers.get("slots"), numbers.get("most")
@@ -111,18 +113,6 @@ def _refuse_foreign(first: str, where: str) -> None:
         raise HostfileError(where, first, mend)
 
 
-def _refuse_word(token: str, name: str, where: str) -> None:
-    if token.isascii() and token.isdecimal():
-        raise HostfileError(where, token, f"Open MPI ignores it: write '{name} slots={token}'")
-    raise HostfileError(where, token, f"is unexpected: write '{name} slots=N', one host per line")
-
-
-def _refuse_key(key: str, token: str, where: str) -> None:
-    if key.lower() in _SLOTS | _MOST | _OTHERS:
-        raise HostfileError(where, token, f"Open MPI needs it in lower case: {key.lower()}=")
-    raise HostfileError(where, token, "Open MPI knows slots=, max_slots=, port= and username=")
-
-
 def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
     """Merge hosts that are listed again, with one slot for each listing, as Open MPI does."""
     lines: dict[str, list[str]] = {}
@@ -145,10 +135,9 @@ def read_hydra(source: HostText) -> list[Host]:
 
 def write_hydra(hosts: Sequence[Host]) -> str:
     """Return a hostfile with the number of slots of every host."""
-    return "".join(
-        f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
-        for host in hosts
-    )
+    users = [f" user={host.user}" if host.user else "" for host in hosts]
+    pairs = zip(hosts, users, strict=True)
+    return "".join(f"{host.name}:{host.slots}{user}\n" for host, user in pairs)
 
 
 def _hydra_host(line: str, where: str) -> Host:
@@ -180,6 +169,7 @@ def _mend(token: str, name: str) -> str:
 
 
 _MOST_OF_A_RANGE = 65_536
+_BETWEEN = re.compile(r",(?![^][]*\])")  # commas outside of brackets
 _BRACKET = re.compile(r"\[([^][]*)\]")
 _COUNT = re.compile(r"(\d{1,8})(?:\(x(\d{1,8})\))?")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
@@ -188,16 +178,19 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 def expand(text: str, where: str) -> list[str]:
     """Return the names of a list: n[1-2]a[0,3] is n1a0, n1a3, n2a0, n2a3."""
     names: list[str] = []
-    for part in _split(text, where):
+    for part in _BETWEEN.split(text.strip()):
+        if not part:
+            raise HostfileError(where, text[:80], "has nothing between two commas")
         pieces = _BRACKET.split(part)
+        if any("]" in piece for piece in pieces[::2]):
+            raise HostfileError(where, text[:80], "has unbalanced brackets")
+        if any("[" in piece for piece in pieces[::2]):
+            raise HostfileError(where, part[:80], "has a bracket that is not closed: write ]")
         choices = [
             _range(piece, part, where) if number % 2 else [piece]
             for number, piece in enumerate(pieces)
         ]
-        total = 1
-        for choice in choices:
-            total *= len(choice)
-        if total > _MOST_OF_A_RANGE:
+        if prod(map(len, choices)) > _MOST_OF_A_RANGE:
             raise HostfileError(where, part, f"is more than {_MOST_OF_A_RANGE} hosts")
         names += [check_name("".join(words), where) for words in product(*choices)]
     return names
@@ -205,7 +198,19 @@ def expand(text: str, where: str) -> list[str]:
 
 def compress(names: Sequence[str]) -> str:
     """Return a host list that expand() reads back, with ranges for consecutive names."""
-    return ",".join(_compressed(names))
+    words = []
+    for (stem, *_), run in groupby(enumerate(names), _range_of):
+        numbers = [name.removeprefix(stem) for _, name in run]
+        several = f"[{numbers[0]}-{numbers[-1]}]"
+        words.append(stem + (several if len(numbers) > 1 else numbers[0]))
+    return ",".join(words)
+
+
+def _range_of(numbered: tuple[int, str]) -> tuple[str, int, int]:
+    """Return what is equal for consecutive names of one range."""
+    index, name = numbered
+    match = _NUMBERED.fullmatch(name)
+    return (match[1], len(match[2]), int(match[2]) - index) if match else (name, 0, index)
 
 
 def expand_counts(text: str, where: str) -> list[int]:
@@ -228,24 +233,6 @@ def compress_counts(counts: Sequence[int]) -> str:
     return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
 
 
-def _split(text: str, where: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    parts, depth = [""], 0
-    for letter in text.strip():
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
-            raise HostfileError(where, text[:80], "has unbalanced brackets")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if depth:
-        raise HostfileError(where, parts[-1][:80], "has a bracket that is not closed: write ]")
-    if not all(parts):
-        raise HostfileError(where, text[:80], "has nothing between two commas")
-    return parts
-
-
 def _range(text: str, part: str, where: str) -> list[str]:
     names: list[str] = []
     for piece in text.split(","):
@@ -264,31 +251,6 @@ def _range(text: str, part: str, where: str) -> list[str]:
             raise HostfileError(where, part[:80], f"is more than {_MOST_OF_A_RANGE} hosts")
         names += [str(number).zfill(len(low)) for number in range(first, last + 1)]
     return names
-
-
-def _compressed(names: Sequence[str]) -> Iterator[str]:
-    start = 0
-    while start < len(names):
-        end = start + 1
-        while end < len(names) and names[end] == _successor(names[end - 1]):
-            end += 1
-        if end - start == 1:
-            yield names[start]
-        else:
-            first, last = _NUMBERED.fullmatch(names[start]), _NUMBERED.fullmatch(names[end - 1])
-            assert first is not None
-            assert last is not None
-            yield f"{first[1]}[{first[2]}-{last[2]}]"
-        start = end
-
-
-def _successor(name: str) -> str:
-    """Return the next name of a range with the same number of digits, or ""."""
-    match = _NUMBERED.fullmatch(name)
-    if match is None:
-        return ""
-    number = str(int(match[2]) + 1).zfill(len(match[2]))
-    return match[1] + number if len(number) == len(match[2]) else ""
 
 
 _NODES = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
@@ -506,7 +468,7 @@ def left_out(hosts: Sequence[Host], form: str) -> list[str]:
     words = []
     for host in hosts:
         if host.user and not FORMATS[form].users:
-            words.append(f"{host.user}@{host.name}")
+            words.append(host.login)
         words += [f"{other} of {host.name}" for other in host.others]
     return words
 

@@ -33,6 +33,11 @@ class Host:
     user: str = ""
     others: tuple[str, ...] = ()
 
+    @property
+    def login(self) -> str:
+        """The name, after the user's if there is one."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
 
 @dataclass(frozen=True)
 class HostText:
