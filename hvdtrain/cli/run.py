@@ -91,7 +91,8 @@ def command(
     asked["log_folder"] = parse_folder(asked["log_folder"])
     program = (sys.executable, "-m", "hvdtrain", *rank_words(arguments, as_horovod))
     request = LaunchRequest(program, **asked)
-    require_sense(request, "'run'", "-np ", "-hostfile", "-H")
+    both = "-hostfile and -H both name hosts: leave out one of them"
+    require_sense(request, "'run'", f"-np {ranks} must be at least 1", both)
     if request.log_folder and (request.prefix or request.timestamps):
         raise UsageError(
             "--prefix and --timestamps cannot be combined with --output-dir: leave them out"

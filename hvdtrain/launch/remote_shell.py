@@ -6,8 +6,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
@@ -62,21 +63,13 @@ def _has_own_shell(environ: Mapping[str, str]) -> bool:
     """Return whether a user or an administrator has set how ranks are started on other hosts."""
     if any(part in name for name in environ for part in _OWN_SHELL):
         return True
-    return any(_sets_shell(path) for path in _settings(environ))
-
-
-def _settings(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the files of settings that Open MPI reads, if they are there."""
-    yield from (Path(environ.get("HOME", "/"), name) for name in _OWN_SETTINGS)
+    files = [Path(environ.get("HOME", "/"), name) for name in _OWN_SETTINGS]
     if mpirun := shutil.which("mpirun", path=environ.get("PATH")):
-        yield from (Path(mpirun).resolve().parents[1] / "etc" / name for name in _SETTINGS)
-
-
-def _sets_shell(path: Path) -> bool:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
+        files += [Path(mpirun).resolve().parents[1] / "etc" / name for name in _SETTINGS]
+    lines = []
+    for file in files:
+        with suppress(OSError):
+            lines += file.read_text(encoding="utf-8", errors="replace").splitlines()
     return any(line.lstrip().startswith(("plm_", "prte_plm_")) for line in lines)
 
 

@@ -131,7 +131,9 @@ def find_toolchain(
     faults = list(known_faults)
     compiler = _attempt(faults, lambda: _working_compiler(environ))
     _attempt(faults, lambda: _require_parts(environ))
-    mpicxx = mpi and _attempt(faults, partial(_find_mpicxx, mpi, compiler, environ))
+    mpicxx = None
+    if mpi is not None:
+        mpicxx = _attempt(faults, partial(_find_mpicxx, mpi, compiler, environ))
     if faults or compiler is None or mpicxx is None:
         raise UsageError("Horovod cannot be built here:\n  " + "\n  ".join(faults))
     return Toolchain(compiler, _find_cmake(environ), mpicxx)
@@ -253,7 +255,7 @@ def make_plan(environ: Mapping[str, str], without: Collection[str], force: bool)
     mpi = _attempt(faults, loaded_library)
     if mpi and mpi.path and "_abi" in mpi.path.name:
         faults.append(f"Horovod is not built for {mpi}: reinstall mpi4py from its wheel")
-    mpirun = mpi and _attempt(faults, partial(find_mpirun, mpi))
+    mpirun = None if mpi is None else _attempt(faults, partial(find_mpirun, mpi))
     if mpi is None or mpirun is None or faults:
         find_toolchain(mpi, environ, faults)  # names all that is missing
         raise AssertionError("a fault has been found")

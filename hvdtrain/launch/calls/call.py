@@ -328,7 +328,8 @@ def run(
         hostfile=None if hostfile is None else os.fspath(hostfile),
         interface=interface,
     )
-    require_sense(asked, "run()", "np=", "hostfile=", "hosts=")
+    both = "hostfile= and hosts= both name hosts: leave out one of them"
+    require_sense(asked, "run()", f"np={np} must be at least 1", both)
     call = dumps_call(function, args, kwargs, "run()")
     # Other hosts of a scheduler's allocation are used when they are named.
     environ = dict(os.environ) if asked.names_hosts else without_allocation(os.environ)

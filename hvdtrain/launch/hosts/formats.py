@@ -49,11 +49,6 @@ def read_open_mpi(source: HostText) -> list[Host]:
     return _once(listed)
 
 
-def write_open_mpi(hosts: Sequence[Host]) -> str:
-    """Return a hostfile with the number of slots of every host."""
-    return "".join(f"{host.login} slots={host.slots}\n" for host in hosts)
-
-
 def _refuse_open_comment(source: HostText) -> None:
     last = source.text.rpartition("\n")[2]
     if any(comment[1] for comment in _COMMENT.finditer(last)):
@@ -131,13 +126,6 @@ def _once(listed: Sequence[tuple[str, Host]]) -> list[Host]:
 def read_hydra(source: HostText) -> list[Host]:
     """Return the hosts of a hostfile, each once; a host without a number has one slot."""
     return add_up([_hydra_host(line, where) for where, line in source.lines() if line[0] != "#"])
-
-
-def write_hydra(hosts: Sequence[Host]) -> str:
-    """Return a hostfile with the number of slots of every host."""
-    users = [f" user={host.user}" if host.user else "" for host in hosts]
-    pairs = zip(hosts, users, strict=True)
-    return "".join(f"{host.name}:{host.slots}{user}\n" for host, user in pairs)
 
 
 def _hydra_host(line: str, where: str) -> Host:
@@ -279,25 +267,9 @@ def read_slurm(source: HostText) -> list[Host]:
     return add_up([Host(*pair) for pair in zip(names, counts, strict=True)])
 
 
-def write_slurm(hosts: Sequence[Host]) -> str:
-    """Return Slurm's two variables."""
-    counts = compress_counts([host.slots or 1 for host in hosts])
-    return f"{_NODES[0]}={compress([h.name for h in hosts])}\n{_TASKS[0]}={counts}\n"
-
-
 def read_lines(source: HostText) -> list[Host]:
     """Return the hosts of a file with one line per slot, as PBS and LSF write it."""
     return add_up([Host(check_name(line, where), 1) for where, line in source.lines()])
-
-
-def write_lines(hosts: Sequence[Host]) -> str:
-    """Return one line per slot."""
-    return "".join(f"{host.name}\n" * (host.slots or 1) for host in hosts)
-
-
-def write_names(hosts: Sequence[Host]) -> str:
-    """Return one line per host without slots, for Fujitsu's PJM and PALS."""
-    return "".join(f"{host.name}\n" for host in hosts)
 
 
 def read_sge(source: HostText) -> list[Host]:
@@ -311,11 +283,6 @@ def read_sge(source: HostText) -> list[Host]:
             raise HostfileError(where, rest[2], "is another host's number, as in LSF's form")
         hosts.append(Host(check_name(name, where), check_slots(rest[0], where, rest[0])))
     return add_up(hosts)
-
-
-def write_sge(hosts: Sequence[Host]) -> str:
-    """Return a $PE_HOSTFILE."""
-    return "".join(f"{h.name} {h.slots} all.q@{h.name} <NULL>\n" for h in hosts)
 
 
 def read_lsf(source: HostText) -> list[Host]:
@@ -333,21 +300,11 @@ def read_lsf(source: HostText) -> list[Host]:
     return add_up(hosts)
 
 
-def write_lsf(hosts: Sequence[Host]) -> str:
-    """Return $LSB_MCPU_HOSTS."""
-    return " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
-
-
 def read_flux(source: HostText) -> list[Host]:
     """Return the hosts of `flux hostlist`, which has no slots."""
     text = source.text.strip()
     names = expand(text, source.name) if text else []
     return [Host(name) for name in dict.fromkeys(names)]
-
-
-def write_flux(hosts: Sequence[Host]) -> str:
-    """Return a host list without slots."""
-    return compress([host.name for host in hosts]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -361,17 +318,38 @@ class Format:
     ipv6: bool = False
 
 
+def _each(line: Callable[[Host], str]) -> Callable[[Sequence[Host]], str]:
+    return lambda hosts: "".join(map(line, hosts))
+
+
+def _write_hydra(host: Host) -> str:
+    return f"{host.name}:{host.slots}" + (f" user={host.user}" if host.user else "") + "\n"
+
+
+def _write_slurm(hosts: Sequence[Host]) -> str:
+    counts = compress_counts([host.slots or 1 for host in hosts])
+    return f"{_NODES[0]}={compress([host.name for host in hosts])}\n{_TASKS[0]}={counts}\n"
+
+
+_OPEN_MPI = Format(
+    read_open_mpi, _each(lambda host: f"{host.login} slots={host.slots}\n"), users=True, ipv6=True
+)
+_HYDRA = Format(read_hydra, _each(_write_hydra), users=True)
 FORMATS: Mapping[str, Format] = {
-    "openmpi": Format(read_open_mpi, write_open_mpi, users=True, ipv6=True),
-    "mpich": Format(read_hydra, write_hydra, users=True),
-    "intelmpi": Format(read_hydra, write_hydra, users=True),
-    "slurm": Format(read_slurm, write_slurm),
-    "pbs": Format(read_lines, write_lines),
-    "sge": Format(read_sge, write_sge),
-    "lsf": Format(read_lsf, write_lsf),
-    "pjm": Format(read_open_mpi, write_names, slots=False),
-    "flux": Format(read_flux, write_flux, slots=False),
-    "k8s": Format(read_open_mpi, write_open_mpi, users=True, ipv6=True),
+    "openmpi": _OPEN_MPI,
+    "mpich": _HYDRA,
+    "intelmpi": _HYDRA,
+    "slurm": Format(read_slurm, _write_slurm),
+    "pbs": Format(read_lines, _each(lambda host: f"{host.name}\n" * (host.slots or 1))),
+    "sge": Format(read_sge, _each(lambda h: f"{h.name} {h.slots} all.q@{h.name} <NULL>\n")),
+    "lsf": Format(
+        read_lsf, lambda hosts: " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
+    ),
+    "pjm": Format(read_open_mpi, _each(lambda host: f"{host.name}\n"), slots=False),
+    "flux": Format(
+        read_flux, lambda hosts: compress([host.name for host in hosts]) + "\n", slots=False
+    ),
+    "k8s": _OPEN_MPI,
 }
 
 # Variables with the path of a job's hostfile.
