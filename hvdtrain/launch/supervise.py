@@ -65,45 +65,29 @@ def session_folder(environ: Mapping[str, str]) -> Iterator[Session]:
         )
     except OSError as error:
         raise UsageError(f"cannot create a directory: {error}") from None
-    with temporary as folder, _cleaned_up(folder) as lifeline:
-        yield Session(folder, lifeline)
-
-
-@contextmanager
-def _cleaned_up(folder: str) -> Iterator[int]:
-    """Kill the launcher and remove the directory if this process cannot do so itself."""
-    with ExitStack() as ends:
-        waiting, block = _pipe(ends)  # no other process has the write end
-        listening, lifeline = _pipe(ends)
-        _start_cleanup(folder, waiting, listening)
+    with temporary as folder, ExitStack() as ends:
+        waiting, block = os.pipe()  # no other process has the write end
+        listening, lifeline = os.pipe()
+        for end in (waiting, block, listening, lifeline):
+            ends.callback(os.close, end)
         try:
-            yield lifeline
+            subprocess.run(
+                [_SHELL, "-c", _CLEANUP, folder, str(listening), str(_LAUNCHER_SECONDS)],
+                stdin=waiting,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=[listening],
+                start_new_session=True,  # Ctrl-C must not reach it
+                check=False,
+            )
+        except OSError as error:
+            raise UsageError(f"cannot start {_SHELL}, which removes {folder}: {error}") from None
+        try:
+            yield Session(folder, lifeline)
         finally:
             with contextlib.suppress(OSError):  # it has been ended from outside
                 os.write(block, b"\n")
-
-
-def _pipe(ends: ExitStack) -> tuple[int, int]:
-    pair = os.pipe()
-    for end in pair:
-        ends.callback(os.close, end)
-    return pair
-
-
-def _start_cleanup(folder: str, waiting: int, listening: int) -> None:
-    try:
-        subprocess.run(
-            [_SHELL, "-c", _CLEANUP, folder, str(listening), str(_LAUNCHER_SECONDS)],
-            stdin=waiting,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            pass_fds=[listening],
-            start_new_session=True,  # Ctrl-C must not reach it
-            check=False,
-        )
-    except OSError as error:
-        raise UsageError(f"cannot start {_SHELL}, which removes {folder}: {error}") from None
 
 
 _PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
