@@ -145,7 +145,16 @@ def _segment_objection() -> str:
 
 def check_memory() -> Section:
     """Report how much memory there is, and whether ranks of this machine can share it."""
-    facts, line = _memory()
+    facts: Mapping[str, object] = dict.fromkeys(field.name for field in fields(Memory))
+    try:
+        memory = find_memory()
+    except OSError as error:
+        line = f"unknown: {error}"
+    else:
+        facts, line = asdict(memory), f"{_mib(memory.free_bytes)} free of "
+        line += _mib(memory.machine_bytes)
+        if memory.limit_bytes is not None:
+            line += f"; the control group allows {_mib(memory.limit_bytes)}"
     size = free = 0
     with suppress(OSError):
         there = os.statvfs(_SHM)
@@ -173,18 +182,6 @@ def check_memory() -> Section:
         found["torch_steps"] = steps = _objection("torch takes them", "torch_steps")
         lines.append(f"kernel for steps of PyTorch's optimizers: {steps or 'ready'}")
     return Section("memory", found, lines)
-
-
-def _memory() -> tuple[dict[str, int | None], str]:
-    """Return the figures of this machine's memory, and a line about them."""
-    try:
-        memory = find_memory()
-    except OSError as error:
-        return dict.fromkeys(field.name for field in fields(Memory)), f"unknown: {error}"
-    line = f"{_mib(memory.free_bytes)} free of {_mib(memory.machine_bytes)}"
-    if memory.limit_bytes is not None:
-        line += f"; the control group allows {_mib(memory.limit_bytes)}"
-    return asdict(memory), line
 
 
 def _objection(instead: str, *probe: str) -> str:

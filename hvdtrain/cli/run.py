@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +116,8 @@ def command(
         return 0
     if chosen.name == "mpirun" and not elastic:
         require_reachable(request, os.environ)
-    interrupts = _interrupts(words is not None, chosen)
-    launches = partial(Launches, interrupts=interrupts, verbose=verbose or elastic)
-    if not elastic:
-        return _run(line, launches, lambda started, environ, _: started.run(line.argv, environ))
-    return _run(line, launches, ElasticJob(chosen, request, min_np or 1).run)
+    job = ElasticJob(chosen, request, min_np or 1) if elastic else None
+    return _run(line, job, _interrupts(words is not None, chosen), verbose or elastic)
 
 
 def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
@@ -137,9 +132,7 @@ def _interrupts(trains: bool, launcher: Launcher) -> list[signal.Signals]:
 
 
 def _run(
-    line: LaunchCommand,
-    launches: Callable[[list[int]], Launches],
-    run: Callable[[Launches, Mapping[str, str], Path], int],
+    line: LaunchCommand, job: ElasticJob | None, interrupts: list[signal.Signals], verbose: bool
 ) -> int:
     try:
         if line.folder is not None:
@@ -148,16 +141,19 @@ def _run(
         raise UsageError(f"cannot create a directory: {error}") from None
     with session_folder(os.environ) as session:
         environ = {SESSION: session.folder, **os.environ, **line.variables}
-        started = launches([session.lifeline])
+        launches = Launches([session.lifeline], interrupts, verbose)
         try:
-            code = run(started, environ, Path(session.folder))
+            if job is None:
+                code = launches.run(line.argv, environ)
+            else:
+                code = job.run(launches, environ, Path(session.folder))
         except OSError as error:
             raise UsageError(f"{line.argv[0]} cannot be started: {error}") from None
     if code != 0 and line.folder is not None:
         click.echo(f"hvdtrain: exit code {code}: see {line.folder}/rank.*.log", err=True)
-    elif code != 0 and started.asked is None and started.silent_rank is not None:
+    elif code != 0 and launches.asked is None and launches.silent_rank is not None:
         click.echo(
-            f"hvdtrain: rank {started.silent_rank} ended the job with exit code {code}: --verbose "
+            f"hvdtrain: rank {launches.silent_rank} ended the job with exit code {code}: --verbose "
             "shows what mpirun says of it",
             err=True,
         )
