@@ -199,10 +199,10 @@ class Launches:
 
     def _pass_on(self, readable: int) -> None:
         """Print what a launcher writes to stderr, without such blocks, until its end."""
-        held, written, blocks, has_reason = b"", b"", [], False
+        held, written, blocks, has_reason = b"", b"", b"", False
         while part := os.read(readable, 65536):
             held += part
-            blocks += _BLOCK.findall(held)
+            blocks += b"".join(_BLOCK.findall(held))
             held = _BLOCK.sub(b"", held)
             found = _OPEN.search(held)
             end = len(held) if found is None else found.start()
@@ -211,7 +211,7 @@ class Launches:
             _write(held[:end])
             held = held[end:]
         _write(held)
-        named = _RANK.search(b"".join(blocks))
+        named = _RANK.search(blocks)
         if named is not None and not has_reason:
             self.silent_rank = int(named[1] or named[2])
 
