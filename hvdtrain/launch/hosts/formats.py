@@ -157,7 +157,8 @@ def _mend(token: str, name: str) -> str:
 
 
 _MOST_OF_A_RANGE = 65_536
-_BETWEEN = re.compile(r",(?![^][]*\])")  # commas outside of brackets
+# Of a list, between commas that are in no brackets.
+_PART = re.compile(r"(?:^|,)((?:\[[^][]*\]|[^,])*)")
 _BRACKET = re.compile(r"\[([^][]*)\]")
 _COUNT = re.compile(r"(\d{1,8})(?:\(x(\d{1,8})\))?")
 _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
@@ -166,7 +167,7 @@ _NUMBERED = re.compile(r"(.*?)(\d{1,9})")
 def expand(text: str, where: str) -> list[str]:
     """Return the names of a list: n[1-2]a[0,3] is n1a0, n1a3, n2a0, n2a3."""
     names: list[str] = []
-    for part in _BETWEEN.split(text.strip()):
+    for part in _PART.findall(text.strip()):
         if not part:
             raise HostfileError(where, text[:80], "has nothing between two commas")
         pieces = _BRACKET.split(part)
