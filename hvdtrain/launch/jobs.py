@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import EXIT_REQUEUE, UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TIME = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
@@ -67,9 +67,7 @@ def _filled(template: str, values: Mapping[str, object]) -> str:
     return "\n".join(lines).format_map(words)
 
 
-# Exit codes that mean "start it again" to schedulers that check them.
-AGAIN = 75
-_SGE_AGAIN = 99
+_SGE_AGAIN = 99  # the exit code that means "start it again" to Grid Engine
 
 _SLURM = """\
 #SBATCH --job-name={name}
@@ -107,7 +105,7 @@ _LSF = f"""\
 #BSUB -R "span[ptile={{mpirun_ranks_per_node}}]"
 #BSUB -gpu "num={{mpirun_gpus_per_node}}"
 #BSUB -o {{name}}-%J{{array:-%I}}.out
-#BSUB -Q {AGAIN}
+#BSUB -Q {EXIT_REQUEUE}
 """
 # Many queues ignore the first line of a script, and run it with sh or csh.
 _SGE = """\
@@ -304,7 +302,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "lsf": Scheduler(
         ("jsrun", "mpirun"),
         _LSF,
-        f"exit {AGAIN}",
+        f"exit {EXIT_REQUEUE}",
         array="LSB_JOBINDEX",
         first=1,
         unsaid={"cpus_per_rank": "a rank has one slot, of as many cores as the site says"},
@@ -340,7 +338,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     "k8s": Scheduler(
         ("mpirun",),
         "",
-        f"exit {AGAIN}",
+        f"exit {EXIT_REQUEUE}",
         hostfile="/etc/mpi/hostfile",
         unsaid={
             "account": "there is none",
