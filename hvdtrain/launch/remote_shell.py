@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch.cluster_environment import own_addresses
-from hvdtrain.launch.hosts.host import Host
+from hvdtrain.launch.hosts.host import Host, is_here
 from hvdtrain.launch.launchers.request import LaunchRequest, has_allocation
 
 _SECONDS = 10
@@ -73,9 +73,9 @@ def _has_own_shell(environ: Mapping[str, str]) -> bool:
     return any(line.lstrip().startswith(("plm_", "prte_plm_")) for line in lines)
 
 
-def _is_here(name: str, own: set[str]) -> bool:
+def _resolves_to_here(name: str, own: set[str]) -> bool:
     """Return whether a name is one of this host's, on which launchers use no ssh."""
-    if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
+    if is_here(name):
         return True
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
@@ -86,7 +86,7 @@ def _is_here(name: str, own: set[str]) -> bool:
 
 def _refusal(ssh: str | None, host: Host, own: set[str]) -> str:
     """Return why ssh does not reach a host, or ""."""
-    if _is_here(host.name, own):
+    if _resolves_to_here(host.name, own):
         return ""
     if ssh is None:
         return "no ssh"
