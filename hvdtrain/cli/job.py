@@ -61,11 +61,12 @@ def command(scheduler: str, arguments: tuple[str, ...], **asked: Any) -> None:
         out = "" if options.out is None else str(options.out)
     asked["out"] = out or f"{'/runs' if in_containers else 'runs'}/{asked['name']}"
     asked["arguments"] = rank_words(words)
+    text = job_script(scheduler, asked)
     for note in _notes(scheduler, asked["launcher"]):
         click.echo(f"hvdtrain: {note}", err=True)
     if is_script(arguments) and not in_containers:
         _say_if_absent(Path(arguments[0]))
-    click.echo(job_script(scheduler, asked), nl=False)
+    click.echo(text, nl=False)
 
 
 def _choose_launcher(kind: Scheduler, scheduler: str, asked: dict[str, Any]) -> None:
