@@ -66,7 +66,7 @@ def _has_own_shell(environ: Mapping[str, str]) -> bool:
     files = [Path(environ.get("HOME", "/"), name) for name in _OWN_SETTINGS]
     if mpirun := shutil.which("mpirun", path=environ.get("PATH")):
         files += [Path(mpirun).resolve().parents[1] / "etc" / name for name in _SETTINGS]
-    lines = []
+    lines: list[str] = []
     for file in files:
         with suppress(OSError):
             lines += file.read_text(encoding="utf-8", errors="replace").splitlines()
