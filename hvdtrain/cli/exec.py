@@ -88,13 +88,13 @@ def command(
     waiting = named is not None and chief.leading_ranks(named) and not only_print
     listening = chief.listen(os.environ) if waiting else None
     place = _report_rank(listening)
-    roles = named or ["worker"] * place.size
+    named = named or ["worker"] * place.size
     try:
-        check_roles(roles, place.size)
+        check_roles(named, place.size)
     except UsageError as error:
         refuse_locally(str(error))
     gpu = has_gpu(os.environ)
-    variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, roles)}
+    variables = torch_variables(place) | {"TF_CONFIG": tensorflow_config(place, named)}
     variables |= jax_variables(place)
     of_accelerate = accelerate_variables(settings, gpu).items()
     variables |= {name: value for name, value in of_accelerate if name not in os.environ}
@@ -106,7 +106,7 @@ def command(
     words = script.command(None if passed is None else f"{passed}={place.local_rank}", watched)
     if listening is None:
         _become(words, variables)
-    sys.exit(_run_role(words, variables, roles, place, listening))
+    sys.exit(_run_role(words, variables, named, place, listening))
 
 
 def _say_remarks(script: Script, settings: Settings | None, size: int, gpu: bool) -> None:
